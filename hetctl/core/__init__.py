@@ -1,0 +1,1 @@
+"""The values that every part of hetctl speaks in: standard library only."""

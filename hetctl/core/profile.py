@@ -1,0 +1,154 @@
+"""What was measured of each member, and what is known of the work it still needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class MemberProfile:
+    """Measurements of one member at one site.
+
+    Parameters
+    ----------
+    rates : mapping of int to float
+        Training rate in samples/s by number of GPUs.
+    samples : float or None
+        Samples to convergence, where somebody knows them (a simulation's clairvoyant work).
+    samples_per_epoch : int or None
+        Training samples of one epoch.
+    startup_s : float
+        From the start of the process to the end of the first training step.
+    evaluate_s, checkpoint_s : float
+        Per epoch.
+    peak_memory_bytes : int
+        The largest of the ranks.
+    """
+
+    member: str
+    rates: Mapping[int, float]
+    samples: float | None = None
+    samples_per_epoch: int | None = None
+    startup_s: float = 0.0
+    evaluate_s: float = 0.0
+    checkpoint_s: float = 0.0
+    peak_memory_bytes: int = 0
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rate was measured on, so that a stale profile can be told."""
+
+    gpu_type: str
+    driver: str
+    framework: str
+
+
+@dataclass(frozen=True)
+class ProfilePoint:
+    """One measurement: a member on a number of GPUs.
+
+    Parameters
+    ----------
+    rate : float
+        Samples/s over the last 20 batches (FLEET, appendix B.3).
+    measured_at : float
+        Seconds since the epoch.
+    """
+
+    member: str
+    gpus: int
+    rate: float
+    fingerprint: str
+    batch_size: int
+    measured_at: float
+    machine: Machine
+    samples: float | None = None
+    samples_per_epoch: int | None = None
+    startup_s: float = 0.0
+    evaluate_s: float = 0.0
+    checkpoint_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PreprocessPoint:
+    """Throughput of the preprocessing function on a number of cores, in samples/s."""
+
+    cores: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one epoch of a member gave.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 1.
+    metrics : mapping
+        ``loss`` over the training samples and ``val_*`` over the validation samples.
+    seconds : float
+        Training time of the epoch, evaluation and checkpoint left out.
+    """
+
+    epoch: int
+    metrics: Mapping[str, float]
+    seconds: float
+    gpus: int
+    finished_at: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a member has come.
+
+    Parameters
+    ----------
+    failures : int
+        Steps that failed since the last finished epoch.
+    part_samples : int
+        Samples of the unfinished epoch that the last checkpoint holds.
+    """
+
+    member: str
+    epochs: tuple[EpochResult, ...] = ()
+    converged: str | None = None
+    failed: str | None = None
+    failures: int = 0
+    part_samples: int = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the member still needs training."""
+        return self.converged is None and self.failed is None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A member as planners see it: its rates and the work it has left.
+
+    Parameters
+    ----------
+    rates : mapping of int to float
+        Samples/s for every number of GPUs the planner may give.
+    samples_left : float
+        Predicted, never below zero.
+    """
+
+    name: str
+    rates: Mapping[int, float]
+    samples_left: float
+    samples_per_epoch: int | None = None
+    startup_s: float = 0.0
+    evaluate_s: float = 0.0
+    checkpoint_s: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def max_gpus(self) -> int:
+        """The most GPUs that make sense for this member."""
+        return max(self.rates)

@@ -1,0 +1,118 @@
+"""The files that the login node and the compute nodes meet in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.layout import RunFolder, write_json
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import MemberProfile
+from hetctl.core.site import Site
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What stops a runaway; None means without limit."""
+
+    max_jobs: int | None = None
+    max_rounds: int | None = None
+    gpu_hours: float | None = None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """All that a job's driver needs to plan and run rounds without asking anybody.
+
+    Parameters
+    ----------
+    gpus : int
+        Of each job.
+    wall_s : int
+        Wall-clock limit of each job.
+    grace_s : int
+        Trainers are told to checkpoint this long before the limit.
+    retries : int
+        Failed steps without a finished epoch that a member is forgiven.
+    checkpoints : str
+        Absolute folder; a member's are in ``<member>/<run>`` below it.
+    """
+
+    run: str
+    ensemble: Ensemble
+    site: Site
+    planner: str
+    gpus: int
+    queue: str
+    wall_s: int
+    grace_s: int
+    profiles: tuple[MemberProfile, ...]
+    checkpoints: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = "makespan"
+    retries: int = 2
+    budget: Budget = field(default_factory=Budget)
+    schema_version: int = SCHEMA_VERSION
+
+    def checkpoint_folder(self, member: str) -> Path:
+        """Return where a member's checkpoints lie."""
+        return Path(self.checkpoints) / member / self.run
+
+
+@dataclass(frozen=True)
+class RoundFile:
+    """What the trainers of one round read.
+
+    Parameters
+    ----------
+    deadline : float
+        Seconds since the epoch; an epoch that would end later is not started.
+    """
+
+    run: str
+    index: int
+    job: int
+    deadline: float
+    ensemble: Ensemble
+    allocations: tuple[Allocation, ...]
+    checkpoints: str
+    device: str = "gpu"
+    schema_version: int = SCHEMA_VERSION
+
+    def allocation_of(self, member: str) -> Allocation:
+        """Return a member's allocation; KeyError if it is not in this round."""
+        for allocation in self.allocations:
+            if allocation.member == member:
+                return allocation
+        raise KeyError(member)
+
+    def checkpoint_folder(self, member: str) -> Path:
+        """Return where a member's checkpoints lie."""
+        return Path(self.checkpoints) / member / self.run
+
+
+def write_spec(folder: RunFolder, spec: RunSpec) -> None:
+    """Write ``run.json``."""
+    write_json(folder.spec, encode(spec))
+
+
+def read_spec(folder: RunFolder) -> RunSpec:
+    """Read ``run.json``."""
+    return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))
+
+
+def write_round(path: Path, round_file: RoundFile) -> None:
+    """Write ``round.json``."""
+    write_json(path, encode(round_file))
+
+
+def read_round(path: Path) -> RoundFile:
+    """Read ``round.json``."""
+    return decode(RoundFile, json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,109 @@
+"""Where it is trained: sites with their queues, and the nodes of one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Limits of one queue (a partition in Slurm's words); None means no limit is known."""
+
+    name: str
+    max_nodes: int | None = None
+    max_wall_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A machine as its site file describes it.
+
+    Parameters
+    ----------
+    device : str
+        ``gpu``, or ``slot`` at a site without GPUs, where a slot stands for a GPU everywhere.
+    memory_per_node : int
+        Bytes.
+    submit_by : str
+        ``file`` if the submit command takes the script's path, ``stdin`` if it reads the script.
+    setup : tuple of str
+        Shell lines that prepare the environment at the top of every script.
+    directives : tuple of str
+        Extra lines for the batch system, without their ``#SBATCH`` or ``#BSUB``.
+    environment : mapping
+        Variables that every step gets.
+    mpi : str or None
+        The launcher's MPI plugin (``srun --mpi=...``).
+    """
+
+    name: str
+    batch_system: str
+    launcher: str
+    nodes: int
+    gpus_per_node: int
+    cores_per_node: int
+    memory_per_node: int
+    queues: tuple[Queue, ...]
+    device: str = "gpu"
+    gpu_type: str | None = None
+    account: str | None = None
+    queue: str | None = None
+    submit_by: str = "file"
+    template: str | None = None
+    setup: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mpi: str | None = None
+    python: str | None = None
+    max_queued_jobs: int | None = None
+    host_patterns: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole site."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def cores_per_gpu(self) -> int:
+        """Cores that go with each GPU, at least one."""
+        return max(1, self.cores_per_node // self.gpus_per_node)
+
+    @property
+    def default_queue(self) -> Queue:
+        """The queue named by `queue`, else the first one."""
+        return next((q for q in self.queues if q.name == self.queue), self.queues[0])
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of an allocation, with the GPUs that are ours on it."""
+
+    name: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes that a plan may use."""
+
+    nodes: tuple[Node, ...]
+
+    @classmethod
+    def of(cls, gpus: int, gpus_per_node: int) -> Cluster:
+        """Describe `gpus` GPUs on as few unnamed nodes as possible (``node-0``, ``node-1``, ..)."""
+        nodes = []
+        for index in range(-(-gpus // gpus_per_node)):
+            here = min(gpus_per_node, gpus - index * gpus_per_node)
+            nodes.append(Node(f"node-{index}", tuple(range(here))))
+        return cls(tuple(nodes))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs on all nodes."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node."""
+        return max(len(node.gpus) for node in self.nodes)

@@ -1,0 +1,75 @@
+"""Packaging of hetctl; tool settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "hetctl/__init__.py").read_text()).group(1)
+
+HOROVOD = ["horovod==0.28.1", "mpi4py>=4.1,<5"]
+TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.15,<4"]
+PYTORCH = ["torch>=2.4"]
+EXAMPLES = ["scikit-learn>=1.4"]
+DEVELOPMENT = [
+    "build>=1.2",
+    "hypothesis>=6.100",
+    "mkdocs-material>=9.5",
+    "mypy>=1.13",
+    "pytest>=8",
+    "ruff>=0.8",
+    "types-PyYAML",
+]
+
+setup(
+    name="hetctl",
+    version=VERSION,
+    description="Train an ensemble of different neural networks on a Slurm or LSF cluster",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10,<3.13",
+    # The two folders at the top level are packages, so that an editable install finds them too.
+    packages=[
+        *find_packages(include=["hetctl", "hetctl.*"]),
+        "hetctl_templates",
+        "hetctl_site_configs",
+    ],
+    package_dir={"hetctl_templates": "templates", "hetctl_site_configs": "site-configs"},
+    package_data={
+        "hetctl": ["py.typed", "examples/*/*", "files/*.json"],
+        "hetctl_templates": ["*.j2"],
+        "hetctl_site_configs": ["*.yaml"],
+    },
+    install_requires=[
+        "alembic>=1.13",
+        "click>=8.1",
+        "jinja2>=3.1",
+        "matplotlib>=3.8",
+        "numpy>=1.26",
+        "pydantic>=2.7",
+        "pyyaml>=6.0",
+        "rich>=13.7",
+        "scipy>=1.11",
+        "sqlalchemy>=2.0.30",
+        "submitit>=1.5.4",
+    ],
+    extras_require={
+        "tensorflow": TENSORFLOW,
+        "pytorch": PYTORCH,
+        "horovod": HOROVOD,
+        "examples": EXAMPLES,
+        "dev": DEVELOPMENT,
+    },
+    entry_points={"console_scripts": ["hetctl = hetctl.cli.main:main"]},
+    classifiers=[
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: System :: Distributed Computing",
+    ],
+)
