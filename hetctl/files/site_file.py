@@ -1,0 +1,128 @@
+"""Site files: where it is trained, and which of several files of one name counts."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hetctl.core.errors import BadInputError
+from hetctl.core.site import Queue, Site
+from hetctl.files.names import NAME_RULE, SAFE_NAME
+from hetctl.files.refusal import shown, suggestion
+from hetctl.files.site_model import SiteModel
+from hetctl.files.validation import validate
+from hetctl.files.yaml_source import YamlSource, read_yaml
+
+FOLDER = "site-configs"
+DEFAULT_SITE = "local"
+
+
+def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
+    """Read a site file, with those that it extends.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+    """
+    name = path.name.removesuffix(".yaml")
+    if SAFE_NAME.fullmatch(name) is None:
+        raise BadInputError(f"{path}: the file's name is the site's, which {NAME_RULE}")
+    source = _Search(project, home).load(path, ())
+    model = validate(SiteModel, source)
+    if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
+        known = suggestion(model.queue, (queue.name for queue in model.queues))
+        raise source.refusal([(("queue",), f"is none of the queues, got '{model.queue}'{known}")])
+    return _site(name, model)
+
+
+def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
+    """Read a site by its name, or by its path if that has a ``/`` or ends in ``.yaml``.
+
+    A file in the project's ``site-configs/`` comes before one in ``~/.config/hetctl/site-configs/``,
+    and that before the ones that come with hetctl.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such site, or anything in its file is wrong.
+    """
+    search = _Search(project, home)
+    return read_site(search.locate(name, Path(), ()), project=project, home=home)
+
+
+def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Path]]:
+    """Return all names that `find_site` knows, each with the file that counts."""
+    return [(name, paths[0]) for name, paths in sorted(_Search(project, home).files().items())]
+
+
+def detect_site(hostname: str, sites: Iterable[Site]) -> str:
+    """Return the first site one of whose host patterns fits, else ``local``."""
+    for site in sites:
+        if any(fnmatch.fnmatch(hostname, pattern) for pattern in site.host_patterns):
+            return site.name
+    return DEFAULT_SITE
+
+
+def site_schema() -> dict[str, Any]:
+    """Return the JSON Schema of site files; only one that extends another may leave keys out."""
+    schema = SiteModel.model_json_schema()
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "hetctl site"}
+
+
+@dataclass(frozen=True)
+class _Search:
+    project: Path | None
+    home: Path | None
+
+    def files(self) -> dict[str, list[Path]]:
+        """Return every file of each name, the one that counts first."""
+        folders = [Path(str(resources.files("hetctl_site_configs")))]
+        if self.home is not None:
+            folders.insert(0, self.home / ".config" / "hetctl" / FOLDER)
+        if self.project is not None:
+            folders.insert(0, self.project / FOLDER)
+        found: dict[str, list[Path]] = {}
+        for folder in folders:
+            for path in sorted(folder.glob("*.yaml")):
+                found.setdefault(path.stem, []).append(path)
+        return found
+
+    def locate(self, name: str, folder: Path, without: tuple[Path, ...]) -> Path:
+        """Find a site's file; one that extends its own name means the next file of that name."""
+        if "/" in name or name.endswith(".yaml"):
+            return folder / name
+        files = self.files()
+        for path in files.get(name, []):
+            if path.resolve() not in without:
+                return path
+        if name in files:
+            raise BadInputError(f"site '{name}' extends itself")
+        raise BadInputError(f"unknown site {shown(name)}{suggestion(name, files)}")
+
+    def load(self, path: Path, chain: tuple[Path, ...]) -> YamlSource:
+        """Read a file and all that it extends, `chain` being the files that led here."""
+        chain = (*chain, path.resolve())
+        source = read_yaml(path)
+        base = source.values.get("extends")
+        if not isinstance(base, str):
+            return source
+        try:
+            base_path = self.locate(base, path.parent, chain)
+        except BadInputError as error:
+            raise source.refusal([(("extends",), error.message)]) from None
+        if base_path.resolve() in chain:
+            raise source.refusal([(("extends",), f"leads back to {base_path}")])
+        return source.extending(self.load(base_path, chain))
+
+
+def _site(name: str, model: SiteModel) -> Site:
+    values = model.model_dump(exclude={"extends", "queues", "memory_per_node"})
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
+    return Site(name=name, queues=queues, memory_per_node=model.memory_per_node, **values)

@@ -1,0 +1,140 @@
+"""The site file's keys, their types and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from hetctl.core.errors import BadInputError
+from hetctl.files.durations import parse_bytes, parse_duration
+from hetctl.files.validation import Matching, Strict
+
+T = TypeVar("T")
+
+BREAKS = r"\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029"
+Line = Annotated[
+    str,
+    Matching(
+        rf"[^{BREAKS}]*[^\s{BREAKS}][^{BREAKS}]*", "must be one line of text without control characters"
+    ),
+]
+Value = Annotated[str, Matching(rf"[^{BREAKS}]*", "must be one line of text without control characters")]
+Directive = Annotated[
+    str,
+    Matching(
+        rf"[^#\s{BREAKS}][^{BREAKS}]*",
+        "must be one line as the batch system takes it, without #SBATCH or #BSUB",
+    ),
+]
+Word = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9_][A-Za-z0-9._@:+/-]*",
+        "must be one word of A-Z a-z 0-9 . _ @ : + / - that starts with no sign",
+    ),
+]
+Variable = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be the name of an environment variable")]
+Template = Annotated[
+    str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]*\.j2", "must be the file name of a template, NAME.j2")
+]
+SiteRef = Annotated[str, Field(min_length=1), Matching(rf"[^{BREAKS}]+", "must be a site's name or file")]
+
+
+def _converting(parse: Callable[[Any], T]) -> BeforeValidator:
+    def convert(value: Any) -> T:
+        try:
+            return parse(value)
+        except BadInputError as error:
+            raise ValueError(f"{error.message}; {error.hint}".rstrip("; ")) from None
+
+    return BeforeValidator(convert)
+
+
+def _duration(value: Any) -> int | None:
+    return None if value is None else parse_duration(str(value))
+
+
+Bytes = Annotated[
+    int,
+    _converting(parse_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["512GB"]}),
+]
+Duration = Annotated[
+    int | None,
+    _converting(_duration),
+    WithJsonSchema({"type": ["string", "null"], "examples": ["2h", "90m", "2:00:00"]}),
+]
+
+
+class QueueModel(Strict):
+    """A queue (a partition in Slurm's words) and its limits."""
+
+    name: Word = Field(description="The queue's name at the batch system.")
+    max_nodes: int | None = Field(
+        default=None, ge=1, description="The most nodes of one job; null for no limit."
+    )
+    max_wall: Duration = Field(
+        default=None,
+        description="The longest wall-clock time of one job, as 2h, 90m or 2:00:00; null for no limit.",
+    )
+
+
+def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
+    """Entries of one name are bins by the number of nodes, as on Summit."""
+    most: dict[str, float] = {}
+    for queue in queues:
+        nodes = float("inf") if queue.max_nodes is None else queue.max_nodes
+        if nodes <= most.get(queue.name, 0):
+            raise ValueError(f"entries of queue '{queue.name}' must have rising max_nodes")
+        most[queue.name] = nodes
+    return queues
+
+
+class SiteModel(Strict):
+    """A machine: its batch system, nodes and queues, and how programs are started on it."""
+
+    extends: SiteRef | None = Field(
+        default=None, description="Another site, by name or file: its keys hold where this file has none."
+    )
+    batch_system: Literal["local", "slurm", "lsf"] = Field(description="What takes the jobs.")
+    launcher: Literal["local", "srun", "jsrun"] = Field(description="What starts a job's steps.")
+    nodes: int = Field(ge=1, description="Compute nodes of the machine.")
+    gpus_per_node: int = Field(ge=1, description="GPUs of each node, or slots where device is slot.")
+    cores_per_node: int = Field(ge=1, description="Cores of each node that jobs may use.")
+    memory_per_node: Bytes = Field(description="Memory of each node: 512GB, 480GiB or a number of bytes.")
+    device: Literal["gpu", "slot"] = Field(
+        default="gpu", description="slot at a machine without GPUs, where a slot stands for a GPU."
+    )
+    gpu_type: Line | None = Field(default=None, description="Model of the GPUs, as V100.")
+    queues: Annotated[list[QueueModel], Field(min_length=1), AfterValidator(_limits_rise)] = Field(
+        description="The queues; several entries of one name, max_nodes rising, are its bins by size."
+    )
+    queue: Word | None = Field(default=None, description="The queue to use; null for the first one.")
+    account: Word | None = Field(default=None, description="Who pays: the project or account of the jobs.")
+    submit_by: Literal["file", "stdin"] = Field(
+        default="file", description="Whether the submit command takes the script as a file or reads it."
+    )
+    max_queued_jobs: int | None = Field(
+        default=None, ge=1, description="The most jobs that a user may have queued; null for no limit."
+    )
+    template: Template | None = Field(
+        default=None, description="The script's template; null for the batch system's own."
+    )
+    directives: list[Directive] = Field(
+        default_factory=list, description="More options for the batch system, without #SBATCH or #BSUB."
+    )
+    setup: list[Line] = Field(
+        default_factory=list, description="Shell lines that prepare the environment of every script."
+    )
+    environment: dict[Variable, Value] = Field(
+        default_factory=dict, description="Variables that every step gets; values are text."
+    )
+    mpi: Word | None = Field(default=None, description="The launcher's MPI plugin, as in srun --mpi=pmix.")
+    python: Line | None = Field(
+        default=None, description="The Python on the compute nodes; null for the one that submits."
+    )
+    host_patterns: list[Line] = Field(
+        default_factory=list, description="Host names of the login nodes, * for any text; they tell the site."
+    )

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hetctl.core.errors import BadInputError
+from hetctl.core.site import Queue, Site
+from hetctl.files.site_file import detect_site, find_site, list_sites, read_site
+from hetctl.files.site_model import SiteModel
+
+SHIPPED = ["local", "slurm", "slurm-docker", "summit"]
+TEXT = """\
+batch_system: slurm
+launcher: srun
+nodes: 4
+gpus_per_node: 4
+cores_per_node: 8
+memory_per_node: 512GB
+queues:
+  - {name: main, max_nodes: 4, max_wall: 2:00:00}
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def read(folder: Path, text: str) -> Site:
+    return read_site(write(folder, "s", text))
+
+
+def refused(folder: Path, text: str, name: str = "s") -> str:
+    with pytest.raises(BadInputError) as caught:
+        read_site(write(folder, name, text))
+    return caught.value.message.replace(f"{folder}/", "")
+
+
+def test_human_units(tmp_path: Path):
+    site = read(tmp_path, TEXT + "  - {name: long, max_wall: 90m}\nqueue: long\nenvironment: {A: 'x y'}\n")
+    assert (site.name, site.memory_per_node, site.gpus) == ("s", 512 * 10**9, 16)
+    assert site.queues == (Queue("main", 4, 7200), Queue("long", None, 5400))
+    assert site.default_queue.name == "long"
+    assert site.environment == {"A": "x y"}
+    assert read(tmp_path, TEXT.replace("512GB", "1024")).memory_per_node == 1024
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("launcher: srun\n", "", "s.yaml:1: launcher: is required"),
+        ("launcher", "launchr", "s.yaml:2: launchr: unknown key 'launchr'; did you mean 'launcher'?"),
+        ("srun", "mpirun", "s.yaml:2: launcher: must be 'local', 'srun' or 'jsrun', got 'mpirun'"),
+        ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
+        ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),
+        ("512GB", "0", "s.yaml:6: memory_per_node: 0 is not a size such as"),
+        ("2:00:00", "90", "s.yaml:8: queues[0].max_wall: '90' is not a duration such as 2h, 90m, 1h30m or "),
+        ("2:00:00", "90", "write 90s, 90m or 90h, got 90"),
+        (
+            "2:00:00",
+            "0s",
+            "s.yaml:8: queues[0].max_wall: duration '0s' must be longer than nothing, got '0s'",
+        ),
+        ("name: main", "name: a b", "s.yaml:8: queues[0].name: must be one word"),
+        ("name: main", 'name: "a\\nb"', "s.yaml:8: queues[0].name: must be one word"),
+        ("name: main", "name: -p", "s.yaml:8: queues[0].name: must be one word"),
+    ],
+)
+def test_refusals(tmp_path: Path, old: str, new: str, message: str):
+    assert old in TEXT
+    assert message in refused(tmp_path, TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('account: "a\\nb"', "account: must be one word"),
+        ('account: "a\\0b"', "'a\\x00b' has a character that is not text"),
+        ('directives: ["-x\\n#SBATCH -y"]', "directives[0]: must be one line as the batch system takes it"),
+        (
+            'directives: ["#SBATCH -y"]',
+            "directives[0]: must be one line as the batch system takes it, without",
+        ),
+        ('setup: ["a\\rb"]', "setup[0]: must be one line of text"),
+        ('setup: ["a\\n"]', "setup[0]: must be one line of text"),
+        ('setup: ["a\\u2028b"]', "setup[0]: must be one line of text"),
+        ('environment: {A: "a\\nb"}', "environment.A: must be one line of text"),
+        ("environment: {A: 1}", "environment.A: must be text (put it in quotes), got 1"),
+        ("environment: {A-B: x}", "environment.A-B: must be the name of an environment variable, got 'A-B'"),
+        ('python: "a\\nb"', "python: must be one line of text"),
+        ("mpi: pmix;ls", "mpi: must be one word"),
+        ("template: ../x.j2", "template: must be the file name of a template, NAME.j2, got '../x.j2'"),
+        ("submit_by: mail", "submit_by: must be 'file' or 'stdin', got 'mail'"),
+        ("device: cpu", "device: must be 'gpu' or 'slot', got 'cpu'"),
+        ("max_queued_jobs: 0", "max_queued_jobs: must be at least 1, got 0"),
+        ("queue: mian", "queue: is none of the queues, got 'mian'; did you mean 'main'?"),
+        ("extends: [x]", "extends: must be text (put it in quotes), got ['x']"),
+        ("extends: slrm", "extends: unknown site 'slrm'; did you mean 'slurm'?"),
+        ("extends: ./none.yaml", "none.yaml: cannot be read: No such file or directory"),
+    ],
+)
+def test_refusals_of_further_keys(tmp_path: Path, line: str, message: str):
+    problem = refused(tmp_path, f"{TEXT}{line}\n")
+    assert message in problem
+    assert problem.startswith(("s.yaml:9: ", "none.yaml: "))
+
+
+def test_bins_of_one_queue_rise(tmp_path: Path):
+    bins = "  - {name: main, max_nodes: 8}\n  - {name: main}\n"
+    assert len(read(tmp_path, TEXT + bins).queues) == 3
+    assert "s.yaml:7: queues: entries of queue 'main' must have rising max_nodes" in refused(
+        tmp_path, TEXT + "  - {name: main, max_nodes: 4}\n"
+    )
+
+
+def test_unsafe_file_name(tmp_path: Path):
+    assert refused(tmp_path, TEXT, "a b") == (
+        "a b.yaml: the file's name is the site's, which must be 1 to 64 of A-Z a-z 0-9 . _ - and "
+        "start with a letter or digit"
+    )
+
+
+def test_precedence_project_then_user_then_shipped(tmp_path: Path):
+    project, home = tmp_path / "project", tmp_path / "home"
+    assert find_site("slurm", project=project, home=home).nodes == 4
+    user = write(home / ".config/hetctl/site-configs", "slurm", TEXT.replace("nodes: 4\n", "nodes: 5\n", 1))
+    assert find_site("slurm", project=project, home=home).nodes == 5
+    own = write(project / "site-configs", "slurm", TEXT.replace("nodes: 4\n", "nodes: 6\n", 1))
+    assert find_site("slurm", project=project, home=home).nodes == 6
+    assert find_site(str(user), project=project, home=home).nodes == 5
+    sites = dict(list_sites(project=project, home=home))
+    assert sites["slurm"] == own
+    assert sorted(sites) == SHIPPED
+    assert sites["local"].name == "local.yaml"
+
+
+def test_unknown_site(tmp_path: Path):
+    with pytest.raises(BadInputError, match="unknown site 'sumit'; did you mean 'summit'"):
+        find_site("sumit", project=tmp_path, home=tmp_path)
+    with pytest.raises(BadInputError, match="unknown site 'zzz'; known: local, slurm, slurm-docker, summit"):
+        find_site("zzz", project=None, home=None)
+
+
+def test_extending_keeps_what_is_not_overridden(tmp_path: Path):
+    folder = tmp_path / "site-configs"
+    write(folder, "base", TEXT + "account: them\nenvironment: {A: x}\n")
+    write(folder, "mine", "extends: base\naccount: me\nnodes: 9\n")
+    write(folder, "slurm", "extends: slurm\naccount: own\n")
+    mine = find_site("mine", project=tmp_path, home=None)
+    assert (mine.name, mine.account, mine.nodes, mine.environment) == ("mine", "me", 9, {"A": "x"})
+    assert find_site("slurm", project=tmp_path, home=None).account == "own"
+    assert find_site("slurm", project=tmp_path, home=None).mpi == "pmix"
+
+
+def test_problems_of_an_extended_file_name_that_file(tmp_path: Path):
+    write(tmp_path, "base", TEXT.replace("nodes: 4\n", "nodes: 0\n", 1))
+    problems = refused(tmp_path, "extends: ./base.yaml\naccount: 3\n")
+    assert problems.splitlines() == [
+        "base.yaml:3: nodes: must be at least 1, got 0",
+        "s.yaml:2: account: must be text (put it in quotes), got 3",
+    ]
+
+
+def test_loops_are_refused(tmp_path: Path):
+    folder = tmp_path / "site-configs"
+    write(folder, "a", "extends: b\n")
+    write(folder, "b", "\nextends: a\n")
+    write(folder, "c", "extends: ./c.yaml\n")
+    with pytest.raises(BadInputError, match=r"b\.yaml:2: extends: site 'a' extends itself"):
+        find_site("a", project=tmp_path, home=None)
+    with pytest.raises(BadInputError, match=r"c\.yaml:1: extends: leads back to .*c\.yaml"):
+        find_site("c", project=tmp_path, home=None)
+
+
+def test_detection_by_host_name():
+    sites = [find_site(name, project=None, home=None) for name in SHIPPED]
+    assert detect_site("login3.summit.olcf.ornl.gov", sites) == "summit"
+    assert detect_site("slurmctld", sites) == "slurm-docker"
+    assert detect_site("laptop", sites) == "local"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_sites_write_and_comment_every_key(name: str):
+    path = dict(list_sites(project=None, home=None))[name]
+    lines = path.read_text().splitlines()
+    keys = [key for key in SiteModel.model_fields if key != "extends"]
+    assert set(yaml.safe_load(path.read_text())) == set(keys)
+    assert read_site(path) == find_site(name, project=None, home=None)
+    for key in keys:
+        (at,) = [number for number, line in enumerate(lines) if line.startswith(f"{key}:")]
+        assert lines[at - 1].startswith("#"), key
+
+
+def test_summit_has_the_bins_of_its_guide():
+    summit = find_site("summit", project=None, home=None)
+    bins = [(queue.max_nodes, queue.max_wall_s / 3600) for queue in summit.queues]
+    assert bins == [(45, 2), (91, 6), (921, 12), (2764, 24), (4608, 24)]
+    assert {queue.name for queue in summit.queues} == {"batch"}
+    assert (summit.nodes, summit.gpus_per_node, summit.cores_per_gpu, summit.submit_by) == (
+        4608,
+        6,
+        7,
+        "file",
+    )
