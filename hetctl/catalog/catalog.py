@@ -1,0 +1,391 @@
+"""What the login side remembers: values in, values out, one transaction per call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import sqlite
+
+from hetctl.catalog.database import errors_in_words, open_database
+from hetctl.catalog.ingest import (
+    Row,
+    allocation_rows,
+    checkpoint_rows,
+    epoch_rows,
+    planned_of,
+    round_row,
+)
+from hetctl.catalog.schema import (
+    ALLOCATIONS,
+    CHECKPOINTS,
+    ENSEMBLES,
+    EPOCHS,
+    EVENTS,
+    JOBS,
+    MEMBERS,
+    PLANS,
+    PREPROCESS_POINTS,
+    PROFILE_POINTS,
+    ROUNDS,
+    RUNS,
+    SITES,
+)
+from hetctl.core.codec import decode, encode
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+from hetctl.core.events import DRIVER, Event
+from hetctl.core.job import Job
+from hetctl.core.plan import Plan
+from hetctl.core.profile import EpochResult, PreprocessPoint, ProfilePoint
+from hetctl.core.run import RoundFile, RunSpec
+from hetctl.core.site import Site
+
+QUEUED = "queued"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the catalog has it.
+
+    Parameters
+    ----------
+    plan : Plan
+        The one that was submitted.
+    created_at : float
+        Seconds since the epoch.
+    state, reason : str
+        As in `core.status.RunStatus`.
+    """
+
+    spec: RunSpec
+    plan: Plan
+    created_at: float
+    state: str
+    reason: str
+
+
+class Catalog:
+    """The catalog of a project, open.
+
+    Every method is one transaction. All of them raise LockedError if another process keeps the
+    file busy, and BadInputError if it is damaged or cannot be written; nothing is then stored.
+    """
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self._path = path
+        self._reader = engine
+        self._writer = engine.execution_options(begin="BEGIN IMMEDIATE")
+
+    @classmethod
+    def open(cls, path: Path) -> Catalog:
+        """Open the catalog at `path`; it is created, or migrated to this schema, as needed.
+
+        Raises
+        ------
+        BadInputError
+            If the file is no catalog, is of a newer hetctl, or cannot be written.
+        LockedError
+            If another process keeps it busy.
+        """
+        return cls(path, open_database(path))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._reader.dispose()
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def save_ensemble(self, ensemble: Ensemble) -> None:
+        """Store an ensemble and its members in place of one of the same name."""
+        saved = select(func.coalesce(func.max(ENSEMBLES.c.saved), 0) + 1).scalar_subquery()
+        row = {"name": ensemble.name, "framework": ensemble.framework, "value": encode(ensemble)}
+        with self._write() as connection:
+            connection.execute(_upsert(ENSEMBLES).values(**row, saved=saved))
+            connection.execute(delete(MEMBERS).where(MEMBERS.c.ensemble == ensemble.name))
+            _insert(connection, MEMBERS, _member_rows(ensemble))
+
+    def ensemble(self, name: str) -> Ensemble | None:
+        """Return the ensemble of that name."""
+        value = self._first(select(ENSEMBLES.c.value).where(ENSEMBLES.c.name == name))
+        return decode(Ensemble, value["value"]) if value else None
+
+    def ensembles(self) -> list[str]:
+        """Return the names of all ensembles, the most recently saved last."""
+        return [row["name"] for row in self._rows(select(ENSEMBLES.c.name).order_by(ENSEMBLES.c.saved))]
+
+    def save_site(self, site: Site) -> None:
+        """Store a site in place of one of the same name."""
+        row = {"name": site.name, "batch_system": site.batch_system, "launcher": site.launcher}
+        with self._write() as connection:
+            connection.execute(_upsert(SITES).values(**row, value=encode(site)))
+
+    def site(self, name: str) -> Site | None:
+        """Return the site of that name."""
+        value = self._first(select(SITES.c.value).where(SITES.c.name == name))
+        return decode(Site, value["value"]) if value else None
+
+    def save_points(self, ensemble: str, site: str, points: Iterable[ProfilePoint]) -> None:
+        """Store measurements.
+
+        Of those of one member, fingerprint, number of GPUs and GPU type the newest is kept.
+        """
+        table = PROFILE_POINTS.c
+        statement = _upsert(PROFILE_POINTS, lambda new: new.measured_at >= table.measured_at)
+        with self._write() as connection:
+            rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
+            _insert(connection, statement, rows)
+
+    def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
+        """Return all measurements, stale ones included, by member, GPUs and time."""
+        table = PROFILE_POINTS.c
+        rows = self._rows(
+            select(PROFILE_POINTS)
+            .where(table.ensemble == ensemble, table.site == site)
+            .order_by(table.member, table.gpus, table.measured_at, table.fingerprint, table.gpu_type)
+        )
+        return [decode(ProfilePoint, {**row, "machine": row}) for row in rows]
+
+    def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
+        """Store the preprocessor's throughput in place of earlier points on as many cores."""
+        with self._write() as connection:
+            rows = [{"ensemble": ensemble, "site": site, **encode(point)} for point in points]
+            _insert(connection, _upsert(PREPROCESS_POINTS), rows)
+
+    def preprocess(self, ensemble: str, site: str) -> list[PreprocessPoint]:
+        """Return the preprocessor's throughput by number of cores."""
+        table = PREPROCESS_POINTS.c
+        rows = self._rows(
+            select(PREPROCESS_POINTS)
+            .where(table.ensemble == ensemble, table.site == site)
+            .order_by(table.cores)
+        )
+        return [decode(PreprocessPoint, row) for row in rows]
+
+    def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> int:
+        """Store a plan beside the earlier ones, and return its number."""
+        row = {
+            "ensemble": ensemble,
+            "site": site,
+            "planner": plan.planner,
+            "gpus": plan.gpus,
+            "predicted_makespan_s": plan.predicted_makespan_s,
+            "created_at": created_at,
+            "value": encode(plan),
+        }
+        with self._write() as connection:
+            return int(connection.execute(insert(PLANS).returning(PLANS.c.id), row).scalar_one())
+
+    def latest_plan(self, ensemble: str, site: str) -> Plan | None:
+        """Return the newest plan of an ensemble at a site."""
+        row = self._first(
+            select(PLANS.c.value)
+            .where(PLANS.c.ensemble == ensemble, PLANS.c.site == site)
+            .order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc())
+            .limit(1)
+        )
+        return decode(Plan, row["value"]) if row else None
+
+    def add_run(self, spec: RunSpec, plan: Plan, created_at: float) -> None:
+        """Store a new run, queued.
+
+        Raises
+        ------
+        BadInputError
+            If there is a run of that name.
+        """
+        row = {
+            "name": spec.run,
+            "ensemble": spec.ensemble.name,
+            "site": spec.site.name,
+            "created_at": created_at,
+            "state": QUEUED,
+            "reason": "",
+            "spec": encode(spec),
+            "plan": encode(plan),
+        }
+        with self._write() as connection:
+            if _has_run(connection, spec.run):
+                raise BadInputError(
+                    f"a run {spec.run!r} is in the catalog {self._path} already", "choose another name"
+                )
+            connection.execute(insert(RUNS), row)
+
+    def runs(self, ensemble: str | None = None) -> list[RunRecord]:
+        """Return all runs, or those of one ensemble, the oldest first."""
+        chosen = select(RUNS) if ensemble is None else select(RUNS).where(RUNS.c.ensemble == ensemble)
+        return [decode(RunRecord, row) for row in self._rows(chosen.order_by(RUNS.c.created_at, RUNS.c.id))]
+
+    def run(self, name: str) -> RunRecord | None:
+        """Return the run of that name."""
+        row = self._first(select(RUNS).where(RUNS.c.name == name))
+        return decode(RunRecord, row) if row else None
+
+    def set_run_state(self, run: str, state: str, reason: str = "") -> None:
+        """Note where a run stands; BadInputError if it is not in the catalog."""
+        with self._write_run(run) as connection:
+            connection.execute(update(RUNS).where(RUNS.c.name == run).values(state=state, reason=reason))
+
+    def save_job(self, run: str, job: Job) -> None:
+        """Store a job of a run in place of what was known of it; BadInputError without the run."""
+        with self._write_run(run) as connection:
+            connection.execute(_upsert(JOBS), {"run": run, **encode(job)})
+
+    def jobs(self, run: str) -> list[Job]:
+        """Return the jobs of a run, by number."""
+        rows = self._rows(select(JOBS).where(JOBS.c.run == run).order_by(JOBS.c.number))
+        return [decode(Job, row) for row in rows]
+
+    def ingest(
+        self, run: str, round_index: int, round_file: RoundFile | None, events: Iterable[Event]
+    ) -> int:
+        """Store what happened in a round, however often and in whatever parts it is told.
+
+        The tables depend on which events were ingested, never on when or in which order. Of
+        several reports of one epoch the earliest counts, as in `core.progress`.
+
+        Returns
+        -------
+        int
+            How many of the events were new.
+
+        Raises
+        ------
+        BadInputError
+            If the run is not in the catalog, or an epoch's report is garbled.
+        """
+        key = {"run": run, "round": round_index}
+        with self._write_run(run) as connection:
+            fresh = _unseen(connection, key, events)
+            _insert(connection, EVENTS, [{**key, **encode(event)} for event in fresh])
+            _insert(connection, _earliest_report(), [{**key, **row} for row in epoch_rows(fresh)])
+            _insert(connection, CHECKPOINTS, [{**key, **row} for row in checkpoint_rows(fresh)])
+            _save_round(connection, key, planned_of(round_file) if round_file else None, fresh)
+        return len(fresh)
+
+    def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
+        """Return the finished epochs of every member that has any, in order."""
+        table = EPOCHS.c
+        rows = self._rows(select(EPOCHS).where(table.run == run).order_by(table.member, table.epoch))
+        results: dict[str, tuple[EpochResult, ...]] = {}
+        for row in rows:
+            results[row["member"]] = (*results.get(row["member"], ()), decode(EpochResult, row))
+        return results
+
+    def events_seen(self, run: str) -> int:
+        """Return how many events of a run were ingested."""
+        row = self._first(select(func.count().label("events")).where(EVENTS.c.run == run))
+        return int(row["events"]) if row else 0
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        with errors_in_words(self._path), self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _write_run(self, run: str) -> Iterator[Connection]:
+        with self._write() as connection:
+            if not _has_run(connection, run):
+                raise BadInputError(
+                    f"there is no run {run!r} in the catalog {self._path}", "hetctl status names the runs"
+                )
+            yield connection
+
+    def _rows(self, statement: Executable) -> list[Row]:
+        with errors_in_words(self._path), self._reader.begin() as connection:
+            return [dict(row) for row in connection.execute(statement).mappings()]
+
+    def _first(self, statement: Executable) -> Row | None:
+        return next(iter(self._rows(statement)), None)
+
+
+def _upsert(table: Table, replaces: Callable[[Any], ColumnElement[bool]] | None = None) -> sqlite.Insert:
+    """Insert rows in place of those with their primary key, or only where a new row `replaces`."""
+    statement = sqlite.insert(table)
+    new = statement.excluded
+    return statement.on_conflict_do_update(
+        index_elements=table.primary_key.columns,
+        set_={column.name: new[column.name] for column in table.columns if not column.primary_key},
+        where=replaces(new) if replaces else None,
+    )
+
+
+def _insert(connection: Connection, into: Table | sqlite.Insert, rows: Sequence[Row]) -> None:
+    """Insert all rows by one statement; SQLAlchemy would insert a row of defaults for none."""
+    if rows:
+        connection.execute(insert(into) if isinstance(into, Table) else into, rows)
+
+
+def _member_rows(ensemble: Ensemble) -> list[Row]:
+    return [
+        {
+            "ensemble": ensemble.name,
+            "name": member.name,
+            "position": position,
+            "fingerprint": member.fingerprint,
+            "batch_size": member.batch_size,
+            "config": encode(member.config),
+        }
+        for position, member in enumerate(ensemble.members)
+    ]
+
+
+def _point_row(point: ProfilePoint) -> Row:
+    row = encode(point)
+    return {**row.pop("machine"), **row}
+
+
+def _has_run(connection: Connection, run: str) -> bool:
+    return connection.execute(select(RUNS.c.id).where(RUNS.c.name == run)).first() is not None
+
+
+def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[Event]:
+    rows = connection.execute(select(EVENTS.c.source, EVENTS.c.seq).filter_by(**key))
+    seen = {(source, seq) for source, seq in rows}
+    told = {(event.source, event.seq): event for event in events}
+    return [event for identity, event in told.items() if identity not in seen]
+
+
+def _earliest_report() -> sqlite.Insert:
+    old = EPOCHS.c
+    return _upsert(
+        EPOCHS,
+        lambda new: tuple_(new.reported_at, new.seq, new.round) < tuple_(old.reported_at, old.seq, old.round),
+    )
+
+
+def _save_round(connection: Connection, key: Row, planned: Row | None, fresh: list[Event]) -> None:
+    """Write the rows of a round anew from all that was told of it so far."""
+    stored = connection.execute(select(ROUNDS.c.planned).filter_by(**key)).first()
+    told = stored.planned if stored else None
+    if stored and planned in (None, told) and all(event.source != DRIVER for event in fresh):
+        return
+    rows = connection.execute(select(EVENTS).filter_by(**key, source=DRIVER).order_by(EVENTS.c.seq))
+    driver = [decode(Event, dict(row)) for row in rows.mappings()]
+    planned = planned or told
+    connection.execute(_upsert(ROUNDS), {**key, **round_row(planned, driver), "planned": planned})
+    connection.execute(delete(ALLOCATIONS).filter_by(**key))
+    _insert(connection, ALLOCATIONS, [{**key, **row} for row in allocation_rows(planned, driver)])

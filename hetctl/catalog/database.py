@@ -1,0 +1,164 @@
+"""The SQLite file itself: made, migrated, and its errors put into words."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DatabaseError
+
+from hetctl.catalog.schema import REVISION
+from hetctl.core.errors import BadInputError, HetctlError, LockedError
+from hetctl.core.layout import make_private_folder
+
+BUSY_TIMEOUT_S = 5.0
+
+# What SQLite says -> what it means here. The first fragment found in its message counts.
+TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
+    "locked": (
+        LockedError,
+        "is in use by another process",
+        "wait for it to end and try again",
+    ),
+    "not a database": (
+        BadInputError,
+        "is not a SQLite database",
+        "restore it from a copy, or move it away to start with an empty one",
+    ),
+    "malformed": (
+        BadInputError,
+        "is damaged",
+        "restore it from a copy, or move it away to start with an empty one",
+    ),
+    "readonly": (
+        BadInputError,
+        "cannot be written: it or its folder is read-only",
+        "make both writable, or set HETCTL_HOME to a folder that is",
+    ),
+    "unable to open": (
+        BadInputError,
+        "cannot be opened: it or its folder is not accessible",
+        "check its permissions, or set HETCTL_HOME to a folder that is writable",
+    ),
+    "is full": (
+        BadInputError,
+        "cannot be written: the disk is full",
+        "free some space and try again; nothing of this change was stored",
+    ),
+    "disk I/O": (
+        BadInputError,
+        "cannot be read or written: disk error, or over quota",
+        "check the disk and your quota, and try again",
+    ),
+}
+
+
+def open_database(path: Path) -> Engine:
+    """Return an engine on the catalog at `path`, which is created or migrated as needed.
+
+    Transactions are deferred, except with the execution option ``begin="BEGIN IMMEDIATE"``.
+
+    Raises
+    ------
+    BadInputError
+        If the file is not a catalog, is of a newer schema, or cannot be written.
+    LockedError
+        If another process keeps it busy.
+    """
+    with errors_in_words(path):
+        _create_private(path)
+        engine = _engine(path)
+        try:
+            _migrate(engine, path)
+        except BaseException:
+            engine.dispose()
+            raise
+    return engine
+
+
+@contextmanager
+def errors_in_words(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the file system complain of into errors that a user can act on."""
+    try:
+        yield
+    except DatabaseError as error:
+        for fragment, (kind, text, hint) in TROUBLES.items():
+            if fragment in str(error.orig):
+                raise kind(f"the catalog {path} {text}", hint) from error
+        raise
+    except OSError as error:
+        raise BadInputError(
+            f"the catalog {path} cannot be opened: {error.strerror}",
+            "set HETCTL_HOME to a folder that is writable",
+        ) from error
+
+
+def _create_private(path: Path) -> None:
+    """Make the file before SQLite does, which heeds the umask; journals take over its mode."""
+    make_private_folder(path.parent)
+    with suppress(FileExistsError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
+
+
+def _engine(path: Path) -> Engine:
+    url = URL.create("sqlite", database=str(path))
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: object) -> None:
+        # Python's driver would begin only at the first write; `_begin` does it where we say.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+    return engine
+
+
+def _migrate(engine: Engine, path: Path) -> None:
+    with engine.begin() as connection:
+        stored = _stored_revision(connection, path)
+    if stored == REVISION:
+        return
+    if stored > REVISION:
+        raise BadInputError(
+            f"the catalog {path} was written by a newer hetctl "
+            f"(schema {stored}; this one knows up to {REVISION})",
+            "upgrade hetctl",
+        )
+    with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
+        _upgrade(connection)
+
+
+def _stored_revision(connection: Connection, path: Path) -> str:
+    """Return the schema of the file, empty for an empty file, without Alembic's machinery."""
+    names = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+    if "alembic_version" in names:
+        return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
+    if names:
+        raise BadInputError(
+            f"{path} is a SQLite database, but not a catalog of hetctl",
+            "move it away, or set HETCTL_HOME to another folder",
+        )
+    return ""
+
+
+def _upgrade(connection: Connection) -> None:
+    # Imported here since an up-to-date catalog, the usual case, opens without Alembic.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

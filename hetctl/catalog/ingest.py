@@ -1,0 +1,115 @@
+"""From the events of a round to the rows of its tables: pure, and the same in whatever order they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.errors import BadInputError
+from hetctl.core.events import DRIVER, Event
+from hetctl.core.profile import EpochResult
+from hetctl.core.run import RoundFile
+
+Row = dict[str, Any]
+
+ROUND_COLUMNS = ("job", "predicted_s", "started_at", "ended_at", "ended_by")
+ALLOCATION_COLUMNS = (
+    *("gpus", "mode", "rate", "placement"),
+    *("started_at", "ended_at", "exit_code", "cause"),
+)
+CHECKPOINT_COLUMNS = ("epoch", "part_samples", "path", "bytes", "sha256", "seconds")
+
+# Kind of event -> what it says of its round.
+OF_ROUND: dict[str, Callable[[Event], Row]] = {
+    "round_started": lambda event: {"started_at": event.time, **_pick(event, "job", "predicted_s")},
+    "round_ended": lambda event: {"ended_at": event.time, **_pick(event, "ended_by")},
+}
+
+# Kind of event -> what it says of the allocation of the member that it names. A step that is tried
+# again in the same round takes the place of the one before it.
+OF_ALLOCATION: dict[str, Callable[[Event], Row]] = {
+    "step_started": lambda event: {
+        **dict.fromkeys(("ended_at", "exit_code", "cause")),
+        **_pick(event, "gpus", "placement"),
+        "started_at": event.time,
+    },
+    "step_ended": lambda event: {"ended_at": event.time, **_pick(event, "exit_code", "cause")},
+}
+
+
+def planned_of(round_file: RoundFile) -> Row:
+    """Return what the tables take from a round file."""
+    return {"job": round_file.job, "allocations": encode(round_file.allocations)}
+
+
+def round_row(planned: Mapping[str, Any] | None, driver: Iterable[Event]) -> Row:
+    """Fold the driver's events of a round, in order, into its row; `planned` as in `planned_of`."""
+    row: Row = dict.fromkeys(ROUND_COLUMNS)
+    row["job"] = planned["job"] if planned else None
+    for event in driver:
+        if event.kind in OF_ROUND:
+            row.update(OF_ROUND[event.kind](event))
+    return row
+
+
+def allocation_rows(planned: Mapping[str, Any] | None, driver: Iterable[Event]) -> list[Row]:
+    """Fold the driver's events of a round, in order, into a row per member."""
+    empty = dict.fromkeys(ALLOCATION_COLUMNS)
+    rows: dict[str, Row] = {}
+    for allocation in planned["allocations"] if planned else ():
+        rows[allocation["member"]] = {**empty, **allocation}
+    for event in driver:
+        if event.kind in OF_ALLOCATION and "member" in event.data:
+            name = str(event.data["member"])
+            row = rows.setdefault(name, {"member": name, **empty})
+            row.update(OF_ALLOCATION[event.kind](event))
+    return list(rows.values())
+
+
+def epoch_rows(events: Iterable[Event]) -> list[Row]:
+    """Return a row per report of an epoch, those of the same epoch included.
+
+    Raises
+    ------
+    BadInputError
+        If a report is not an EpochResult.
+    """
+    return [
+        {
+            "member": event.source,
+            "reported_at": event.time,
+            "seq": event.seq,
+            **encode(_epoch_result(event)),
+        }
+        for event in events
+        if event.kind == "epoch" and event.source != DRIVER
+    ]
+
+
+def checkpoint_rows(events: Iterable[Event]) -> list[Row]:
+    """Return a row per checkpoint that was written."""
+    return [
+        {
+            "member": event.source,
+            "seq": event.seq,
+            "saved_at": event.time,
+            **_pick(event, *CHECKPOINT_COLUMNS),
+        }
+        for event in events
+        if event.kind == "checkpoint" and event.source != DRIVER
+    ]
+
+
+def _pick(event: Event, *names: str) -> Row:
+    return {name: event.data.get(name) for name in names}
+
+
+def _epoch_result(event: Event) -> EpochResult:
+    try:
+        return decode(EpochResult, dict(event.data))
+    except ValueError as error:
+        raise BadInputError(
+            f"line {event.seq + 1} of the events of {event.source!r} is not an epoch: {error}",
+            "the file was not written by hetctl; remove the line's text, but not the line",
+        ) from None

@@ -1,0 +1,212 @@
+"""The tables of the catalog.
+
+Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a
+whole core value by `core.codec`; the columns beside it are there to be queried. What people
+measured or planned (points, plans) is kept under the names of its ensemble and site without a
+foreign key, so that it outlives their edits.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+)
+
+REVISION = "0001"
+"""The newest migration; a test holds that it is."""
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+ENSEMBLES = Table(
+    "ensembles",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("framework", String, nullable=False),
+    # Counts up with every save.
+    Column("saved", Integer, nullable=False),
+    Column("value", JSON, nullable=False),
+)
+
+MEMBERS = Table(
+    "members",
+    METADATA,
+    Column("ensemble", ForeignKey("ensembles.name", ondelete="CASCADE"), primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("position", Integer, nullable=False),
+    Column("fingerprint", String, nullable=False),
+    Column("batch_size", Integer, nullable=False),
+    Column("config", JSON, nullable=False),
+)
+
+SITES = Table(
+    "sites",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("batch_system", String, nullable=False),
+    Column("launcher", String, nullable=False),
+    Column("value", JSON, nullable=False),
+)
+
+PROFILE_POINTS = Table(
+    "profile_points",
+    METADATA,
+    Column("ensemble", String, primary_key=True),
+    Column("site", String, primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("gpus", Integer, primary_key=True),
+    Column("gpu_type", String, primary_key=True),
+    Column("fingerprint", String, primary_key=True),
+    Column("driver", String, nullable=False),
+    Column("framework", String, nullable=False),
+    Column("batch_size", Integer, nullable=False),
+    Column("measured_at", Float, nullable=False),
+    Column("rate", Float, nullable=False),
+    Column("samples", Float),
+    Column("samples_per_epoch", Integer),
+    Column("startup_s", Float, nullable=False),
+    Column("evaluate_s", Float, nullable=False),
+    Column("checkpoint_s", Float, nullable=False),
+    Column("peak_memory_bytes", Integer, nullable=False),
+)
+
+PREPROCESS_POINTS = Table(
+    "preprocess_points",
+    METADATA,
+    Column("ensemble", String, primary_key=True),
+    Column("site", String, primary_key=True),
+    Column("cores", Integer, primary_key=True),
+    Column("rate", Float, nullable=False),
+)
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("ensemble", String, nullable=False),
+    Column("site", String, nullable=False),
+    Column("planner", String, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("predicted_makespan_s", Float, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("value", JSON, nullable=False),
+    Index(None, "ensemble", "site", "created_at"),
+)
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("ensemble", String, nullable=False),
+    Column("site", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("plan", JSON, nullable=False),
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("first_round", Integer, nullable=False),
+    Column("batch_id", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("nodes", Integer, nullable=False),
+    Column("wall_s", Integer, nullable=False),
+    Column("submitted_at", Float, nullable=False),
+    Column("ended_at", Float),
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("source", String, primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("kind", String, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+ROUNDS = Table(
+    "rounds",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("job", Integer),
+    Column("predicted_s", Float),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("ended_by", String),
+    # The job and allocations of round.json; null if it was never seen.
+    Column("planned", JSON(none_as_null=True)),
+)
+
+ALLOCATIONS = Table(
+    "allocations",
+    METADATA,
+    Column("run", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("gpus", Integer),
+    Column("mode", String),
+    Column("rate", Float),
+    Column("placement", JSON(none_as_null=True)),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("exit_code", Integer),
+    Column("cause", String),
+    ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.round"]),
+)
+
+EPOCHS = Table(
+    "epochs",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("metrics", JSON, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("finished_at", Float, nullable=False),
+    # The report that counted, of those of this epoch.
+    Column("reported_at", Float, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+)
+
+CHECKPOINTS = Table(
+    "checkpoints",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("epoch", Integer),
+    Column("part_samples", Integer),
+    Column("path", String),
+    Column("bytes", Integer),
+    Column("sha256", String),
+    Column("seconds", Float),
+    Column("saved_at", Float, nullable=False),
+)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import event
+
+import hetctl.catalog
+from hetctl.catalog import database
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.schema import METADATA, REVISION
+from hetctl.core.errors import BadInputError, LockedError
+from hetctl.core.profile import PreprocessPoint
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "catalog.db"
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def sql(path: Path, text: str) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            return connection.execute(text).fetchall()
+    finally:
+        connection.close()
+
+
+def save_something(catalog: Catalog) -> None:
+    catalog.save_preprocess("digits", "local", [PreprocessPoint(1, 2.0)])
+
+
+def test_a_new_catalog_has_exactly_the_tables_of_the_schema(path: Path) -> None:
+    Catalog.open(path).close()
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    engine.dispose()
+
+
+def test_the_revision_is_the_newest_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(hetctl.catalog.__file__).parent / "migrations"))
+    assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
+
+
+def test_an_up_to_date_catalog_opens_without_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Catalog.open(path).close()
+    before = path.read_bytes()
+    monkeypatch.setattr(database, "_upgrade", lambda _: pytest.fail("migrated again"))
+    Catalog.open(path).close()
+    assert path.read_bytes() == before
+
+
+def test_an_empty_file_becomes_a_catalog(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    with Catalog.open(path) as catalog:
+        assert catalog.runs() == []
+
+
+def test_a_migration_that_breaks_off_leaves_nothing_and_can_be_repeated(path: Path) -> None:
+    def break_off(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "CREATE TABLE allocations" in statement:
+            raise KeyboardInterrupt
+
+    event.listen(sqlalchemy.Engine, "before_cursor_execute", break_off)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Catalog.open(path)
+    finally:
+        event.remove(sqlalchemy.Engine, "before_cursor_execute", break_off)
+    assert sql(path, "SELECT name FROM sqlite_master") == []
+    with Catalog.open(path) as catalog:
+        assert catalog.runs() == []
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+    Catalog.open(path).close()
+    sql(path, "UPDATE alembic_version SET version_num = '0099'")
+    before = path.read_bytes()
+    with pytest.raises(BadInputError) as caught:
+        Catalog.open(path)
+    assert f"newer hetctl (schema 0099; this one knows up to {REVISION})" in caught.value.message
+    assert caught.value.hint == "upgrade hetctl"
+    assert path.read_bytes() == before
+
+
+def test_somebody_elses_database_is_refused_and_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    sql(path, "CREATE TABLE recipes (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(BadInputError, match="not a catalog of hetctl"):
+        Catalog.open(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("name: digits\n" * 100)
+    with pytest.raises(BadInputError, match="is not a SQLite database"):
+        Catalog.open(path)
+
+
+def test_a_damaged_catalog_is_refused(path: Path) -> None:
+    Catalog.open(path).close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1024] + b"\xff" * (len(whole) - 1024))
+    with pytest.raises(BadInputError, match="is damaged"):
+        Catalog.open(path)
+
+
+def test_a_folder_in_the_place_of_the_catalog_is_refused(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(BadInputError, match="cannot be opened"):
+        Catalog.open(path)
+
+
+def test_a_home_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInputError, match="cannot be opened: Not a directory"):
+        Catalog.open(tmp_path / "file" / "home" / "catalog.db")
+
+
+def test_a_catalog_cannot_be_made_in_a_read_only_folder(
+    folder: Path, make_read_only: Callable[[], None]
+) -> None:
+    make_read_only()
+    for path in (folder / "catalog.db", folder / "home" / "catalog.db"):
+        with pytest.raises(BadInputError, match="cannot be opened: Permission denied"):
+            Catalog.open(path)
+
+
+def test_a_read_only_catalog_can_be_read(folder: Path, make_read_only: Callable[[], None]) -> None:
+    with Catalog.open(folder / "catalog.db") as catalog:
+        save_something(catalog)
+    make_read_only()
+    with Catalog.open(folder / "catalog.db") as catalog:
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+        with pytest.raises(BadInputError, match="is read-only"):
+            save_something(catalog)
+
+
+def test_a_full_disk_stores_nothing(path: Path) -> None:
+    many = [PreprocessPoint(cores, 1.0) for cores in range(1, 5000)]
+    with Catalog.open(path) as catalog:
+        save_something(catalog)
+        with catalog._reader.connect() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(BadInputError, match="the disk is full"):
+            catalog.save_preprocess("digits", "local", many)
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+
+
+def test_a_busy_catalog_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    with Catalog.open(path) as catalog:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LockedError, match="in use by another process"):
+            save_something(catalog)
+        assert catalog.preprocess("digits", "local") == []
+        other.execute("ROLLBACK")
+        other.close()
+        save_something(catalog)
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_the_owner_can_read_the_catalog_and_its_journal(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        with catalog._write() as connection:
+            connection.exec_driver_sql("INSERT INTO preprocess_points VALUES ('e', 's', 1, 2.0)")
+            assert mode(path.with_name("catalog.db-journal")) == 0o600
+        assert mode(path) == 0o600
+        assert mode(path.parent) == 0o700
+        assert sorted(file.name for file in path.parent.iterdir()) == ["catalog.db"]
+
+
+def test_the_journal_is_deleted_and_foreign_keys_hold(path: Path) -> None:
+    Catalog.open(path).close()
+    assert sql(path, "PRAGMA journal_mode") == [("delete",)]
+    sql(path, "PRAGMA journal_mode = WAL")
+    with Catalog.open(path) as catalog:
+        with catalog._reader.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+        save_something(catalog)
+    assert sql(path, "PRAGMA journal_mode") == [("delete",)]

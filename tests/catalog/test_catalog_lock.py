@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hetctl.catalog.lock import Holder, ProjectLock, is_alive
+from hetctl.core.codec import encode
+from hetctl.core.errors import BadInputError, LockedError
+
+# Tries to take the lock on each line of its input; what it has it gives back on the next line.
+CONTENDER = """
+import sys
+from pathlib import Path
+from hetctl.catalog.lock import ProjectLock
+from hetctl.core.errors import LockedError
+
+path = Path(sys.argv[1])
+print("ready", flush=True)
+for _ in sys.stdin:
+    lock = ProjectLock(path, "hetctl submit")
+    try:
+        with lock:
+            print("won", flush=True)
+            sys.stdin.readline()
+    except LockedError as error:
+        print("lost", error.message, flush=True)
+        sys.stdin.readline()
+    print("done", flush=True)
+"""
+
+
+class Contender:
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-c", CONTENDER, str(path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.answers = self.process.stdout
+        assert self.hear() == "ready"
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        return self.answers.readline().strip()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "lock"
+
+
+@pytest.fixture
+def two(path: Path) -> Iterator[tuple[Contender, Contender]]:
+    with ExitStack() as stack:
+        contenders = (Contender(path), Contender(path))
+        for contender in contenders:
+            stack.callback(contender.end)
+        yield contenders
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def put_holder(path: Path, pid: int, host: str | None = None) -> None:
+    put(path, json.dumps(encode(Holder(host or socket.gethostname(), pid, "hetctl submit", 0.0))))
+
+
+def contend(contenders: tuple[Contender, Contender]) -> list[str]:
+    for contender in contenders:
+        contender.tell()
+    answers = [contender.hear().split()[0] for contender in contenders]
+    for contender in contenders:
+        contender.tell()
+    assert [contender.hear() for contender in contenders] == ["done", "done"]
+    return sorted(answers)
+
+
+def test_the_lock_names_its_holder_and_leaves_nothing(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with ProjectLock(path, "hetctl plan"):
+            text = json.loads(path.read_text())
+            assert (text["host"], text["pid"]) == (socket.gethostname(), os.getpid())
+            assert text["command"] == "hetctl plan"
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert list(path.parent.iterdir()) == [path]
+    finally:
+        os.umask(before)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_second_to_come_is_told_who_was_first(path: Path) -> None:
+    with ProjectLock(path, "hetctl submit"):
+        held = path.read_text()
+        with pytest.raises(LockedError) as caught, ProjectLock(path, "hetctl plan"):
+            pytest.fail("two hold the lock")
+        who = f"`hetctl submit` (process {os.getpid()} on host {socket.gethostname()}, since "
+        assert who in caught.value.message
+        assert caught.value.exit_code == 6
+        assert path.read_text() == held
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_lock_is_given_back_after_an_error(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), ProjectLock(path, "hetctl plan"):
+        raise ZeroDivisionError
+    assert not path.exists()
+
+
+def test_of_two_processes_exactly_one_wins(two: tuple[Contender, Contender], path: Path) -> None:
+    for _ in range(20):
+        assert contend(two) == ["lost", "won"]
+        assert list(path.parent.iterdir()) == []
+
+
+def test_of_two_processes_exactly_one_takes_over_a_stale_lock(
+    two: tuple[Contender, Contender], path: Path, dead_pid: int
+) -> None:
+    for _ in range(20):
+        put_holder(path, dead_pid)
+        assert contend(two) == ["lost", "won"]
+        assert list(path.parent.iterdir()) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(two: tuple[Contender, Contender], path: Path) -> None:
+    killed, _ = two
+    killed.tell()
+    assert killed.hear() == "won"
+    killed.process.send_signal(signal.SIGKILL)
+    # Not waited for: until then it is a zombie, which holds nothing either.
+    os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)
+    assert json.loads(path.read_text())["pid"] == killed.process.pid
+    assert not is_alive(killed.process.pid)
+    with ProjectLock(path, "hetctl submit"):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_stale_lock_that_another_process_took_over_first_is_not_taken_again(
+    path: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_holder(path, dead_pid)
+    first, second = ProjectLock(path, "hetctl submit"), ProjectLock(path, "hetctl plan")
+    dead = Holder.dead.fget
+    assert dead is not None
+
+    def slow_to_judge(holder: Holder) -> bool:
+        monkeypatch.setattr(Holder, "dead", property(dead))
+        stale = dead(holder)
+        # The other one has replaced the file since it was opened.
+        path.unlink()
+        first.__enter__()
+        return stale
+
+    monkeypatch.setattr(Holder, "dead", property(slow_to_judge))
+    with pytest.raises(LockedError, match="hetctl submit"), second:
+        pytest.fail("two hold the lock")
+    assert json.loads(path.read_text())["command"] == "hetctl submit"
+    first.__exit__(None, None, None)
+
+
+def test_the_lock_of_another_host_is_left_alone(path: Path, dead_pid: int) -> None:
+    put_holder(path, dead_pid, "login-17")
+    with pytest.raises(LockedError) as caught, ProjectLock(path, "hetctl plan"):
+        pytest.fail("taken over")
+    assert "on host login-17" in caught.value.message
+    assert f"remove {path}" in caught.value.hint
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "\0\0\0", '{"host": "x", "pid": 0, "command": "", "since": 1}']
+)
+def test_a_lock_that_names_nobody_does_not_lock_out(path: Path, text: str) -> None:
+    put(path, text)
+    with ProjectLock(path, "hetctl plan"):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert not path.exists()
+
+
+def test_only_our_own_lock_is_given_back(path: Path) -> None:
+    with ProjectLock(path, "hetctl plan"):
+        put_holder(path, os.getppid())
+    assert json.loads(path.read_text())["pid"] == os.getppid()
+
+
+def test_a_home_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    with (
+        pytest.raises(BadInputError, match="cannot be written"),
+        ProjectLock(tmp_path / "home" / "lock", "x"),
+    ):
+        pytest.fail("locked without a file")
+
+
+def test_a_read_only_home_is_bad_input(folder: Path, make_read_only: Callable[[], None]) -> None:
+    make_read_only()
+    with pytest.raises(BadInputError, match="Permission denied"), ProjectLock(folder / "lock", "x"):
+        pytest.fail("locked without a file")
+
+
+def test_processes_are_alive_until_they_are_gone(dead_pid: int) -> None:
+    assert is_alive(os.getpid())
+    assert is_alive(1)
+    assert not is_alive(dead_pid)
+    assert not is_alive(2**70)
