@@ -1,0 +1,1 @@
+"""Values in, rich tables and one HTML page out."""

@@ -1,0 +1,226 @@
+"""The chart of GPUs over time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+
+from hetctl.core.status import RunStatus, StepSpan
+from hetctl.report.figures import WIDTH, Tips, draw_svg, fits, rectangles, time_unit
+from hetctl.report.palette import GREY, IDLE, INK, RULE, ink_on
+from hetctl.report.summary import end_of, job_spans, now_s
+from hetctl.report.units import device_word, format_seconds
+
+ROW, LEAST, MOST = 21.0, 46.0, 620.0  # points: height of a row, of the smallest and of the largest chart
+TOP, BOTTOM, RIGHT = 22.0, 34.0, 8.0
+UNUSED = "unused"
+DETAILED_STEPS = 2000
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows by (node, GPU), and the extent of the chart in seconds and points."""
+
+    rows: Mapping[tuple[str, int], int]
+    span_s: float
+    now_s: float
+    left: float
+    height: float
+
+    @property
+    def width(self) -> float:
+        """Points between the axes' left and right."""
+        return WIDTH * 72 - self.left - RIGHT
+
+    @property
+    def row_height(self) -> float:
+        """Points."""
+        return self.height / max(1, len(self.rows))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Steps that are drawn as one shape."""
+
+    tip: str
+    colour: str
+    failed: bool
+    running: bool
+
+
+def gantt_svg(status: RunStatus, colours: Mapping[str, str]) -> str:
+    """Draw which member held which GPU when; a grey row is idle, a hatched bar failed.
+
+    Rows of nodes that a job did not hold stay white, as does the time between jobs.
+    """
+    layout = _layout(status)
+    title = f"{device_word(status.device)} over time, by member"
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        axes = figure.add_axes(_place(layout))
+        _draw_idle(axes, status, layout)
+        _draw_steps(axes, status, colours, layout, tips)
+        _draw_rounds(axes, status, layout)
+        _label_rows(axes, layout)
+        _finish(axes, layout)
+
+    return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
+
+
+def _layout(status: RunStatus) -> Layout:
+    used = {(step.node, gpu) for step in status.steps for gpu in step.gpus}
+    ordered = sorted(used, key=lambda row: (_natural(row[0]), row[1]))
+    ordered += [(UNUSED, i) for i in range(status.gpus - len(used))]
+    longest = max((len(node) for node, _ in ordered), default=0)
+    now = now_s(status)
+    return Layout(
+        rows={row: i for i, row in enumerate(ordered)},
+        span_s=max(now, 1.0),
+        now_s=now,
+        left=min(longest, 24) * 5.6 + 28,
+        height=min(max(len(ordered) * ROW, LEAST), MOST),
+    )
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _place(layout: Layout) -> tuple[float, float, float, float]:
+    full_width, full_height = WIDTH * 72, layout.height + TOP + BOTTOM
+    return (
+        layout.left / full_width,
+        BOTTOM / full_height,
+        layout.width / full_width,
+        layout.height / full_height,
+    )
+
+
+def _draw_idle(axes: Axes, status: RunStatus, layout: Layout) -> None:
+    """Paint what each job held: all rows, unless they are more than a job's GPUs; then its nodes'."""
+    same_nodes = len(layout.rows) <= status.gpus
+    jobs = {span.index: span.job for span in status.rounds}
+    nodes: dict[int, set[str]] = {job: set() for job in jobs.values()}
+    for step in status.steps:
+        nodes.get(jobs.get(step.round, -1), set()).add(step.node)
+    boxes = [
+        (start, row + 0.06, end, row + 0.94)
+        for job, (start, end) in job_spans(status).items()
+        for (node, _), row in layout.rows.items()
+        if same_nodes or node in nodes[job]
+    ]
+    axes.add_patch(PathPatch(rectangles(boxes), facecolor=IDLE, linewidth=0))
+
+
+def _draw_steps(
+    axes: Axes, status: RunStatus, colours: Mapping[str, str], layout: Layout, tips: Tips
+) -> None:
+    detailed = len(status.steps) <= DETAILED_STEPS
+    numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
+    shapes: dict[Look, list[Box]] = {}
+    for step in status.steps:
+        tip = _describe(step, layout, status.device) if detailed else step.member
+        colour = colours.get(step.member, GREY)
+        look = Look(tip, colour, step.exit_code not in (None, 0), step.end_s is None)
+        boxes = list(_boxes(step, layout))
+        shapes.setdefault(look, []).extend(boxes)
+        for box in boxes:
+            _label_bar(axes, (step.member, numbers.get(step.member, "")), box, layout, look)
+    edge = 0.6 if layout.row_height > 6 else 0.0
+    for look, boxes in shapes.items():
+        patch = PathPatch(
+            rectangles(boxes),
+            facecolor="white" if look.failed else look.colour,
+            edgecolor=look.colour if look.failed else "white",
+            hatch="/////" if look.failed else None,
+            alpha=0.6 if look.running else None,
+            linewidth=max(edge, 0.6 * look.failed),
+        )
+        patch.set_gid(tips.add(look.tip))
+        axes.add_patch(patch)
+
+
+def _describe(step: StepSpan, layout: Layout, device: str) -> str:
+    length = format_seconds(end_of(step, layout.now_s) - step.start_s)
+    devices = f"{device_word(device, len(step.gpus))} {', '.join(map(str, step.gpus))} of {step.node}"
+    ends = {None: "running", 0: "done"}
+    outcome = ends.get(step.exit_code, f"failed with exit code {step.exit_code}")
+    return f"{step.member} · round {step.round} · {devices} · {length} · {outcome}"
+
+
+def _boxes(step: StepSpan, layout: Layout) -> Iterator[Box]:
+    """Yield a box for every run of neighbouring rows."""
+    end = end_of(step, layout.now_s)
+    rows = sorted(layout.rows[(step.node, gpu)] for gpu in step.gpus)
+    first = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or rows[i] != rows[i - 1] + 1:
+            yield step.start_s, rows[first] + 0.06, end, rows[i - 1] + 0.94
+            first = i
+
+
+def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: Layout, look: Look) -> None:
+    """Write the first label that fits, if any does."""
+    x0, y0, x1, y1 = box
+    width = (x1 - x0) / layout.span_s * layout.width
+    label = next((label for label in labels if fits(label, width)), "")
+    if not label or (y1 - y0) * layout.row_height < 9:
+        return
+    text = axes.text((x0 + x1) / 2, (y0 + y1) / 2, label, size=8, ha="center", va="center_baseline")
+    text.set_color(INK if look.failed else ink_on(look.colour))
+    if look.failed:
+        text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.2})
+
+
+def _draw_rounds(axes: Axes, status: RunStatus, layout: Layout) -> None:
+    """Mark where rounds start, and number as many as there is room for."""
+    free_from = 0.0
+    for span in status.rounds:
+        axes.axvline(span.start_s, color=INK, linewidth=0.6, alpha=0.55)
+        x = span.start_s / layout.span_s * layout.width
+        if x >= free_from:
+            axes.text(span.start_s, -3 / layout.row_height, str(span.index), color=GREY, size=8, ha="center")
+            free_from = x + 7 * len(str(span.index)) + 6
+
+
+def _label_rows(axes: Axes, layout: Layout) -> None:
+    nodes: dict[str, list[int]] = {}
+    for (node, _), row in layout.rows.items():
+        nodes.setdefault(node, []).append(row)
+    if layout.row_height >= 8:
+        axes.set_yticks([row + 0.5 for row in layout.rows.values()])
+        axes.set_yticklabels(["" if node == UNUSED else str(gpu) for node, gpu in layout.rows], size=8)
+    else:
+        axes.set_yticks([])
+    free_from = 0.0
+    for node, rows in nodes.items():
+        middle = (rows[0] + rows[-1] + 1) / 2
+        if rows[0]:
+            axes.axhline(rows[0], color=RULE, linewidth=0.8)
+        if middle * layout.row_height >= free_from:
+            name = node if len(node) <= 24 else f"{node[:11]}…{node[-12:]}"
+            x = -(layout.left - 4) / layout.width
+            axes.text(x, middle, name, transform=axes.get_yaxis_transform(), size=9, va="center_baseline")
+            free_from = middle * layout.row_height + 11
+
+
+def _finish(axes: Axes, layout: Layout) -> None:
+    unit, length = time_unit(layout.span_s)
+    axes.set_xlim(0, layout.span_s)
+    axes.set_ylim(max(1, len(layout.rows)), 0)
+    locator = axes.xaxis.get_major_locator()
+    ticks = [
+        t * length for t in locator.tick_values(0, layout.span_s / length) if 0 <= t * length <= layout.span_s
+    ]
+    axes.set_xticks(ticks, [f"{tick / length:g}" for tick in ticks])
+    axes.set_xlabel(f"time since the first job started ({unit}); round numbers above", loc="left")
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)

@@ -1,0 +1,105 @@
+"""The key figures of a run, for the tables and the page alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.report.units import format_percent, format_seconds
+
+IDLE_MARK = "·"
+STATES = ("converged", "training", "waiting", "failed")
+
+
+def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
+    """Return how far a prediction was off, as a fraction of the measured time; positive: too long."""
+    if predicted_s is None or not measured_s:
+        return None
+    return (predicted_s - measured_s) / measured_s
+
+
+def describe_time(status: RunStatus) -> str:
+    """Compare predicted and measured time: the error of a finished run, the share of another."""
+    predicted, measured = format_seconds(status.predicted_s), format_seconds(status.measured_s)
+    error = prediction_error(status.predicted_s, status.measured_s)
+    if status.state == "finished" and error is not None:
+        return f"measured {measured}, predicted {predicted} ({describe_error(error)})"
+    share = format_percent(status.measured_s / status.predicted_s if status.predicted_s else None)
+    return f"{measured} of {predicted} predicted ({share})"
+
+
+def describe_error(error: float) -> str:
+    """Say in words how far a prediction was off."""
+    percent = format_percent(abs(error))
+    return "exact to 1 %" if percent == "0 %" else f"{percent} too {'long' if error > 0 else 'short'}"
+
+
+def now_s(status: RunStatus) -> float:
+    """Return the last second that is known of, from the run's start; running steps last until then."""
+    spans: tuple[RoundSpan | StepSpan, ...] = (*status.rounds, *status.steps)
+    return max([status.measured_s, *(span.end_s or span.start_s for span in spans)])
+
+
+def end_of(span: StepSpan | RoundSpan, now: float) -> float:
+    """Return when a step or round ended, or now."""
+    return now if span.end_s is None else span.end_s
+
+
+def job_spans(status: RunStatus) -> dict[int, tuple[float, float]]:
+    """Return from when to when each job held its GPUs: its first round's start, its last one's end."""
+    now = now_s(status)
+    spans: dict[int, tuple[float, float]] = {}
+    for span in status.rounds:
+        end = end_of(span, now)
+        start, until = spans.get(span.job, (span.start_s, end))
+        spans[span.job] = (min(start, span.start_s), max(until, end))
+    return spans
+
+
+def busy_fraction(status: RunStatus) -> float | None:
+    """Return the share of the GPU time held by jobs in which a member's step ran; None before that."""
+    held = status.gpus * sum(end - start for start, end in job_spans(status).values())
+    now = now_s(status)
+    busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in status.steps)
+    return min(busy / held, 1.0) if held > 0 else None
+
+
+def ranked(status: RunStatus) -> list[MemberStatus]:
+    """Return the members that share the first one's metric, best first.
+
+    Whether more is better is read off the history: a member's `best` is its largest or its smallest
+    value. Until two epochs differ nobody can tell, and nobody is ranked.
+    """
+    metric = status.members[0].metric if status.members else ""
+    rivals = [member for member in status.members if member.metric == metric and member.best is not None]
+    votes = Counter(vote for member in rivals for vote in [_direction(status, member)] if vote)
+    if not votes:
+        return rivals if len(rivals) == 1 else []
+    sign = votes.most_common(1)[0][0]
+    return sorted(rivals, key=lambda member: -sign * (member.best or 0.0))
+
+
+def _direction(status: RunStatus, member: MemberStatus) -> int:
+    results = status.history.get(member.member, ())
+    values = [result.metrics[member.metric] for result in results if member.metric in result.metrics]
+    if not values or min(values) == max(values):
+        return 0
+    middle = (min(values) + max(values)) / 2
+    return 1 if (member.best or 0.0) > middle else -1
+
+
+def gpus_by_round(counts: Sequence[int], width: int) -> str:
+    """Write GPUs per round as ``1 · 2 2``; only the last rounds where all would be wider than `width`."""
+    words = [str(count) if count else IDLE_MARK for count in counts]
+    if len(" ".join(words)) <= width:
+        return " ".join(words)
+    while words and len(" ".join(words)) > width - 2:
+        words = words[1:]
+    return " ".join(["…", *words])
+
+
+def describe_states(status: RunStatus, states: Sequence[str] = STATES) -> str:
+    """Count the members by state, ``7 converged, 1 failed``; states that nobody is in are left out."""
+    counts = Counter(member.state for member in status.members)
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])

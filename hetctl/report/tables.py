@@ -1,0 +1,171 @@
+"""What the terminal shows: one value in, one rich renderable out, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hetctl.core.profile import PreprocessPoint, ProfilePoint
+from hetctl.core.site import Site
+from hetctl.core.status import MemberStatus, RunStatus
+from hetctl.report.plan_table import plan_table
+from hetctl.report.ruled import ruled_table
+from hetctl.report.summary import describe_states, describe_time, gpus_by_round
+from hetctl.report.units import (
+    NONE,
+    device_word,
+    format_bytes,
+    format_metric,
+    format_rate,
+    format_seconds,
+    printable,
+)
+
+__all__ = ["plan_table", "profile_table", "sites_table", "status_table"]
+
+ROUNDS_WIDTH = 13  # seven rounds of one-digit GPU counts
+COUNTS_PER_BLOCK = 8
+MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
+RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
+
+
+def status_table(status: RunStatus) -> RenderableType:
+    """Show a run: where it stands, one line per member, and why members failed."""
+    failures = [_failure(member) for member in status.members if member.state == "failed"]
+    note = Text("rate: samples/s as profiled; best: of all epochs so far", "dim")
+    return Group(_status_header(status), Text(), _member_table(status), note, *failures)
+
+
+def profile_table(
+    points: Sequence[ProfilePoint],
+    stale: Collection[tuple[str, int]],
+    preprocess: Sequence[PreprocessPoint],
+    device: str = "gpu",
+) -> RenderableType:
+    """Show what was measured: rates by number of GPUs, and what each step costs besides.
+
+    Parameters
+    ----------
+    stale : collection of (member, gpus)
+        Points measured on another machine, or before the member was edited.
+    """
+    counts = sorted({point.gpus for point in points})
+    blocks = [counts[i : i + COUNTS_PER_BLOCK] for i in range(0, len(counts), COUNTS_PER_BLOCK)]
+    parts: list[RenderableType] = [Text(f"Training rate in samples/s, by {device_word(device)}", "bold")]
+    for block in blocks:
+        parts += [_rate_table(points, stale, block), Text()]
+    if stale:
+        note = "* stale: measured elsewhere or before the member changed; profile it again"
+        parts += [Text(note, "yellow"), Text()]
+    parts += [Text("Costs of a step besides training, the largest measured", "bold"), _cost_table(points)]
+    if preprocess:
+        parts += [Text(), Text("Preprocessing in samples/s, by cores", "bold"), _preprocess_table(preprocess)]
+    machines = sorted({printable(point.machine.gpu_type) for point in points})
+    return Group(*parts, Text(f"\nMeasured on {', '.join(machines) or 'nothing yet'}", "dim"))
+
+
+def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
+    """List sites, each with where its file lies."""
+    table = ruled_table("site", "batch", ">nodes", "", "launcher", "where", gap=1, fold="where")
+    for site, where in sites:
+        devices = f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}"
+        words = (site.name, site.batch_system, str(site.nodes), devices, site.launcher, where)
+        table.add_row(*(Text(printable(word)) for word in words))
+    return table
+
+
+def _status_header(status: RunStatus) -> Text:
+    names = f"run {status.run} · ensemble {status.ensemble} · site {status.site} · planner {status.planner}"
+    devices = f"{status.gpus} {device_word(status.device, status.gpus)}"
+    where = [f"round {status.rounds[-1].index}"] if status.rounds else ["no round yet"]
+    where += [f"job {job.number} ({job.batch_id}, {job.state.value})" for job in status.jobs[-1:]]
+    reason = f": {status.reason}" if status.reason else ""
+    return Text.assemble(
+        (printable(f"{names} · {devices}\n"), "bold"),
+        (status.state, RUN_STYLES.get(status.state, "yellow")),
+        printable(f"{reason} · {' · '.join(where)}\n"),
+        f"{describe_time(status)}\n{describe_states(status)}",
+    )
+
+
+def _member_table(status: RunStatus) -> Table:
+    metrics = sorted({member.metric for member in status.members})
+    one_metric = len(metrics) == 1
+    table = ruled_table(
+        "member",
+        "state",
+        f"{device_word(status.device)}\nper round",
+        f">rate\n1 {device_word(status.device, 1)}",
+        ">epochs",
+        _best_header(metrics[0]) if one_metric else ">best",
+        ">time\npredicted",
+        ">time\nmeasured",
+        fold="member",
+    )
+    for member in status.members:
+        best = format_metric(member.best)
+        table.add_row(
+            Text(printable(member.member)),
+            Text(member.state, MEMBER_STYLES.get(member.state, "")),
+            gpus_by_round(member.gpus_by_round, ROUNDS_WIDTH),
+            format_rate(member.profiled_rate),
+            f"{member.epochs}/{member.max_epochs}",
+            Text(best if one_metric else printable(f"{member.metric}\n{best}")),
+            format_seconds(member.predicted_s),
+            format_seconds(member.measured_s),
+        )
+    return table
+
+
+def _best_header(metric: str) -> str:
+    """Break ``best val_accuracy`` in two lines."""
+    head, underscore, tail = printable(metric).rpartition("_")
+    return f">best {head}{underscore}\n{tail}"
+
+
+def _failure(member: MemberStatus) -> RenderableType:
+    cause = f" failed: {member.cause or 'cause unknown'}"
+    title = Text.assemble("\n", (printable(member.member), "bold red"), printable(cause))
+    log = Text("\n".join(printable(line) for line in member.log_tail), "dim", overflow="fold")
+    return Group(title, Padding(log, (0, 0, 0, 2), expand=False)) if member.log_tail else title
+
+
+def _rate_table(
+    points: Sequence[ProfilePoint], stale: Collection[tuple[str, int]], counts: Sequence[int]
+) -> Table:
+    table = ruled_table("member", *(f">{count} " for count in counts), fold="member")
+    rates = {(point.member, point.gpus): point.rate for point in points}
+    for member in dict.fromkeys(point.member for point in points):
+        marks = ["*" if (member, count) in stale else " " for count in counts]
+        cells = [
+            format_rate(rates.get((member, count))) + mark for count, mark in zip(counts, marks, strict=True)
+        ]
+        table.add_row(Text(printable(member)), *cells)
+    return table
+
+
+def _cost_table(points: Sequence[ProfilePoint]) -> Table:
+    headers = ("member", ">batch", ">start-up", ">evaluate", ">checkpoint", ">memory")
+    table = ruled_table(*headers, gap=1, fold="member")
+    for name in dict.fromkeys(point.member for point in points):
+        mine = [point for point in points if point.member == name]
+        memory = max(point.peak_memory_bytes for point in mine)
+        table.add_row(
+            Text(printable(name)),
+            str(mine[-1].batch_size),
+            format_seconds(max(point.startup_s for point in mine)),
+            format_seconds(max(point.evaluate_s for point in mine)),
+            format_seconds(max(point.checkpoint_s for point in mine)),
+            format_bytes(memory) if memory else NONE,
+        )
+    return table
+
+
+def _preprocess_table(preprocess: Sequence[PreprocessPoint]) -> Table:
+    table = ruled_table("cores", *(f">{point.cores}" for point in preprocess), gap=1)
+    table.add_row("rate", *(format_rate(point.rate) for point in preprocess))
+    return table

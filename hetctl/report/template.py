@@ -1,0 +1,194 @@
+"""The page's HTML and CSS; Jinja escapes all that is put in."""
+
+TEMPLATE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ status.run }} · hetctl report</title>
+<style>
+:root { --ink: #22262e; --grey: #6b7280; --rule: #e3e6ea; --idle: #eef0f3; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f6f7f9; color: var(--ink);
+  font: 15px/1.5 Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 36px 24px 56px; }
+header { margin: 0 4px 20px; }
+h1 { margin: 0; font-size: 30px; line-height: 1.2; letter-spacing: -.02em; overflow-wrap: anywhere; }
+h2 { margin: 0 0 2px; font-size: 17px; }
+p { margin: 0; color: var(--grey); overflow-wrap: anywhere; }
+header p { margin-top: 6px; }
+section { margin-top: 18px; padding: 20px 22px; background: #fff; border: 1px solid var(--rule);
+  border-radius: 10px; }
+section > p:not(:only-child) { margin-bottom: 12px; font-size: 13.5px; }
+.state { display: inline-block; padding: 1px 10px; border-radius: 99px; background: #e7eaee;
+  color: var(--ink); font-size: 13px; font-weight: 600; }
+.finished, .converged { background: #dff1e4; color: #14602f; }
+.running, .training { background: #dcecf9; color: #124e7c; }
+.failed { background: #fbe3e0; color: #98231a; }
+.cards { display: grid; grid-template-columns: repeat(5, 1fr); gap: 12px; }
+.card { padding: 13px 16px; background: #fff; border: 1px solid var(--rule); border-radius: 10px; }
+.card b { display: block; font-size: 23px; line-height: 1.35; letter-spacing: -.01em; }
+.card span { color: var(--grey); font-size: 13px; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+svg { display: block; width: 100%; min-width: 720px; height: auto; }
+svg * { stroke-linejoin: round; stroke-linecap: butt; }
+svg text { font-family: inherit !important; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 12px 0 0; padding: 0; list-style: none;
+  font-size: 13px; }
+i { display: inline-block; min-width: 20px; height: 15px; margin-right: 6px; padding: 0 3px;
+  border-radius: 3px; font: 600 10.5px/15px Inter, system-ui, sans-serif; text-align: center;
+  vertical-align: 1px; }
+i.idle, i.hatched { vertical-align: -3px; }
+i.idle { background: var(--idle); border: 1px solid #d5d9df; }
+i.hatched { background: repeating-linear-gradient(135deg, #fff 0 2px, #6b7280 2px 3.5px);
+  border: 1px solid #6b7280; }
+table { width: 100%; border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; }
+th { color: var(--grey); font-weight: 600; text-align: left; vertical-align: bottom; }
+th, td { padding: 6px 12px 6px 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+tr:last-child td { border-bottom: 0; }
+table.narrow { width: auto; }
+.narrow th, .narrow td { padding-right: 28px; }
+td.text { white-space: normal; min-width: 170px; overflow-wrap: anywhere; color: var(--grey); }
+.number { text-align: right; }
+summary { cursor: pointer; font-weight: 600; }
+details table { margin-top: 10px; }
+pre { margin: 8px 0 0; padding: 12px 14px; overflow-x: auto; background: #f6f7f9; border-radius: 8px;
+  font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+footer { margin: 20px 4px 0; color: var(--grey); font-size: 13px; }
+@media (max-width: 800px) {
+  main { padding: 22px 12px 36px; }
+  section { padding: 16px 14px; }
+  .cards { grid-template-columns: repeat(2, 1fr); }
+  .card:last-child { grid-column: 1 / -1; }
+  h1 { font-size: 24px; }
+}
+@media print { body { background: #fff; } section { break-inside: avoid; } }
+</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{{ status.run }}</h1>
+<p><span class="state {{ status.state }}">{{ status.state }}</span> {{ status.reason }}</p>
+<p>Ensemble {{ status.ensemble }} of {{ status.members | length }} members on site {{ status.site }},
+{{ status.gpus }} {{ device if status.gpus == 1 else devices }}, planner {{ status.planner }}; {{ time }}.</p>
+</header>
+
+<div class="cards">
+{% for what, figure, remark in cards %}
+<div class="card"><span>{{ what }}</span><b>{{ figure }}</b><span>{{ remark }}</span></div>
+{% endfor %}
+</div>
+
+{% if not gantt %}
+<section><p>No step has started yet; figures appear as members train.</p></section>
+{% endif %}
+{% macro key() %}
+<ul class="legend">
+{% for member, swatch in legend %}
+<li>{{ swatch }}{{ member }}</li>
+{% endfor %}
+{% if unnamed %}
+<li>and {{ unnamed }} more; colours repeat</li>
+{% endif %}
+{{ caller() }}
+</ul>
+{% endmacro %}
+
+{% if gantt %}
+<section>
+<h2>{{ devices[0] | upper }}{{ devices[1:] }} over time</h2>
+<p>One row for each {{ device }}; a bar is a member's step, with its name or number; pale while it
+runs. A thin line starts a round; white is time without a job.</p>
+<div class="wide">{{ gantt }}</div>
+{% call key() %}
+<li><i class="idle"></i>idle</li>
+<li><i class="hatched"></i>failed step</li>
+{% endcall %}
+</section>
+{% endif %}
+
+{% if learning %}
+<section>
+<h2>Learning curves</h2>
+<p>A dot ends the curve of a converged member, a cross that of a failed one.{{ faint }}</p>
+<div class="wide">{{ learning }}</div>
+{% call key() %}{% endcall %}
+</section>
+{% endif %}
+
+{% if accuracy %}
+<section>
+<h2>Predicted against measured time</h2>
+<p>Time of converged members in steps, over all rounds: start-up, training, evaluation and checkpoints.</p>
+<div class="wide">{{ accuracy }}</div>
+</section>
+{% endif %}
+
+<section>
+<h2>Members</h2>
+<p>Rates are in samples/s, as profiled on one {{ device }}; a dot stands for a round without the member.</p>
+<div class="wide">
+<table>
+<thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate</th>
+<th class="number">epochs</th><th>metric</th><th class="number">best</th><th class="number">predicted</th>
+<th class="number">measured</th><th>why it ended</th></tr></thead>
+<tbody>
+{% for member in status.members %}
+<tr><td>{{ swatches[member.member] }}{{ member.member }}</td>
+<td><span class="state {{ member.state }}">{{ member.state }}</span></td>
+<td>{{ member.gpus_by_round | rounds }}</td>
+<td class="number">{{ member.profiled_rate | rate }}</td>
+<td class="number">{{ member.epochs }}/{{ member.max_epochs }}</td>
+<td>{{ member.metric }}</td>
+<td class="number">{{ member.best | metric }}</td>
+<td class="number">{{ member.predicted_s | seconds }}</td>
+<td class="number">{{ member.measured_s | seconds }}</td>
+<td class="text">{{ member.cause or "" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</section>
+
+{% if failed %}
+<section>
+<h2>Failures</h2>
+{% for member in failed %}
+<p><b>{{ member.member }}</b>: {{ member.cause or "cause unknown" }}</p>
+{% if member.log_tail %}
+<pre>{% for line in member.log_tail %}{{ line }}
+{% endfor %}</pre>
+{% endif %}
+{% endfor %}
+</section>
+{% endif %}
+
+{% if status.rounds %}
+<section>
+<details{{ " open" if status.rounds | length <= 12 else "" }}>
+<summary>Rounds</summary>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th class="number">round</th><th class="number">job</th><th class="number">start</th>
+<th class="number">predicted</th><th class="number">measured</th><th>ended by</th></tr></thead>
+<tbody>
+{% for span in status.rounds %}
+<tr><td class="number">{{ span.index }}</td><td class="number">{{ span.job }}</td>
+<td class="number">{{ span.start_s | seconds }}</td><td class="number">{{ span.predicted_s | seconds }}</td>
+<td class="number">{{ (none if span.end_s is none else span.end_s - span.start_s) | seconds }}</td>
+<td>{{ span.ended_by or "still running" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</details>
+</section>
+{% endif %}
+
+<footer>Made by hetctl.</footer>
+</main>
+</body>
+</html>
+"""

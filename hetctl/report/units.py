@@ -1,0 +1,67 @@
+"""How hetctl writes quantities: one function per unit."""
+
+from __future__ import annotations
+
+import re
+
+NONE = "-"
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+DEVICES = {"gpu": ("GPU", "GPUs"), "slot": ("slot", "slots")}
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Write a time as ``4.2 s``, ``42 s``, ``1:23 min``, ``2:05 h`` or ``3 d 04 h``."""
+    if seconds is None:
+        return NONE
+    if 0 < seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    minutes = round(seconds / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60}:{minutes % 60:02d} h"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def format_rate(rate: float | None) -> str:
+    """Write samples/s with three digits at least and no unit, for a column that names it."""
+    if rate is None:
+        return NONE
+    decimals = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2
+    return f"{rate:,.{decimals}f}"
+
+
+def format_bytes(size: int) -> str:
+    """Write a memory size in binary units, ``1.5 GiB``."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1023.5 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    decimals = 0 if units[0] == "B" or value >= 99.95 else 1
+    return f"{value:.{decimals}f} {units[0]}"
+
+
+def format_metric(value: float | None) -> str:
+    """Write a metric with four significant digits."""
+    return NONE if value is None else f"{value:.4g}"
+
+
+def format_percent(fraction: float | None) -> str:
+    """Write a fraction as whole percent, ``93 %``."""
+    return NONE if fraction is None else f"{fraction * 100:.0f} %"
+
+
+def device_word(device: str, count: int = 2) -> str:
+    """Return what a site calls its GPUs, ``slot`` or ``GPU``, in the number that fits `count`."""
+    return DEVICES[device][count != 1]
+
+
+def printable(text: str) -> str:
+    """Drop what would move a terminal's cursor or colour it; keep what a redrawn line ended with."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return CONTROL.sub("", "\n".join(lines)).expandtabs(4)

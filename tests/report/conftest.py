@@ -1,0 +1,71 @@
+"""A run to report on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hetctl.core.job import Job, JobState
+from hetctl.core.profile import EpochResult
+from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
+
+MakeRun = Callable[..., RunStatus]
+
+
+def _member(name: str, best: float, rounds: int) -> MemberStatus:
+    if rounds == 0:
+        return MemberStatus(name, "waiting", (), 1234.5, 0, 30, "val_accuracy", None, 90.0, None)
+    return MemberStatus(
+        member=name,
+        state="converged",
+        gpus_by_round=(1,) * rounds,
+        profiled_rate=1234.5,
+        epochs=2 * rounds,
+        max_epochs=30,
+        metric="val_accuracy",
+        best=best,
+        predicted_s=90.0,
+        measured_s=100.0,
+        cause="no better val_accuracy in 5 epochs",
+    )
+
+
+def _history(best: float, epochs: int) -> tuple[EpochResult, ...]:
+    return tuple(
+        EpochResult(e, {"loss": 2.0 / e, "val_accuracy": best * e / epochs}, 5.0, 1, 5.0 * e)
+        for e in range(1, epochs + 1)
+    )
+
+
+def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunStatus:
+    """Give each member its own GPU, four to a node, for 80 of the 100 seconds of each round."""
+    bests = {name: 0.9 + 0.01 * i for i, name in enumerate(names)}
+    steps = tuple(
+        StepSpan(name, r, f"node-{i // 4}", (i % 4,), 100.0 * r, 100.0 * r + 80, 0)
+        for r in range(rounds)
+        for i, name in enumerate(names)
+    )
+    return RunStatus(
+        run="digits-1",
+        ensemble="digits",
+        site="local",
+        device="slot",
+        planner="flotilla",
+        gpus=len(names),
+        state="finished",
+        reason="every member is done",
+        submitted_at=1e9,
+        predicted_s=93.0 * rounds,
+        measured_s=100.0 * rounds,
+        members=tuple(_member(name, bests[name], rounds) for name in names),
+        rounds=tuple(RoundSpan(r, 0, 100.0 * r, 100.0 * (r + 1), 93.0, "converged") for r in range(rounds)),
+        steps=steps,
+        jobs=(Job(0, 0, "4711", JobState.FINISHED, 1, 600, 1e9),),
+        history={name: _history(bests[name], 2 * rounds) for name in names if rounds},
+    )
+
+
+@pytest.fixture
+def make_run() -> MakeRun:
+    return _make_run

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console, RenderableType
+
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
+from hetctl.core.profile import Machine, PreprocessPoint, ProfilePoint
+from hetctl.core.site import Queue, Site
+from hetctl.core.status import RunStatus
+from hetctl.report.tables import plan_table, profile_table, sites_table, status_table
+
+MakeRun = Callable[..., RunStatus]
+
+
+def show(renderable: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert "\x1b" not in console.file.getvalue()
+    assert all(len(line) <= width for line in lines)
+    return [line.rstrip() for line in lines]
+
+
+def line_of(lines: list[str], start: str) -> str:
+    (line,) = [line for line in lines if line.startswith(start)]
+    return line
+
+
+def test_status_names_the_run_and_has_one_line_per_member(make_run: MakeRun) -> None:
+    lines = show(status_table(make_run(("mlp", "cnn-residual"))))
+    assert lines[0] == "run digits-1 · ensemble digits · site local · planner flotilla · 2 slots"
+    assert lines[1] == "finished: every member is done · round 2 · job 0 (4711, finished)"
+    assert lines[2] == "measured 5:00 min, predicted 4:39 min (7 % too short)"
+    words = line_of(lines, "cnn-residual").split()
+    assert words[1:] == ["converged", *"111", "1,234", "6/30", "0.91", "1:30", "min", "1:40", "min"]
+
+
+def test_status_says_gpus_where_the_site_has_gpus(make_run: MakeRun) -> None:
+    text = "\n".join(show(status_table(replace(make_run(), device="gpu"))))
+    assert "GPUs" in text
+    assert "slot" not in text
+
+
+def test_a_failed_member_shows_its_cause_and_log_without_escapes_or_markup(make_run: MakeRun) -> None:
+    run = make_run()
+    log = ("\x1b[31mTraceback\x1b[0m", "[bold]OOM[/bold]")
+    failed = replace(run.members[0], state="failed", cause="exit code 137 [red]", log_tail=log)
+    lines = show(status_table(replace(run, members=(failed, run.members[1]))))
+    assert "mlp failed: exit code 137 [red]" in lines
+    assert "  Traceback" in lines
+    assert "  [bold]OOM[/bold]" in lines
+
+
+def test_status_of_members_with_unlike_metrics_names_each(make_run: MakeRun) -> None:
+    run = make_run()
+    other = replace(run.members[0], metric="val_loss", best=0.25)
+    lines = show(status_table(replace(run, members=(other, run.members[1]))))
+    assert "val_loss" in line_of(lines, "mlp")
+    assert any(line.split() == ["0.25"] for line in lines)
+
+
+def test_an_empty_run_has_a_table(make_run: MakeRun) -> None:
+    lines = show(status_table(make_run((), rounds=0)))
+    assert any("no round yet" in line for line in lines)
+
+
+@pytest.mark.parametrize("rounds", [1, 8, 9, 100])
+def test_many_rounds_do_not_break_a_line(make_run: MakeRun, rounds: int) -> None:
+    run = make_run(("cnn-residual", "mlp"), rounds=rounds)
+    assert line_of(show(status_table(run)), "cnn-residual").endswith("1:40 min")
+
+
+def a_plan(rounds: int, members: int = 3, gpus_per_node: int = 2) -> Plan:
+    """Put each member on one GPU, node by node, in every round."""
+    spots = [(f"node-{i // gpus_per_node}", i % gpus_per_node) for i in range(members)]
+    allocations = tuple(
+        Allocation(f"net-{i}", 1, DATA_PARALLEL, 500.0, (Placement(node, (gpu,)),))
+        for i, (node, gpu) in enumerate(spots)
+    )
+    return Plan(
+        planner="flotilla",
+        objective="makespan",
+        gpus=members + 1,
+        gpus_per_node=gpus_per_node,
+        predicted_makespan_s=60.0 * rounds,
+        lower_bound_s=50.0 * rounds,
+        ratio=1.2,
+        rounds=tuple(Round(r, 60.0, allocations, 60.0 * r) for r in range(rounds)),
+        members=tuple(Forecast(f"net-{i}", 60.0 * rounds, 60.0) for i in range(members)),
+    )
+
+
+def test_plan_lists_allocations_and_maps_nodes() -> None:
+    lines = show(plan_table(a_plan(2), "gpu"))
+    assert lines[0] == "flotilla plan for 4 GPUs: 2 rounds · objective makespan"
+    assert lines[1] == "predicted makespan 2:00 min, lower bound 1:40 min, ratio 1.20"
+    assert sum("net-1" in line for line in lines) == 2
+    assert [line.split()[-2:] for line in lines if "net-1" in line] == [["1", "500"], ["2:00", "min"]]
+    assert line_of(lines, "node-0").split() == ["node-0", "a", "b", "a", "b"]
+    assert line_of(lines, "node-1").split() == ["node-1", "c", "c"]
+
+
+def test_idle_gpus_of_a_node_are_marked() -> None:
+    lone = Allocation("net", 1, DATA_PARALLEL, 1.0, (Placement("node-0", (2,)),))
+    plan = replace(a_plan(1), rounds=(Round(0, 60.0, (lone,)),))
+    assert line_of(show(plan_table(plan, "gpu")), "node-0").split()[1:] == ["·", "·", "a"]
+
+
+def test_a_big_plan_is_cut_after_twenty_rounds() -> None:
+    lines = show(plan_table(a_plan(300, members=60, gpus_per_node=6), "gpu"))
+    assert "and 280 more rounds" in lines
+    assert not any("round 20" in line for line in lines)
+    assert sum(line.startswith("node-9") for line in lines) == len(
+        [x for x in lines if x.startswith("node ")]
+    )
+    assert any(" bh" in line for line in lines)
+
+
+def test_a_plan_without_rounds_is_a_header() -> None:
+    assert len(show(plan_table(a_plan(0), "slot"))) == 2
+
+
+def a_point(member: str, gpus: int, rate: float) -> ProfilePoint:
+    machine = Machine("A100", "535", "tensorflow 2.18.1")
+    return ProfilePoint(
+        member, gpus, rate, "f", 32, 0.0, machine, None, None, 4.0 + gpus, 0.5, 0.1, gpus << 30
+    )
+
+
+def test_profile_has_rates_by_gpus_costs_and_stale_marks() -> None:
+    points = [a_point("mlp", 1, 100), a_point("mlp", 2, 190), a_point("cnn", 1, 10)]
+    lines = show(profile_table(points, {("mlp", 2)}, [PreprocessPoint(1, 5000)], "slot"))
+    rates, costs = [line.split() for line in lines if line.startswith("mlp")]
+    assert rates == ["mlp", "100", "190*"]
+    assert costs == ["mlp", "32", "6.0", "s", "0.5", "s", "0.1", "s", "2.0", "GiB"]
+    assert next(line.split() for line in lines if line.startswith("cnn")) == ["cnn", "10.0", "-"]
+    assert line_of(lines, "* stale")
+    assert line_of(lines, "rate").split() == ["rate", "5,000"]
+    assert lines[-1] == "Measured on A100"
+
+
+def test_a_fresh_profile_has_no_footnote_and_wide_ones_continue_below() -> None:
+    points = [a_point("cnn-residual", gpus, 20_000) for gpus in range(1, 17)]
+    lines = show(profile_table(points, set(), []))
+    assert not any("stale" in line for line in lines)
+    assert len([line for line in lines if line.startswith("cnn-residual")]) == 3
+    assert sum(line.count("20,000") for line in lines) == 16
+
+
+def test_sites_are_listed_with_their_files() -> None:
+    summit = Site("summit", "lsf", "jsrun", 4600, 6, 42, 1 << 39, (Queue("batch"),))
+    local = Site("local", "local", "local", 1, 2, 2, 1 << 33, (Queue("batch"),), device="slot")
+    lines = show(sites_table([(local, "shipped"), (summit, "/home/a/" + "long/" * 20 + "summit.yaml")]))
+    assert line_of(lines, "local").split() == ["local", "local", "1", "x", "2", "slots", "local", "shipped"]
+    assert line_of(lines, "summit").split()[:6] == ["summit", "lsf", "4600", "x", "6", "GPUs"]
