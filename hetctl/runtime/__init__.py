@@ -1,0 +1,1 @@
+"""What runs inside a batch job: the driver of its rounds, the trainers, the measurements."""

@@ -1,0 +1,51 @@
+"""``python -m hetctl.runtime ROUND_FILE --member NAME``: one rank of a member's group."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hetctl.core.layout import RoundFolder
+from hetctl.core.run import read_round
+from hetctl.runtime.checkpoint import CheckpointFolder
+from hetctl.runtime.group import Group
+from hetctl.runtime.step import build_rank, launched_at, reporter, run_step
+from hetctl.runtime.trainer import StopSignal, Trainer
+
+
+def main() -> int:
+    """Train; the exit code is 0 whether the member converged or was told to stop."""
+    parser = argparse.ArgumentParser(prog="python -m hetctl.runtime", description=__doc__)
+    parser.add_argument("round_file", type=Path)
+    parser.add_argument("--member", required=True)
+    arguments = parser.parse_args()
+    folder = RoundFolder(arguments.round_file.resolve().parent)
+    return run_step(lambda: train(folder, arguments.member), folder.events, arguments.member)
+
+
+def train(folder: RoundFolder, name: str) -> Group:
+    """Train a member as the round file says."""
+    launched = launched_at()
+    round_file = read_round(folder.file)
+    member = round_file.ensemble.member(name)
+    allocation = round_file.allocation_of(name)
+    rank = build_rank(round_file.ensemble, member, allocation.gpus, round_file.device)
+    Trainer(
+        member=member,
+        network=rank.network,
+        training=rank.training,
+        validation=rank.validation,
+        checkpoints=CheckpointFolder(round_file.checkpoint_folder(name)),
+        group=rank.group,
+        events=reporter(folder.events, name, rank.group),
+        stop=StopSignal(folder.stop, round_file.deadline),
+        gpus=allocation.gpus,
+        expected_epoch_s=len(rank.training[0]) / allocation.rate,
+        launched_at=launched,
+    ).run()
+    return rank.group
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""TensorFlow with Keras 3; groups of several ranks average gradients through Horovod."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hetctl.core.ensemble import Member
+from hetctl.core.errors import BadInputError
+from hetctl.runtime.data import Batches, Samples
+from hetctl.runtime.functions import UserFunctions
+from hetctl.runtime.group import Group
+
+EVALUATION_BATCH = 256
+
+
+class KerasNetwork:
+    """A compiled Keras model on this rank."""
+
+    def __init__(self, model: Any, config: dict[str, Any], train_fn: Any, group: Group) -> None:
+        self._model = model
+        self._optimizer = model.optimizer
+        self._config = config
+        self._group = group
+        self._train_fn = train_fn or _default_train_fn(model)
+        if group.size > 1:
+            self._average_gradients()
+
+    def train(self, batches: Batches) -> float:
+        """Run ``train_fn``; on several ranks, weight its loss by the samples each rank had."""
+        watched = _WeightedBatches(batches, self._weight) if self._group.size > 1 else batches
+        loss = _loss_of(self._train_fn(watched, self._model, self._optimizer, self._config))
+        if self._group.size > 1:
+            self._agree_on_statistics()
+            loss = float(_horovod().allreduce(tf.constant(loss), op=_horovod().Average))
+        return loss
+
+    def evaluate(self, samples: Samples) -> dict[str, float]:
+        """Evaluate on rank 0 and tell the others."""
+        results = {}
+        if self._group.rank == 0:
+            x, y = samples
+            results = self._model.evaluate(x, y, batch_size=EVALUATION_BATCH, verbose=0, return_dict=True)
+        return {f"val_{name}": float(value) for name, value in self._group.agree(results).items()}
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """Return every variable by its position."""
+        return {name: np.asarray(variable) for name, variable in self._variables()}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Assign every variable.
+
+        Raises
+        ------
+        BadInputError
+            If the network that ``model_fn`` builds now has other variables.
+        """
+        variables = dict(self._variables())
+        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+        saved = {name: tuple(array.shape) for name, array in arrays.items()}
+        if shapes != saved:
+            raise BadInputError(
+                "the checkpoint has other variables than the network that model_fn builds now",
+                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
+            )
+        for name, variable in variables.items():
+            variable.assign(arrays[name])
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Scale a plain learning rate or a schedule."""
+        rate = self._optimizer._learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            self._optimizer._learning_rate = ScaledSchedule(rate, factor)
+        else:
+            self._optimizer.learning_rate.assign(self._optimizer.learning_rate * factor)
+
+    def _variables(self) -> list[tuple[str, Any]]:
+        owners = {"model": self._model, "optimizer": self._optimizer}
+        return [
+            (f"{owner}/{index:04d}", variable)
+            for owner, holder in owners.items()
+            for index, variable in enumerate(holder.variables)
+        ]
+
+    def _average_gradients(self) -> None:
+        """Average where the optimizer applies gradients: it holds for ``fit`` and custom loops alike.
+
+        Keras 3 never calls what Horovod's own DistributedOptimizer overrides.
+        """
+        hvd = _horovod()
+        hvd.broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
+        self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float32)
+        apply = self._optimizer.apply
+
+        def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
+            dense = [tf.convert_to_tensor(g) for g in gradients]
+            weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
+            return apply(hvd.grouped_allreduce(weighted, op=hvd.Sum), trainable_variables)
+
+        self._optimizer.apply = apply_averaged
+
+    def _agree_on_statistics(self) -> None:
+        """Average what each rank gathered for itself, such as batch-normalisation means."""
+        hvd = _horovod()
+        own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
+        if own:
+            for variable, mean in zip(own, hvd.grouped_allreduce(own, op=hvd.Average), strict=True):
+                variable.assign(mean)
+
+
+class _WeightedBatches:
+    """Batches that tell the gradient averaging which share of each batch this rank has."""
+
+    def __init__(self, batches: Batches, weight: Any) -> None:
+        self._batches = batches
+        self._weight = weight
+
+    def __iter__(self) -> Any:
+        for batch in self._batches:
+            self._weight.assign(self._batches.weight)
+            yield batch
+
+
+@keras.saving.register_keras_serializable("hetctl")
+class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A learning-rate schedule times a constant (Capes et al., Equation 7)."""
+
+    def __init__(self, schedule: Any, factor: float) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.factor = factor
+
+    def __call__(self, step: Any) -> Any:
+        """Return the scaled rate at a step."""
+        return self.schedule(step) * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what a new instance is made from."""
+        return {"schedule": self.schedule, "factor": self.factor}
+
+
+class TensorFlow:
+    """The framework as the trainer sees it."""
+
+    def version(self) -> str:
+        """Return TensorFlow's and Keras' versions."""
+        return f"tensorflow {tf.__version__}, keras {keras.__version__}"
+
+    def prepare(self, cores: tuple[int, ...], seed: int) -> None:
+        """Limit threads, let GPU memory grow, seed all generators."""
+        tf.config.threading.set_intra_op_parallelism_threads(len(cores))
+        tf.config.threading.set_inter_op_parallelism_threads(len(cores))
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+        keras.utils.set_random_seed(seed)
+
+    def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> KerasNetwork:
+        """Call ``model_fn`` and make sure that all variables exist.
+
+        Raises
+        ------
+        BadInputError
+            If ``model_fn`` returns anything but a compiled Keras model.
+        """
+        config = dict(member.config)
+        model = functions.model_fn(config)
+        if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
+            raise BadInputError(
+                f"model_fn returned {type(model).__name__} for {member.name}, not a compiled Keras model",
+                "return a keras.Model after model.compile(optimizer, loss, metrics)",
+            )
+        if not model.built:
+            model(sample[0][:1])
+        model.optimizer.build(model.trainable_variables)
+        return KerasNetwork(model, config, functions.train_fn, group)
+
+
+FRAMEWORK = TensorFlow()
+
+
+def _default_train_fn(model: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
+    """Plain training by the model's compiled loss; returns the mean over samples."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+        variables = model.trainable_variables
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:
+        losses, sizes = [], []
+        for x, y in data:
+            losses.append(step(tf.convert_to_tensor(x), tf.convert_to_tensor(y)))
+            sizes.append(len(x))
+        return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
+
+    return train_fn
+
+
+def _loss_of(result: Any) -> float:
+    value = result.get("loss") if isinstance(result, Mapping) else result
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise BadInputError(
+            f"train_fn returned {result!r}",
+            'return the mean training loss, or a mapping with the key "loss"',
+        ) from None
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as hvd
+
+    return hvd
+
+
+def _raw(variable: Any) -> Any:
+    """Return the TensorFlow variable inside a Keras 3 variable; Horovod knows no other."""
+    return variable if isinstance(variable, tf.Variable) else variable.value

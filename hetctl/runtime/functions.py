@@ -1,0 +1,52 @@
+"""The user's functions, imported from beside the ensemble file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class UserFunctions:
+    """CEREBRO's API (section 3): ``train_fn`` None means the framework's own."""
+
+    input_fn: Callable[[str | None], Any]
+    model_fn: Callable[[dict[str, Any]], Any]
+    train_fn: Callable[[Any, Any, Any, dict[str, Any]], Any] | None
+
+
+def load_functions(ensemble: Ensemble) -> UserFunctions:
+    """Import the functions of an ensemble; its folder goes first on the module path.
+
+    Raises
+    ------
+    BadInputError
+        If a module or a function is missing.
+    """
+    if ensemble.folder not in sys.path:
+        sys.path.insert(0, ensemble.folder)
+    named = ensemble.functions
+    return UserFunctions(
+        input_fn=_load(named.input_fn),
+        model_fn=_load(named.model_fn),
+        train_fn=_load(named.train_fn) if named.train_fn else None,
+    )
+
+
+def _load(reference: str) -> Callable[..., Any]:
+    module_name, _, name = reference.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise BadInputError(f"{reference}: {error}") from None
+    except AttributeError:
+        raise BadInputError(f"{reference}: module {module_name} defines no {name}") from None
+    if not callable(function):
+        raise BadInputError(f"{reference} is {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+"""The ranks that train one member together."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from hetctl.core.errors import BadInputError
+
+LOCAL_RANK_VARIABLES = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",  # mpirun, and jsrun's Spectrum MPI
+    "SLURM_LOCALID",  # srun
+    "JSM_NAMESPACE_LOCAL_RANK",  # jsrun
+)
+
+
+class Group(Protocol):
+    """A member's ranks; rank 0 decides, reports and writes checkpoints."""
+
+    size: int
+    rank: int
+
+    def agree(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+
+    def leave(self) -> None:
+        """Wait for the others and go; the first rank to leave early would kill the rest."""
+
+
+class SingleRank:
+    """A group of one, which needs no MPI."""
+
+    size = 1
+    rank = 0
+
+    def agree(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def leave(self) -> None:
+        """Nobody to wait for."""
+
+
+class MpiGroup:
+    """The ranks of one MPI world, with Horovod started on it."""
+
+    def __init__(self) -> None:
+        try:
+            import horovod.tensorflow as hvd
+            from mpi4py import MPI
+        except ImportError as error:
+            raise BadInputError(
+                f"a member with more than one GPU needs Horovod and mpi4py: {error}",
+                "install them as docs/install.md says, or give the member max_gpus: 1",
+            ) from None
+        self._world = MPI.COMM_WORLD.Dup()
+        self._hvd = hvd
+        hvd.init()
+        self.size = int(self._world.Get_size())
+        self.rank = int(self._world.Get_rank())
+
+    def agree(self, value: Any) -> Any:
+        """Broadcast from rank 0."""
+        return self._world.bcast(value, root=0)
+
+    def leave(self) -> None:
+        """Meet at a barrier, then shut Horovod down."""
+        self._world.Barrier()
+        self._hvd.shutdown()
+
+
+def join_group(gpus: int) -> Group:
+    """Meet the other ranks of a member that holds `gpus` GPUs, one rank on each.
+
+    Raises
+    ------
+    BadInputError
+        If Horovod is missing, or the launcher started another number of ranks.
+    """
+    if gpus == 1:
+        return SingleRank()
+    group = MpiGroup()
+    if group.size != gpus:
+        raise BadInputError(
+            f"the launcher started {group.size} MPI ranks for a member with {gpus} GPUs",
+            "check `mpi:` and `launcher:` in the site file",
+        )
+    return group
+
+
+def bind_device(device: str, gpus: int) -> tuple[int, ...]:
+    """Bind this rank to its own share of what its step was given, before a framework starts.
+
+    Parameters
+    ----------
+    device : str
+        ``gpu`` or ``slot``, as the site says.
+    gpus : int
+        GPUs of the whole group; at a site with slots all of them are on this node.
+
+    Returns
+    -------
+    tuple of int
+        The cores that the rank may use.
+    """
+    local_rank = next((int(os.environ[v]) for v in LOCAL_RANK_VARIABLES if v in os.environ), 0)
+    if device == "slot" and "HETCTL_CORES" in os.environ:
+        _bind_cores(os.environ["HETCTL_CORES"].split(","), local_rank, gpus)
+    if device == "gpu":
+        _bind_gpu(local_rank)
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def _bind_cores(cores: list[str], local_rank: int, gpus: int) -> None:
+    available = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // gpus)
+    share = cores[local_rank * each : (local_rank + 1) * each]
+    os.sched_setaffinity(0, {available[int(core) % len(available)] for core in share})
+
+
+def _bind_gpu(local_rank: int) -> None:
+    visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if len(visible) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]

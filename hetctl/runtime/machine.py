@@ -1,0 +1,34 @@
+"""What this node is, for the record beside a measurement."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+
+def gpu_and_driver() -> tuple[str, str]:
+    """Return the GPU's name and driver version; without a GPU the processor's and kernel's."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        name, driver = answer.strip().splitlines()[0].split(", ")
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return _processor(), f"Linux {platform.release()}"
+    return name, driver
+
+
+def peak_gpu_memory() -> int:
+    """Return the most bytes that TensorFlow held on its GPU; 0 without one."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not tensorflow.config.list_physical_devices("GPU"):
+        return 0
+    return int(tensorflow.config.experimental.get_memory_info("GPU:0")["peak"])
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,31 @@
+"""Which nodes this batch job was given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from hetctl.core.errors import BatchSystemError
+from hetctl.core.site import Node, Site
+from hetctl.launchers.nodes import nodes_command, parse_nodes
+
+
+def nodes_of_this_job(site: Site) -> tuple[Node, ...]:
+    """Ask the batch system, from inside a job; every node has all its GPUs.
+
+    Raises
+    ------
+    BatchSystemError
+        If this process is not inside a job of the site's batch system.
+    """
+    command = nodes_command(site.batch_system)
+    try:
+        output = _run(command) if command else ""
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BatchSystemError(f"cannot tell the nodes of this job on site {site.name}: {error}") from None
+    names = parse_nodes(site.batch_system, os.environ, output)
+    return tuple(Node(name, tuple(range(site.gpus_per_node))) for name in names)
+
+
+def _run(command: tuple[str, ...]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

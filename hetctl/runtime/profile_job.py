@@ -1,0 +1,83 @@
+"""A profiling job: many points packed on the GPUs of one allocation, each in its own step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hetctl.core.events import EventWriter, read_events
+from hetctl.core.layout import make_private_folder
+from hetctl.core.measurement import Measurements, Point, read_measurements
+from hetctl.core.plan import DATA_PARALLEL, Allocation
+from hetctl.planners.packing import pack
+from hetctl.runtime.measure import PREPROCESS
+from hetctl.runtime.nodes import nodes_of_this_job
+from hetctl.runtime.steps import EndedStep, StepPool
+
+POLL_S = 0.05
+
+
+def run_profile_job(folder: str) -> int:
+    """Measure every point of a profiling folder; return how many were measured.
+
+    A point that fails is reported in its event file and does not stop the others.
+    """
+    job = _ProfileJob(Path(folder))
+    job.run()
+    return job.measured
+
+
+class _ProfileJob:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._measurements: Measurements = read_measurements(folder)
+        self._pool = StepPool(self._measurements.site, nodes_of_this_job(self._measurements.site))
+        self._logs = _private_folder(folder / "logs")
+        self._events = _private_folder(folder / "events")
+        self.measured = 0
+
+    def run(self) -> None:
+        """Start each point as soon as its GPUs are free, the largest first."""
+        waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
+        while waiting or self._pool.running:
+            for ended in self._pool.reap():
+                self._report(ended)
+            waiting = [point for point in waiting if not self._start(point)]
+            time.sleep(POLL_S)
+        if self._measurements.preprocess_cores:
+            self._measure_preprocessing()
+
+    def _start(self, point: Point) -> bool:
+        placed, _ = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1)
+        if point.member not in placed:
+            return False
+        allocation = Allocation(point.member, point.gpus, DATA_PARALLEL, 0.0, placed[point.member])
+        command = _command(self._folder, "--member", point.member, "--gpus", str(point.gpus))
+        self._pool.launch(point.source, allocation, command, self._logs / f"{point.source}.log")
+        return True
+
+    def _report(self, ended: EndedStep) -> None:
+        if ended.exit_code == 0:
+            self.measured += 1
+            return
+        path = self._events / f"{ended.name}.jsonl"
+        if not any(event.kind == "failed" for event in read_events(path)):
+            EventWriter(self._events, ended.name).write("failed", error=ended.cause)
+
+    def _measure_preprocessing(self) -> None:
+        """Run beside no step, outside all of them: it wants every core of this node."""
+        log = os.open(self._logs / f"{PREPROCESS}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(log, "ab") as output:
+            subprocess.call(_command(self._folder, "--preprocess"), stdout=output, stderr=output)
+
+
+def _private_folder(path: Path) -> Path:
+    make_private_folder(path)
+    return path
+
+
+def _command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hetctl.runtime.measure", os.fspath(folder), *arguments]

@@ -1,0 +1,107 @@
+"""Steps as processes: launched through the site's launcher, each with its log and exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.core.layout import write_private
+from hetctl.core.plan import Allocation
+from hetctl.core.site import Node, Site
+from hetctl.launchers import LAUNCHERS
+from hetctl.runtime.step import LAUNCHED_AT
+
+SRUN_OUT_OF_MEMORY = 253
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A step that has not been seen to end."""
+
+    name: str
+    allocation: Allocation
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """A step with its exit code: 128 + n if signal n ended it."""
+
+    name: str
+    allocation: Allocation
+    exit_code: int
+
+    @property
+    def cause(self) -> str:
+        """Say in words how the step ended."""
+        if self.exit_code == SRUN_OUT_OF_MEMORY:
+            return "out of memory"
+        if self.exit_code > 128:
+            return f"killed by {_signal_name(self.exit_code - 128)}"
+        return f"exit code {self.exit_code}"
+
+
+class StepPool:
+    """The steps of one batch job and the GPUs they hold."""
+
+    def __init__(self, site: Site, nodes: Sequence[Node]) -> None:
+        self._site = site
+        self._nodes = tuple(nodes)
+        self._running: list[RunningStep] = []
+
+    @property
+    def running(self) -> tuple[RunningStep, ...]:
+        """Steps that still hold their GPUs."""
+        return tuple(self._running)
+
+    def free_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes with the GPUs that no step holds, without full nodes."""
+        held = {
+            (place.node, gpu)
+            for step in self._running
+            for place in step.allocation.placement
+            for gpu in place.gpus
+        }
+        free = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self._nodes)
+        return tuple(node for node in free if node.gpus)
+
+    def launch(self, name: str, allocation: Allocation, command: Sequence[str], log: Path) -> None:
+        """Start a step; its output is appended to `log`."""
+        step = LAUNCHERS[self._site.launcher](self._site, allocation, tuple(command))
+        environment = {**os.environ, **step.environment, LAUNCHED_AT: repr(time.time())}
+        if step.host_file is not None:
+            hosts = log.with_suffix(".hosts")
+            write_private(hosts, "\n".join(step.host_file) + "\n")
+            environment["SLURM_HOSTFILE"] = str(hosts)
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+            process = subprocess.Popen(
+                step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self._running.append(RunningStep(name, allocation, process))
+
+    def reap(self) -> list[EndedStep]:
+        """Return the steps that have ended since the last call; their GPUs are free."""
+        over = [step for step in self._running if step.process.poll() is not None]
+        self._running = [step for step in self._running if step not in over]
+        return [EndedStep(s.name, s.allocation, _exit_code(s.process.returncode)) for s in over]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every step that is left."""
+        for step in self._running:
+            step.process.send_signal(number)
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

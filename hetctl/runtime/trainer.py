@@ -1,0 +1,238 @@
+"""Training one member in one round: from its last checkpoint to convergence, stop or deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
+from hetctl.core.errors import BadInputError
+from hetctl.core.profile import EpochResult
+from hetctl.runtime.checkpoint import CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.data import Batches, Samples, epoch_order
+from hetctl.runtime.frameworks import Network
+from hetctl.runtime.group import Group
+
+STOP_POLL_S = 0.2
+"""How often the stop file is looked for: a file system call per batch would be too many."""
+
+
+class Reporter(Protocol):
+    """Where events go; ranks other than 0 report nothing."""
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Append one event."""
+
+
+class StopSignal:
+    """Why training should pause now, if it should: the stop file, or the deadline."""
+
+    def __init__(self, file: Path, deadline: float) -> None:
+        self._file = file
+        self._deadline = deadline
+        self._next_look = 0.0
+        self.reason: str | None = None
+
+    def __call__(self) -> bool:
+        """Look, at most every `STOP_POLL_S` seconds."""
+        now = time.time()
+        if self.reason is None and now >= self._next_look:
+            self._next_look = now + STOP_POLL_S
+            if self._file.exists():
+                self.reason = self._file.read_text(encoding="utf-8").strip() or "stop"
+            elif now >= self._deadline:
+                self.reason = "deadline"
+        return self.reason is not None
+
+    def leaves_room_for(self, seconds: float) -> bool:
+        """Whether something that takes `seconds` would end before the deadline."""
+        if time.time() + seconds <= self._deadline:
+            return True
+        self.reason = self.reason or "deadline"
+        return False
+
+
+@dataclass
+class Trainer:
+    """A member's training in one round.
+
+    Parameters
+    ----------
+    gpus : int
+        Ranks of the group, one on each GPU.
+    expected_epoch_s : float
+        What the plan expects an epoch to take; measured ones take its place.
+    launched_at : float
+        When the step was started, in seconds since the epoch.
+    """
+
+    member: Member
+    network: Network
+    training: Samples
+    validation: Samples
+    checkpoints: CheckpointFolder
+    group: Group
+    events: Reporter
+    stop: StopSignal
+    gpus: int
+    expected_epoch_s: float
+    launched_at: float
+    state: TrainingState = field(default_factory=TrainingState)
+
+    def run(self) -> None:
+        """Train until the member has converged or is told to stop; always leaves a checkpoint."""
+        self._restore()
+        self._rescale_learning_rate()
+        self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
+        while not (reason := self._reason_to_stop_for_good()):
+            if not self.group.agree(self.stop.leaves_room_for(self._epoch_seconds_left())):
+                break
+            if not self._train_epoch():
+                break
+        if reason:
+            self.events.write("converged", reason=reason)
+        else:
+            why = self.group.agree(self.stop.reason)
+            self.events.write("stopped", reason=why, part_samples=self.state.part_samples)
+
+    def _reason_to_stop_for_good(self) -> str | None:
+        metric = self.member.stop.metric
+        history = tuple(epoch.metrics[metric] for epoch in self.state.epochs)
+        reason: str | None = self.group.agree(self.member.stop.reason_to_stop(history))
+        return reason
+
+    def _restore(self) -> None:
+        loaded = self.checkpoints.load()
+        if loaded is None:
+            return
+        arrays, self.state, invalid = loaded
+        self.network.restore(arrays)
+        _set_random_state(self.state.random_state)
+        for name in invalid:
+            self.events.write("checkpoint_invalid", name=name)
+        if self.state.epochs:
+            # Its event is lost if the last process was killed between checkpoint and event.
+            self.events.write("epoch", **encode(self.state.epochs[-1]))
+
+    def _rescale_learning_rate(self) -> None:
+        """Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
+        if self.member.rescale_learning_rate and self.gpus != self.state.gpus:
+            self.network.scale_learning_rate(self.gpus / self.state.gpus)
+        self.state = replace(self.state, gpus=self.gpus)
+
+    def _epoch_seconds_left(self) -> float:
+        same_size = [epoch.seconds for epoch in self.state.epochs if epoch.gpus == self.gpus]
+        seconds = same_size[-1] if same_size else self.expected_epoch_s
+        return seconds * (1 - self.state.part_samples / len(self.training[0]))
+
+    def _train_epoch(self) -> bool:
+        """Train what is left of the epoch; False if told to stop before its end."""
+        number = len(self.state.epochs) + 1
+        order = epoch_order(len(self.training[0]), self.member.seed, number)
+        batches = Batches(
+            self.training,
+            order,
+            self.state.part_samples,
+            self.member.batch_size,
+            self.group,
+            self.stop,
+            self._report_first_step,
+        )
+        began = time.perf_counter()
+        loss = self.network.train(batches)
+        self._account_part(batches, loss, time.perf_counter() - began)
+        if not batches.complete:
+            self._save()
+            return False
+        self._finish_epoch(number)
+        return True
+
+    def _report_first_step(self, _position: int) -> None:
+        if self.launched_at:
+            self.events.write("first_step", startup_s=time.time() - self.launched_at)
+            self.launched_at = 0.0
+
+    def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
+        done = batches.position - batches.start
+        self.state = replace(
+            self.state,
+            part_samples=batches.position,
+            part_loss=self.state.part_loss + loss * done,
+            part_seconds=self.state.part_seconds + seconds,
+        )
+
+    def _finish_epoch(self, number: int) -> None:
+        began = time.perf_counter()
+        metrics = self.network.evaluate(self.validation)
+        evaluate_s = time.perf_counter() - began
+        result = EpochResult(
+            epoch=number,
+            metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
+            seconds=self.state.part_seconds,
+            gpus=self.gpus,
+            finished_at=time.time(),
+        )
+        check_metrics(result.metrics, self.member.stop.metric)
+        self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)
+        self._save()
+        self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
+
+    def _save(self) -> None:
+        arrays = self.network.save()
+        self.state = replace(self.state, random_state=_random_state())
+        if self.group.rank == 0:
+            began = time.perf_counter()
+            manifest = self.checkpoints.save(arrays, self.state)
+            self._report_checkpoint(manifest, time.perf_counter() - began)
+
+    def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
+        self.events.write(
+            "checkpoint",
+            epoch=len(self.state.epochs),
+            part_samples=self.state.part_samples,
+            path=str(self.checkpoints.path / manifest.file),
+            bytes=manifest.bytes,
+            sha256=manifest.sha256,
+            seconds=seconds,
+        )
+
+
+def check_metrics(metrics: Mapping[str, float], wanted: str) -> None:
+    """Refuse results that no stop rule can work with.
+
+    Raises
+    ------
+    BadInputError
+        If the stop rule's metric is not among them, or one is not a finite number.
+    """
+    if wanted not in metrics:
+        raise BadInputError(
+            f"the stop rule's metric {wanted} is not among the results: {', '.join(sorted(metrics))}",
+            "name one of them in `stop:`, or compile the model with that metric",
+        )
+    for name, value in metrics.items():
+        if not np.isfinite(value):
+            raise BadInputError(f"{name} is {value} after the epoch: training diverged")
+
+
+def _random_state() -> Any:
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state = [kind, [int(key) for key in keys], position, has_gauss, gauss]
+    version, internal, gauss_next = random.getstate()
+    return {"numpy": numpy_state, "python": [version, list(internal), gauss_next]}
+
+
+def _set_random_state(state: Any) -> None:
+    if state is None:
+        return
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -1,0 +1,62 @@
+"""Networks for tests: seconds to build, real data, real convergence."""
+
+import os
+import time
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+SAMPLES = 640
+
+
+def input_fn(path):
+    digits = load_digits()
+    x, y = (digits.images / 16.0).astype("float32")[..., None], digits.target
+    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
+
+
+def model_fn(config):
+    if config.get("broken"):
+        raise ValueError("no such network")
+    layers = [keras.layers.Flatten(), keras.layers.Dense(config.get("units", 32), activation="relu")]
+    if config.get("dropout"):
+        layers.append(keras.layers.Dropout(config["dropout"]))
+    if config.get("batch_norm"):
+        layers.append(keras.layers.BatchNormalization())
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(10)])
+    optimizers = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+    rate = config.get("learning_rate", 0.01)
+    if config.get("decay"):
+        rate = keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.9)
+    model.compile(
+        optimizer=optimizers[config.get("optimizer", "adam")](rate),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def slow_input_fn(path):
+    """The same, each batch of which takes a while: epochs of a length that does not depend on the machine."""
+    (x, y), validation = input_fn(path)
+    return (SlowArray(x), y), validation
+
+
+class SlowArray(np.ndarray):
+    """An array whose batches take `HETCTL_TEST_BATCH_S` seconds to read."""
+
+    def __new__(cls, values):
+        return np.asarray(values).view(cls)
+
+    def __getitem__(self, key):
+        if isinstance(key, np.ndarray):
+            time.sleep(float(os.environ.get("HETCTL_TEST_BATCH_S", "0.1")))
+            return np.asarray(self)[key]
+        return super().__getitem__(key)
+
+
+def fit_train_fn(data, model, optimizer, config):
+    """A train_fn that uses Keras' own training step."""
+    losses = [float(model.train_on_batch(x, y)[0]) for x, y in data]
+    return {"loss": float(np.mean(losses)) if losses else 0.0}
