@@ -1,0 +1,7 @@
+"""``python -m hetctl``."""
+
+from __future__ import annotations
+
+from hetctl.cli.main import main
+
+main()

@@ -1,0 +1,29 @@
+"""``hetctl advance``."""
+
+from __future__ import annotations
+
+import click
+
+from hetctl.cli.options import json_option
+from hetctl.cli.output import print_json
+
+
+@click.command("advance")
+@click.argument("run", required=False)
+@click.option("--after-job", type=int, help="Number of the job that calls this at its end.")
+@json_option
+def command(run: str | None, after_job: int | None, as_json: bool) -> None:
+    """Collect what happened in RUN (default: the newest) and submit its next job if one is needed.
+
+    Job scripts call this at their end, so that a run needs no login session.
+
+    Example: hetctl advance
+    """
+    from hetctl.runner.project import Project
+    from hetctl.runner.running import advance
+
+    outcome = advance(Project.here(), run, after_job=after_job)
+    if as_json:
+        print_json(outcome)
+    else:
+        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")

@@ -1,0 +1,26 @@
+"""``hetctl cancel``."""
+
+from __future__ import annotations
+
+import click
+
+from hetctl.cli.options import json_option
+from hetctl.cli.output import print_json
+
+
+@click.command("cancel")
+@click.argument("run", required=False)
+@json_option
+def command(run: str | None, as_json: bool) -> None:
+    """Cancel the jobs of RUN (default: the newest); `hetctl submit` goes on from the checkpoints.
+
+    Example: hetctl cancel digits-001
+    """
+    from hetctl.runner.project import Project
+    from hetctl.runner.running import cancel
+
+    outcome = cancel(Project.here(), run)
+    if as_json:
+        print_json(outcome)
+    else:
+        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")

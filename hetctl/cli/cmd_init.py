@@ -1,0 +1,22 @@
+"""``hetctl init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("init")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--example", default="digits", show_default=True, help="Which example to copy.")
+def command(folder: Path, example: str) -> None:
+    """Start a project in FOLDER from an example.
+
+    Example: hetctl init demo --example digits
+    """
+    from hetctl.runner.starting import start_project
+
+    for path in start_project(folder, example):
+        click.echo(f"wrote {path}")
+    click.echo(f"next: cd {folder}; hetctl profile")

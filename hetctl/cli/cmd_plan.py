@@ -1,0 +1,33 @@
+"""``hetctl plan``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options
+from hetctl.cli.output import print_json, print_table
+
+
+@click.command("plan")
+@ensemble_option
+@site_options
+@planner_options
+@json_option
+def command(as_json: bool, **wishes: Any) -> None:
+    """Compute the rounds until every member has converged, and keep the plan in the catalog.
+
+    Example: hetctl plan --site perlmutter --gpus 64 --time 2h
+    """
+    from hetctl.report.plan_table import plan_table
+    from hetctl.runner.planning import plan_and_save
+    from hetctl.runner.project import Project
+
+    project = Project.here()
+    request = plan_request(project, **wishes)
+    plan = plan_and_save(project, request)
+    if as_json:
+        print_json(plan)
+    else:
+        print_table(plan_table(plan, request.site.device))

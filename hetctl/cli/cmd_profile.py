@@ -1,0 +1,147 @@
+"""``hetctl profile`` and its sub-commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hetctl.cli.options import ensemble_option, json_option, resolve, site_options
+from hetctl.cli.output import print_json, print_table
+from hetctl.core.errors import MembersFailedError
+
+if TYPE_CHECKING:
+    from hetctl.core.ensemble import Ensemble
+    from hetctl.core.site import Site
+    from hetctl.runner.profiling import ProfileOutcome
+
+
+@click.group("profile", invoke_without_command=True)
+@ensemble_option
+@site_options
+@click.option("--force", is_flag=True, help="Measure again what is measured already.")
+@json_option
+@click.pass_context
+def command(context: click.Context, /, force: bool, as_json: bool, **wishes: Any) -> None:
+    """Measure the training rate of every member, each on 1, 2, .. GPUs, many points to a job.
+
+    What is measured stays in the catalog, also when this is interrupted, and is not measured again.
+
+    Example: hetctl profile --site slurm --gpus 8
+    """
+    if context.invoked_subcommand:
+        return
+    from hetctl.runner.profiling import profile
+    from hetctl.runner.project import Project
+
+    project = Project.here()
+    ensemble, site, size = resolve(project, **wishes)
+    with _progress(quiet=as_json) as advance:
+        outcome = profile(project, ensemble, site, size, force=force, on_progress=advance)
+    if as_json:
+        print_json(_fields(ensemble, site, outcome))
+    else:
+        _print(ensemble, site, outcome)
+    if outcome.failures:
+        names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
+        raise MembersFailedError(
+            f"{len(outcome.failures)} points could not be measured ({names})",
+            "mend these members and run `hetctl profile` again: what is measured is kept",
+        )
+
+
+@command.command("show")
+@ensemble_option
+@site_options
+@json_option
+def show(as_json: bool, **wishes: Any) -> None:
+    """Show what is known; stale points are marked.
+
+    Example: hetctl profile show
+    """
+    from hetctl.runner.profiling import known_profile
+    from hetctl.runner.project import Project
+
+    project = Project.here()
+    ensemble, site, _ = resolve(project, **wishes)
+    outcome = known_profile(project, ensemble, site)
+    if as_json:
+        print_json(_fields(ensemble, site, outcome))
+    else:
+        _print(ensemble, site, outcome)
+
+
+@command.command("import")
+@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@ensemble_option
+@site_options
+@json_option
+def import_table(table: Path, as_json: bool, **wishes: Any) -> None:
+    """Take over rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
+
+    Example: hetctl profile import rates.csv
+    """
+    from hetctl.runner.project import Project
+    from hetctl.runner.rates import import_rates
+
+    project = Project.here()
+    ensemble, site, _ = resolve(project, **wishes)
+    count = import_rates(project, ensemble, site, table)
+    if as_json:
+        print_json({"ensemble": ensemble.name, "site": site.name, "imported": count})
+    else:
+        click.echo(f"imported {count} rates of {ensemble.name} at {site.name}")
+
+
+@command.command("export")
+@ensemble_option
+@site_options
+@click.option("-o", "--output", type=click.File("w"), default="-", help="File.  [default: stdout]")
+def export_table(output: Any, **wishes: Any) -> None:
+    """Write the rates as a CSV table that `hetctl profile import` reads.
+
+    Example: hetctl profile export -o rates.csv
+    """
+    from hetctl.runner.project import Project
+    from hetctl.runner.rates import export_rates
+
+    project = Project.here()
+    ensemble, site, _ = resolve(project, **wishes)
+    export_rates(project, ensemble, site, output)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, disable=quiet or not sys.stdout.isatty()) as bar:
+        task = bar.add_task("measuring", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
+    from hetctl.report.tables import profile_table
+    from hetctl.runner.planning import stale_points
+
+    stale = stale_points(outcome.points, ensemble)
+    print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
+    click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
+    for failure in outcome.failures:
+        click.echo(f"\n{failure.point.member} on {failure.point.gpus}: {failure.error}")
+        for line in failure.log_tail:
+            click.echo(f"    {line}")
+
+
+def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> dict[str, Any]:
+    from hetctl.core.codec import encode
+    from hetctl.runner.planning import stale_points
+
+    stale = sorted(stale_points(outcome.points, ensemble))
+    fields: dict[str, Any] = encode(outcome)
+    return {"ensemble": ensemble.name, "site": site.name, "stale": [list(point) for point in stale], **fields}

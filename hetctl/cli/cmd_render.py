@@ -1,0 +1,52 @@
+"""``hetctl render``."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options
+from hetctl.cli.output import print_json
+
+
+@click.command("render")
+@ensemble_option
+@site_options
+@planner_options
+@click.option("--run", default="preview", show_default=True, help="Name of the run in the script.")
+@json_option
+def command(run: str, as_json: bool, **wishes: Any) -> None:
+    """Print the batch script of a run's first job, and the command that would submit it.
+
+    Nothing is written, and no machine is asked: any site's script can be rendered anywhere.
+
+    Example: hetctl render --site summit --gpus 24 --time 2h --account ABC123
+    """
+    from hetctl.runner.project import Project
+    from hetctl.runner.running import render
+
+    project = Project.here()
+    submission = render(project, run, plan_request(project, **wishes))
+    if as_json:
+        print_json(submission_fields(submission))
+    else:
+        print_submission(submission)
+
+
+def submission_fields(submission: Any) -> dict[str, Any]:
+    """Return a submission as JSON has it."""
+    return {
+        "run": submission.run,
+        "path": str(submission.path),
+        "script": submission.script,
+        "command": list(submission.command),
+    }
+
+
+def print_submission(submission: Any) -> None:
+    """Print a script on stdout, and around it, as comments, its path and command."""
+    click.echo(f"# {submission.path}", err=True)
+    click.echo(submission.script, nl=False)
+    click.echo(f"# submit with: {shlex.join(submission.command)}", err=True)

@@ -1,0 +1,42 @@
+"""``hetctl report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hetctl.cli.options import json_option
+from hetctl.cli.output import print_json
+
+
+@click.command("report")
+@click.argument("run", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="report.html",
+    show_default=True,
+    help="Where the page goes.",
+)
+@json_option
+def command(run: str | None, output: Path, as_json: bool) -> None:
+    """Write one self-contained page about RUN (default: the newest).
+
+    Example: hetctl report -o report.html
+    """
+    from hetctl.core.errors import BadInputError
+    from hetctl.report.page import render_page
+    from hetctl.runner.project import Project
+    from hetctl.runner.status import run_status
+
+    status = run_status(Project.here(), run)
+    try:
+        output.write_text(render_page(status), encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"cannot write {output}: {error.strerror}") from None
+    if as_json:
+        print_json({"run": status.run, "path": str(output.resolve())})
+    else:
+        click.echo(f"wrote {output}")

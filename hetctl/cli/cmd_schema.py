@@ -1,0 +1,21 @@
+"""``hetctl schema``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("schema")
+@click.argument("kind", type=click.Choice(["ensemble", "site"]))
+def command(kind: str) -> None:
+    """Print the JSON Schema of ensemble or site files, for editors that check as one types.
+
+    Example: hetctl schema ensemble > ensemble.schema.json
+    """
+    from hetctl.files.ensemble_file import ensemble_schema
+    from hetctl.files.site_file import site_schema
+
+    schemas = {"ensemble": ensemble_schema, "site": site_schema}
+    click.echo(json.dumps(schemas[kind](), indent=2))

@@ -1,0 +1,34 @@
+"""``hetctl status``."""
+
+from __future__ import annotations
+
+import click
+
+from hetctl.cli.options import json_option
+from hetctl.cli.output import print_json, print_table
+
+
+@click.command("status")
+@click.argument("run", required=False)
+@click.option("--watch", is_flag=True, help="Go on showing it until the run ends.")
+@json_option
+def command(run: str | None, watch: bool, as_json: bool) -> None:
+    """Show how far RUN (default: the newest) has come, member by member.
+
+    Example: hetctl status --watch
+    """
+    from hetctl.cli.following import follow, refuse_failures
+    from hetctl.report.tables import status_table
+    from hetctl.runner.project import Project
+    from hetctl.runner.status import run_status
+
+    project = Project.here()
+    status = run_status(project, run)
+    if watch:
+        follow(project, status.run, as_json=as_json, advancing=False)
+        return
+    if as_json:
+        print_json(status)
+    else:
+        print_table(status_table(status))
+    refuse_failures(status)

@@ -1,0 +1,85 @@
+"""Following a run on the terminal until it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from hetctl.cli.output import console, print_json, print_table
+from hetctl.core.errors import LockedError, MembersFailedError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hetctl.core.status import RunStatus
+    from hetctl.runner.project import Project
+
+POLL_S = 1.0
+UNDER_WAY = ("queued", "running", "between-jobs")
+
+
+def follow(project: Project, run: str, *, as_json: bool, advancing: bool) -> None:
+    """Show a run until it ends; with `advancing`, submit its next jobs where nobody else does.
+
+    Raises
+    ------
+    MembersFailedError
+        If the run ended and some of its members failed.
+    """
+    try:
+        status = _watch(project, run, as_json, advancing)
+    except KeyboardInterrupt:
+        click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
+        raise
+    if as_json:
+        print_json(status)
+    else:
+        print_table(_table(status))
+    refuse_failures(status)
+
+
+def refuse_failures(status: RunStatus) -> None:
+    """Leave with exit code 5 if a run has ended with failed members."""
+    failed = [member.member for member in status.members if member.state == "failed"]
+    if failed and status.state not in UNDER_WAY:
+        raise MembersFailedError(
+            f"{len(failed)} of {len(status.members)} members failed: {', '.join(failed)}",
+            "`hetctl status` shows the end of their logs",
+        )
+
+
+def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunStatus:
+    from rich.live import Live
+
+    from hetctl.runner.status import run_status
+
+    status = run_status(project, run)
+    quiet = as_json or not sys.stdout.isatty()
+    with Live(None if quiet else _table(status), console=console(), transient=True) as live:
+        while status.state in UNDER_WAY:
+            time.sleep(POLL_S)
+            if advancing and status.state == "between-jobs":
+                _advance(project, run)
+            status = run_status(project, run)
+            if not quiet:
+                live.update(_table(status))
+    return status
+
+
+def _advance(project: Project, run: str) -> None:
+    """Advance, unless the job's own script is doing so."""
+    from hetctl.runner.running import advance
+
+    try:
+        advance(project, run)
+    except LockedError:
+        return
+
+
+def _table(status: RunStatus) -> RenderableType:
+    from hetctl.report.tables import status_table
+
+    return status_table(status)

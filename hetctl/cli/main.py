@@ -1,0 +1,87 @@
+"""The ``hetctl`` command. Commands are imported when they are called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hetctl import __version__
+from hetctl.cli.output import fail, wants_json
+from hetctl.core.errors import HetctlError
+
+COMMANDS = {
+    "init": "Start a project from an example.",
+    "profile": "Measure the training rate of every member.",
+    "plan": "Compute which members train together, and with how many GPUs.",
+    "render": "Print the batch script of a job without asking any machine.",
+    "submit": "Start a run, or go on with the unfinished one.",
+    "advance": "Collect a run's events and submit its next job.",
+    "status": "Show how far a run has come.",
+    "cancel": "Cancel a run's jobs; its checkpoints stay.",
+    "report": "Write a run's page: Gantt chart, learning curves, predicted against measured.",
+    "sites": "List the machines that hetctl knows.",
+    "schema": "Print the JSON Schema of ensemble or site files.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported by name when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"hetctl.cli.cmd_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: hetctl init demo --example digits; cd demo; hetctl profile",
+)
+@click.version_option(__version__, prog_name="hetctl")
+@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+def cli(debug: bool) -> None:
+    """Train an ensemble of different neural networks on a Slurm or LSF cluster."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; every failure leaves by `fail`, with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = cli.main(given, prog_name="hetctl", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        code = leave.exit_code
+    except click.ClickException as error:
+        code = fail("bad-input", error.format_message(), _usage_hint(error), 2, as_json=wants_json(given))
+    except HetctlError as error:
+        code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=wants_json(given))
+    except (KeyboardInterrupt, click.Abort):
+        code = fail("interrupted", "interrupted", "", 130, as_json=wants_json(given))
+    except BrokenPipeError:
+        code = 0
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        message = f"internal error: {type(error).__name__}: {error}"
+        hint = "this is a bug in hetctl; `hetctl --debug ...` shows where"
+        code = fail("internal", message, hint, 1, as_json=wants_json(given))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"`{context.command_path} --help` shows the usage" if context else ""

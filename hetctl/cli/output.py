@@ -1,0 +1,53 @@
+"""What commands print: one JSON object, or something for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hetctl.core.codec import encode
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+SCHEMA_VERSION = 1
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, as far as can be told when it could not be parsed."""
+    return "--json" in arguments
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on stdout."""
+    body = encode(value)
+    fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **fields}, indent=2, allow_nan=False))
+
+
+def print_table(renderable: RenderableType) -> None:
+    """Print a rich renderable; without colour where stdout is not a terminal."""
+    console().print(renderable)
+
+
+def console() -> Console:
+    """Return the console on stdout; files and pipes get 120 columns."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
+
+
+def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int:
+    """Report a failure and return its exit code."""
+    if as_json:
+        error = {"kind": kind, "message": message, "hint": hint}
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
+        return code
+    click.echo(f"hetctl: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code

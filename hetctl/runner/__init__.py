@@ -1,0 +1,1 @@
+"""Use cases: one function for each command, over the planners, the catalog and the batch system."""

@@ -1,0 +1,137 @@
+"""Planning: from the profiles in the catalog to a plan, offline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import InfeasibleError
+from hetctl.core.plan import Plan
+from hetctl.core.profile import MemberProfile, ProfilePoint, Progress
+from hetctl.core.site import Cluster, Site
+from hetctl.perf.work import candidates
+from hetctl.planners import planner_named
+from hetctl.planners.base import options_from
+from hetctl.runner.jobs import JobSize
+from hetctl.runner.project import Project
+from hetctl.simulator.forecast import forecast
+
+ROUND_OVERHEAD_S = 0.5
+"""From the end of one round to the launch of the next, in the same job."""
+JOB_OVERHEAD_S = 3.0
+"""From the end of one job to the start of the next, waiting in the queue left out."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is asked for.
+
+    Parameters
+    ----------
+    options : mapping
+        The planner's, as in `planners.base.Options`.
+    """
+
+    ensemble: Ensemble
+    site: Site
+    size: JobSize
+    planner: str = "flotilla"
+    objective: str = "makespan"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_and_save(project: Project, request: PlanRequest) -> Plan:
+    """Make a plan and keep it in the catalog."""
+    with project.writing() as catalog:
+        plan = make_plan(catalog, request)
+        catalog.save_ensemble(request.ensemble)
+        catalog.save_site(request.site)
+        catalog.save_plan(request.ensemble.name, request.site.name, plan, time.time())
+    return plan
+
+
+def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Progress] | None = None) -> Plan:
+    """Make a plan from what the catalog has.
+
+    Raises
+    ------
+    BadInputError
+        If a member has no profile, or the planner or an option is unknown.
+    InfeasibleError
+        If the site, the wall-clock limit or a member's `max_gpus` leave no plan.
+    """
+    site, size = request.site, request.size
+    profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, site)}
+    _refuse_too_large(request.ensemble, site)
+    return forecast(
+        planner_named(request.planner),
+        candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node),
+        Cluster.of(size.gpus, site.gpus_per_node),
+        options_from(request.options),
+        wall_s=size.wall_s,
+        grace_s=size.grace_s,
+        round_overhead_s=ROUND_OVERHEAD_S,
+        job_overhead_s=JOB_OVERHEAD_S,
+        objective=request.objective,
+    )
+
+
+def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
+    """Return the profiles of the members as they are now; points of other batch sizes do not count."""
+    points = catalog.points(ensemble.name, site.name)
+    by_member = {member.name: current_points(points, ensemble, member.name) for member in ensemble.members}
+    return tuple(_profile(name, own) for name, own in by_member.items() if own)
+
+
+def current_points(points: Iterable[ProfilePoint], ensemble: Ensemble, member: str) -> list[ProfilePoint]:
+    """Return a member's points that were measured with its present network and batch size."""
+    fingerprint = ensemble.member(member).fingerprint
+    return [p for p in points if p.member == member and p.fingerprint == fingerprint]
+
+
+def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble) -> set[tuple[str, int]]:
+    """Return (member, GPUs) of points whose member has changed, or that other software measured."""
+    points = list(points)
+    newest = max(points, key=lambda point: point.measured_at, default=None)
+    current = {member.name: member.fingerprint for member in ensemble.members}
+    return {
+        (point.member, point.gpus)
+        for point in points
+        if newest is not None
+        and (point.machine != newest.machine or current.get(point.member) != point.fingerprint)
+    }
+
+
+def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:
+    newest = {point.gpus: point for point in sorted(points, key=lambda point: point.measured_at)}
+    used = list(newest.values())
+    last = max(used, key=lambda point: point.measured_at)
+    return MemberProfile(
+        member=member,
+        rates={gpus: newest[gpus].rate for gpus in sorted(newest)},
+        samples=next((p.samples for p in used if p.samples is not None), None),
+        samples_per_epoch=last.samples_per_epoch,
+        startup_s=_mean(p.startup_s for p in used),
+        evaluate_s=_mean(p.evaluate_s for p in used),
+        checkpoint_s=_mean(p.checkpoint_s for p in used if p.gpus == min(newest)),
+        peak_memory_bytes=max(p.peak_memory_bytes for p in used),
+        gpu_type=last.machine.gpu_type,
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _refuse_too_large(ensemble: Ensemble, site: Site) -> None:
+    for member in ensemble.members:
+        if member.max_gpus is not None and member.max_gpus > site.gpus:
+            raise InfeasibleError(
+                f"max_gpus of {member.name} is {member.max_gpus}; site {site.name} has only {site.gpus}",
+                "lower it in the ensemble file",
+            )

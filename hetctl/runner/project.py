@@ -1,0 +1,113 @@
+"""The project that a command runs in: its folder, its home, its ensemble and its site."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.batch import batch_system_of
+from hetctl.batch.base import BatchSystem
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.lock import ProjectLock
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+from hetctl.core.layout import Home
+from hetctl.core.site import Site
+from hetctl.files.ensemble_file import read_ensemble
+from hetctl.files.site_file import detect_site, find_site, list_sites
+
+ENSEMBLE_FILE = "ensemble.yaml"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with an ensemble file, and hetctl's own folder."""
+
+    folder: Path
+    home: Home
+
+    @classmethod
+    def here(cls) -> Project:
+        """Return the project of the working directory; ``$HETCTL_HOME`` may lie elsewhere."""
+        folder = Path.cwd()
+        home = Path(os.environ.get("HETCTL_HOME") or folder / ".hetctl")
+        return cls(folder, Home(home.resolve()))
+
+    @property
+    def template_folders(self) -> tuple[Path, ...]:
+        """Where templates are looked for before the shipped ones."""
+        return self.folder / "templates", Path.home() / ".config" / "hetctl" / "templates"
+
+    @contextmanager
+    def reading(self) -> Iterator[Catalog]:
+        """Open the catalog to look at it.
+
+        Raises
+        ------
+        BadInputError
+            If there is none yet.
+        """
+        if not self.home.catalog.exists():
+            raise BadInputError(
+                f"there is no catalog in {self.home.path}",
+                "run `hetctl profile` in the project's folder first, or set HETCTL_HOME",
+            )
+        with Catalog.open(self.home.catalog) as catalog:
+            yield catalog
+
+    @contextmanager
+    def writing(self) -> Iterator[Catalog]:
+        """Open the catalog under the project's lock.
+
+        Raises
+        ------
+        LockedError
+            If another process has the lock.
+        """
+        command = " ".join(("hetctl", *sys.argv[1:]))
+        with ProjectLock(self.home.lock, command), Catalog.open(self.home.catalog) as catalog:
+            yield catalog
+
+    def ensemble(self, reference: str | None) -> Ensemble:
+        """Return the ensemble of a file or a catalog name; by default the project's only one."""
+        path = Path(reference) if reference else self.folder / ENSEMBLE_FILE
+        if path.suffix in {".yaml", ".yml"} and (reference or path.exists()):
+            return read_ensemble(path)
+        return self._ensemble_of_catalog(reference)
+
+    def site(self, name: str | None) -> Site:
+        """Return a site by name or file; by default the one whose machine this is."""
+        if name is None:
+            known = [self.site(found) for found, _ in self.sites()]
+            name = detect_site(socket.getfqdn(), known)
+        return find_site(name, project=self.folder, home=Path.home())
+
+    def sites(self) -> list[tuple[str, Path]]:
+        """Return the names of all site files, and where each comes from."""
+        return list_sites(project=self.folder, home=Path.home())
+
+    def batch_system(self, site: Site) -> BatchSystem:
+        """Return the batch system of a site."""
+        return batch_system_of(site, self.home.path / "local-jobs")
+
+    def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
+        if not self.home.catalog.exists():
+            raise BadInputError(
+                f"there is no {ENSEMBLE_FILE} in {self.folder}",
+                "go to the project's folder, name a file with --ensemble, or start with `hetctl init`",
+            )
+        with self.reading() as catalog:
+            names = catalog.ensembles()
+            wanted = name or (names[-1] if names else "")
+            found = catalog.ensemble(wanted)
+        if found is None:
+            raise BadInputError(
+                f"no ensemble {wanted!r} in the catalog, which has: {', '.join(names) or 'none'}",
+                "name an ensemble file with --ensemble FILE.yaml",
+            )
+        return found
