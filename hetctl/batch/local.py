@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetctl.batch.base import FunctionCall
+from hetctl.batch.ends import end_file, read_end
 from hetctl.batch.functions import submit_function
-from hetctl.batch.supervisor import read_end
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState
 from hetctl.core.layout import make_private_folder
@@ -49,6 +49,7 @@ class LocalBatch:
                 )
         except OSError as error:
             raise BatchSystemError(f"cannot start {script}: {error}") from None
+        end_file(self._folder, process.pid).unlink(missing_ok=True)  # of an earlier job with this number
         return str(process.pid)
 
     def call(self, call: FunctionCall) -> str:
@@ -66,11 +67,12 @@ class LocalBatch:
                 os.kill(int(job), signal.SIGTERM)
 
     def _state(self, pid: int) -> JobState:
+        alive = _is_alive(pid)  # asked first: it may end now, but not before it has written its end
         end = read_end(self._folder, pid)
         if end is not None:
             by_code = JobState.FINISHED if end["exit_code"] == 0 else JobState.FAILED
             return ENDED_BY.get(end["ended_by"], by_code)
-        return JobState.RUNNING if _is_alive(pid) else JobState.FAILED
+        return JobState.RUNNING if alive else JobState.FAILED
 
 
 def _is_alive(pid: int) -> bool:

@@ -33,9 +33,14 @@ def run(argv: Sequence[str]) -> Answer:
     """
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise BatchSystemError(
             f"{argv[0]} is not on the PATH of this machine",
             "log in to the site, or choose another with --site; `hetctl sites` lists them",

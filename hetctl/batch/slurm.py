@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,11 +58,16 @@ def parse_states(text: str) -> dict[str, JobState]:
     for line in text.splitlines():
         job, separator, state = line.strip().partition("|")
         if separator and state.strip():
-            # sacct says who cancelled ("CANCELLED by 1000"), and cuts long names ("OUT_OF_ME+").
-            word = state.split()[0].rstrip("+")
-            full = next((name for name in STATES if name.startswith(word)), "")
-            states[job] = STATES.get(word, STATES.get(full, JobState.UNKNOWN))
+            states[job] = _state_named(state.split()[0])  # sacct adds by whom: "CANCELLED by 1000"
     return states
+
+
+def _state_named(word: str) -> JobState:
+    """Look a state up; sacct cuts long names (``OUT_OF_ME+``), and what could be two of them is none."""
+    if not word.endswith("+"):
+        return STATES.get(word, JobState.UNKNOWN)
+    found = [state for name, state in STATES.items() if name.startswith(word.rstrip("+"))]
+    return found[0] if len(found) == 1 else JobState.UNKNOWN
 
 
 def parse_job_id(text: str) -> str:
@@ -90,20 +96,28 @@ class SlurmBatch:
         return parse_job_id(process.order(command))
 
     def call(self, call: FunctionCall) -> str:
-        """Submit with submitit's Slurm executor, without its srun: the function starts steps itself."""
+        """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
+
+        What is reserved is what the batch template reserves, and for its reasons.
+        """
         site = call.site
         parameters = {
             "slurm_job_name": call.name,
             "slurm_time": math.ceil(call.wall_s / 60),
             "slurm_nodes": call.nodes,
-            "slurm_ntasks_per_node": site.gpus_per_node,
-            "slurm_cpus_per_task": site.cores_per_gpu,
             "slurm_mem": f"{site.memory_per_node // 2**20}M",
             "slurm_partition": call.queue.name,
             "slurm_account": site.account,
-            "slurm_setup": [*site.setup, *(f"export {k}={v}" for k, v in site.environment.items())] or None,
-            "slurm_gpus_per_node": site.gpus_per_node if site.device == "gpu" else None,
-            "slurm_additional_parameters": _directives(site.directives),
+            "slurm_setup": [
+                *site.setup,
+                *(f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()),
+            ]
+            or None,
+            "slurm_gres": f"gpu:{site.gpus_per_node}" if site.device == "gpu" else None,
+            "slurm_additional_parameters": {
+                "mincpus": site.gpus_per_node * site.cores_per_gpu,
+                **_directives(site.directives),
+            },
             "slurm_use_srun": False,
         }
         return submit_function(call, "slurm", parameters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hetctl.batch.ends import end_file
 from hetctl.core.layout import write_json
 
 CANCEL_GRACE_S = 20.0
 
 
 def main() -> int:
-    """Run a script in a process group of its own; TERM at its limit or when told, then KILL."""
+    """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.batch.supervisor", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("wall_s", type=float)
@@ -30,37 +30,17 @@ def main() -> int:
     return 0
 
 
-def end_file(folder: Path, pid: int) -> Path:
-    """Return where the end of a job is kept: its exit code, and why it was ended if it was."""
-    return folder / f"{pid}.json"
-
-
-def read_end(folder: Path, pid: int) -> dict[str, Any] | None:
-    """Return what a supervisor wrote, or None if it has not."""
-    try:
-        end: dict[str, Any] = json.loads(end_file(folder, pid).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return end
-
-
 def _supervise(script: str, wall_s: float) -> dict[str, Any]:
-    ended_by: str | None = None
-    kill_at = float("inf")
+    told: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append("cancelled"))
     job = subprocess.Popen(["bash", script], start_new_session=True)
-
-    def end(reason: str) -> None:
-        nonlocal ended_by, kill_at
-        if ended_by is None:
-            ended_by, kill_at = reason, time.monotonic() + CANCEL_GRACE_S
-            os.killpg(job.pid, signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, lambda *_: end("cancelled"))
-    limit = time.monotonic() + wall_s
+    limit, ended_by = time.monotonic() + wall_s, None
     while (code := job.poll()) is None:
-        if time.monotonic() >= limit:
-            end("timeout")
-        if time.monotonic() >= kill_at:
+        now = time.monotonic()
+        if ended_by is None and (told or now >= limit):
+            ended_by, limit = told[0] if told else "timeout", now + CANCEL_GRACE_S
+            job.send_signal(signal.SIGTERM)  # to the script alone, which tells its steps in order
+        elif now >= limit:
             os.killpg(job.pid, signal.SIGKILL)
         time.sleep(0.1)
     _kill_leftovers(job.pid)

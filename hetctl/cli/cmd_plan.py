@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options
+from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options, warn
 from hetctl.cli.output import print_json, print_table
 
 
@@ -27,6 +27,7 @@ def command(as_json: bool, **wishes: Any) -> None:
     project = Project.here()
     request = plan_request(project, **wishes)
     plan = plan_and_save(project, request)
+    warn(project, request)
     if as_json:
         print_json(plan)
     else:

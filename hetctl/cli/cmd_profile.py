@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.options import ensemble_option, json_option, resolve, site_options
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.output import leave, print_json, print_table
 from hetctl.core.errors import MembersFailedError
 
 if TYPE_CHECKING:
@@ -42,16 +42,12 @@ def command(context: click.Context, /, force: bool, as_json: bool, **wishes: Any
     ensemble, site, size = resolve(project, **wishes)
     with _progress(quiet=as_json) as advance:
         outcome = profile(project, ensemble, site, size, force=force, on_progress=advance)
+    failure = _failure(outcome)
     if as_json:
-        print_json(_fields(ensemble, site, outcome))
+        print_json(_fields(ensemble, site, outcome), failure)
     else:
         _print(ensemble, site, outcome)
-    if outcome.failures:
-        names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
-        raise MembersFailedError(
-            f"{len(outcome.failures)} points could not be measured ({names})",
-            "mend these members and run `hetctl profile` again: what is measured is kept",
-        )
+    leave(failure, as_json=as_json)
 
 
 @command.command("show")
@@ -123,6 +119,16 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, disable=quiet or not sys.stdout.isatty()) as bar:
         task = bar.add_task("measuring", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
+    if not outcome.failures:
+        return None
+    names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
+    return MembersFailedError(
+        f"{len(outcome.failures)} points could not be measured ({names})",
+        "mend these members and run `hetctl profile` again: what is measured is kept",
+    )
 
 
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:

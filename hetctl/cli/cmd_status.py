@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from hetctl.cli.options import json_option
-from hetctl.cli.output import print_json, print_table
 
 
 @click.command("status")
@@ -17,8 +16,7 @@ def command(run: str | None, watch: bool, as_json: bool) -> None:
 
     Example: hetctl status --watch
     """
-    from hetctl.cli.following import follow, refuse_failures
-    from hetctl.report.tables import status_table
+    from hetctl.cli.following import follow, show
     from hetctl.runner.project import Project
     from hetctl.runner.status import run_status
 
@@ -26,9 +24,5 @@ def command(run: str | None, watch: bool, as_json: bool) -> None:
     status = run_status(project, run)
     if watch:
         follow(project, status.run, as_json=as_json, advancing=False)
-        return
-    if as_json:
-        print_json(status)
     else:
-        print_table(status_table(status))
-    refuse_failures(status)
+        show(status, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options
+from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options, warn
 from hetctl.cli.output import print_json
 
 
@@ -55,6 +55,7 @@ def command(
             print_submission(submission)
         return
     outcome = submit(project, request)
+    warn(project, request.plan)
     if wait:
         from hetctl.cli.following import follow
 

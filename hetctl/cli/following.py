@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hetctl.cli.output import console, print_json, print_table
+from hetctl.cli.output import console, leave, print_json, print_table
 from hetctl.core.errors import LockedError, MembersFailedError
 
 if TYPE_CHECKING:
@@ -34,21 +34,33 @@ def follow(project: Project, run: str, *, as_json: bool, advancing: bool) -> Non
     except KeyboardInterrupt:
         click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
         raise
+    show(status, as_json=as_json)
+
+
+def show(status: RunStatus, *, as_json: bool) -> None:
+    """Print a run.
+
+    Raises
+    ------
+    MembersFailedError
+        If the run ended and some of its members failed.
+    """
+    failure = _failure(status)
     if as_json:
-        print_json(status)
+        print_json(status, failure)
     else:
         print_table(_table(status))
-    refuse_failures(status)
+    leave(failure, as_json=as_json)
 
 
-def refuse_failures(status: RunStatus) -> None:
-    """Leave with exit code 5 if a run has ended with failed members."""
+def _failure(status: RunStatus) -> MembersFailedError | None:
     failed = [member.member for member in status.members if member.state == "failed"]
-    if failed and status.state not in UNDER_WAY:
-        raise MembersFailedError(
-            f"{len(failed)} of {len(status.members)} members failed: {', '.join(failed)}",
-            "`hetctl status` shows the end of their logs",
-        )
+    if not failed or status.state in UNDER_WAY:
+        return None
+    return MembersFailedError(
+        f"{len(failed)} of {len(status.members)} members failed: {', '.join(failed)}",
+        "`hetctl status` shows the end of their logs",
+    )
 
 
 def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunStatus:

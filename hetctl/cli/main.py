@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,18 @@ COMMANDS = {
     "report": "Write a run's page: Gantt chart, learning curves, predicted against measured.",
     "sites": "List the machines that hetctl knows.",
     "schema": "Print the JSON Schema of ensemble or site files.",
+}
+
+
+FREE_SPACE = "free some space and try again"
+OTHER_FOLDER = "make it accessible; HETCTL_HOME can be set to another folder"
+DISK_TROUBLES = {
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
+    errno.EFBIG: FREE_SPACE,
+    errno.EROFS: OTHER_FOLDER,
+    errno.EACCES: OTHER_FOLDER,
+    errno.EPERM: OTHER_FOLDER,
 }
 
 
@@ -73,13 +86,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = fail("interrupted", "interrupted", "", 130, as_json=wants_json(given))
     except BrokenPipeError:
         code = 0
+    except OSError as error:
+        if "--debug" in given:
+            raise
+        code = _disk_trouble(error, as_json=wants_json(given))
     except Exception as error:
         if "--debug" in given:
             raise
-        message = f"internal error: {type(error).__name__}: {error}"
-        hint = "this is a bug in hetctl; `hetctl --debug ...` shows where"
-        code = fail("internal", message, hint, 1, as_json=wants_json(given))
+        code = _bug(error, as_json=wants_json(given))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _disk_trouble(error: OSError, *, as_json: bool) -> int:
+    """Report what no command can help, such as a full disk, as bad input; anything else is a bug."""
+    hint = DISK_TROUBLES.get(error.errno or 0)
+    if hint is None:
+        return _bug(error, as_json=as_json)
+    message = ": ".join(filter(None, (error.filename, error.strerror)))
+    return fail("bad-input", message, hint, 2, as_json=as_json)
+
+
+def _bug(error: Exception, *, as_json: bool) -> int:
+    message = f"internal error: {type(error).__name__}: {error}"
+    hint = "this is a bug in hetctl; `hetctl --debug ...` shows where"
+    return fail("internal", message, hint, 1, as_json=as_json)
 
 
 def _usage_hint(error: click.ClickException) -> str:

@@ -106,6 +106,14 @@ def plan_request(
     return PlanRequest(members, machine, size, planner, options=given)
 
 
+def warn(project: Project, request: PlanRequest) -> None:
+    """Say on stderr what is doubtful about the profile that a plan was made from."""
+    from hetctl.runner.planning import warnings_of
+
+    for warning in warnings_of(project, request.ensemble, request.site):
+        click.echo(f"warning: {warning}", err=True)
+
+
 def resolve(
     project: Project,
     ensemble: str | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.core.codec import encode
+from hetctl.core.errors import HetctlError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,11 +23,20 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in arguments
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON object on stdout."""
+def print_json(value: Any, failure: HetctlError | None = None) -> None:
+    """Print one JSON object on stdout; what failed in spite of the result stands in it."""
     body = encode(value)
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **fields}, indent=2, allow_nan=False))
+    error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **fields}, indent=2, allow_nan=False))
+
+
+def leave(failure: HetctlError | None, *, as_json: bool) -> None:
+    """Leave with a failure's exit code, if there is one; as JSON it was printed with the result."""
+    if failure and as_json:
+        raise click.exceptions.Exit(failure.exit_code)
+    if failure:
+        raise failure
 
 
 def print_table(renderable: RenderableType) -> None:
@@ -44,10 +54,14 @@ def console() -> Console:
 def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int:
     """Report a failure and return its exit code."""
     if as_json:
-        error = {"kind": kind, "message": message, "hint": hint}
+        error = _error(kind, message, hint)
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
         return code
     click.echo(f"hetctl: {message}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
     return code
+
+
+def _error(kind: str, message: str, hint: str) -> dict[str, str]:
+    return {"kind": kind, "message": message, "hint": hint}

@@ -65,7 +65,7 @@ class RoundSpan:
     Parameters
     ----------
     ended_by : str or None
-        ``converged``, ``alpha`` (too few active GPUs), ``deadline`` or ``killed``.
+        ``converged``, ``alpha`` (too few active GPUs), ``deadline``, ``failed``, ``signal`` or a budget.
     """
 
     index: int

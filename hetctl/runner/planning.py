@@ -24,6 +24,9 @@ ROUND_OVERHEAD_S = 0.5
 """From the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
 """From the end of one job to the start of the next, waiting in the queue left out."""
+DAY_S = 86400
+OLD_S = 90 * DAY_S
+"""A profile of this age is warned of."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class PlanRequest:
     planner: str = "flotilla"
     objective: str = "makespan"
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no planner takes before anything is opened."""
+        planner_named(self.planner)
+        options_from(self.options)
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
@@ -104,6 +112,27 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble) -> set[tupl
         if newest is not None
         and (point.machine != newest.machine or current.get(point.member) != point.fingerprint)
     }
+
+
+def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
+    """Say what is doubtful about the profile that a plan would be made from."""
+    with project.reading() as catalog:
+        points = [
+            point
+            for member in ensemble.members
+            for point in current_points(catalog.points(ensemble.name, site.name), ensemble, member.name)
+        ]
+    old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
+    mixed = {member for member, _ in stale_points(points, ensemble)}
+    reasons = {
+        "was measured with other hardware or software than the rest": mixed,
+        f"is older than {OLD_S // DAY_S} days": old,
+    }
+    return [
+        f"the profile of {', '.join(sorted(members))} {reason}; `hetctl profile --force` measures it again"
+        for reason, members in reasons.items()
+        if members
+    ]
 
 
 def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:

@@ -76,7 +76,7 @@ def profile(
     First each member on 1 to M_b GPUs; then, where the rates on one GPU differ more than that, up
     to M_a. Whatever was measured stays, also when this is interrupted.
     """
-    with project.writing() as catalog:
+    with project.writing(create=True) as catalog:
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
         _ingest_leftovers(project, catalog)

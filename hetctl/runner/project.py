@@ -52,23 +52,23 @@ class Project:
         BadInputError
             If there is none yet.
         """
-        if not self.home.catalog.exists():
-            raise BadInputError(
-                f"there is no catalog in {self.home.path}",
-                "run `hetctl profile` in the project's folder first, or set HETCTL_HOME",
-            )
+        self._require_catalog()
         with Catalog.open(self.home.catalog) as catalog:
             yield catalog
 
     @contextmanager
-    def writing(self) -> Iterator[Catalog]:
-        """Open the catalog under the project's lock.
+    def writing(self, *, create: bool = False) -> Iterator[Catalog]:
+        """Open the catalog under the project's lock; `create` it if there is none yet.
 
         Raises
         ------
+        BadInputError
+            If there is none and it is not to be created.
         LockedError
             If another process has the lock.
         """
+        if not create:
+            self._require_catalog()
         command = " ".join(("hetctl", *sys.argv[1:]))
         with ProjectLock(self.home.lock, command), Catalog.open(self.home.catalog) as catalog:
             yield catalog
@@ -94,6 +94,13 @@ class Project:
     def batch_system(self, site: Site) -> BatchSystem:
         """Return the batch system of a site."""
         return batch_system_of(site, self.home.path / "local-jobs")
+
+    def _require_catalog(self) -> None:
+        if not self.home.catalog.exists():
+            raise BadInputError(
+                f"there is no catalog in {self.home.path}",
+                "run `hetctl profile` in the project's folder first, or set HETCTL_HOME",
+            )
 
     def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
         if not self.home.catalog.exists():

@@ -45,7 +45,7 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
         )
         for row in rows
     ]
-    with project.writing() as catalog:
+    with project.writing(create=True) as catalog:
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
         catalog.save_points(ensemble.name, site.name, points)

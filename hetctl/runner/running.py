@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from hetctl.runner.project import Project
 
 IDLE_JOBS = 2
 """So many jobs in a row without a finished epoch stop a run."""
+
+LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
 
 QUEUED, RUNNING, FINISHED, FAILED = "queued", "running", "finished", "failed"
 CANCELLED, STOPPED = "cancelled", "stopped"
@@ -114,10 +117,18 @@ def advance(project: Project, run: str | None, *, after_job: int | None = None) 
     Parameters
     ----------
     after_job : int or None
-        Number of the job that is calling, at its end.
+        Number of the job that is calling, at its end. It waits for a process that has the lock:
+        nobody would submit the next job in its place.
     """
-    with project.writing() as catalog:
-        return _advance(project, catalog, record_of(catalog, run), after_job)
+    end = time.monotonic() + (0.0 if after_job is None else LOCK_PATIENCE_S)
+    while True:
+        try:
+            with project.writing() as catalog:
+                return _advance(project, catalog, record_of(catalog, run), after_job)
+        except LockedError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(LOCK_POLL_S)
 
 
 def cancel(project: Project, run: str | None) -> Advance:
@@ -181,10 +192,15 @@ def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Adv
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
-    folder.round(0).create()
-    write_spec(folder, spec)
+    try:
+        folder.round(0).create()
+        write_spec(folder, spec)
+        job = _submit_job(batch, folder, spec, submission)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     catalog.add_run(spec, plan, time.time())
-    return _submit_job(catalog, batch, folder, spec, submission)
+    return _queued(catalog, spec, job)
 
 
 def _advance(project: Project, catalog: Catalog, record: RunRecord, after_job: int | None) -> Advance:
@@ -201,7 +217,8 @@ def _advance(project: Project, catalog: Catalog, record: RunRecord, after_job: i
     if state != QUEUED:
         return _note(catalog, spec.run, state, reason)
     number = len(jobs)
-    return _submit_job(catalog, batch, folder, spec, _submission(project, folder, spec, number))
+    job = _submit_job(batch, folder, spec, _submission(project, folder, spec, number))
+    return _queued(catalog, spec, job)
 
 
 def _next_state(
@@ -234,17 +251,18 @@ def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
     return Advance(run, state, reason)
 
 
-def _submit_job(
-    catalog: Catalog, batch: BatchSystem, folder: RunFolder, spec: RunSpec, submission: Submission
-) -> Advance:
+def _submit_job(batch: BatchSystem, folder: RunFolder, spec: RunSpec, submission: Submission) -> Job:
     first_round = folder.next_index() if submission.job else 0
     folder.round(first_round).create()
     write_private(submission.path, submission.script)
     batch_id = batch.submit(submission.path, submission.command, spec.wall_s)
     nodes = -(-spec.gpus // spec.site.gpus_per_node)
-    job = Job(submission.job, first_round, batch_id, JobState.PENDING, nodes, spec.wall_s, time.time())
+    return Job(submission.job, first_round, batch_id, JobState.PENDING, nodes, spec.wall_s, time.time())
+
+
+def _queued(catalog: Catalog, spec: RunSpec, job: Job) -> Advance:
     catalog.save_job(spec.run, job)
-    reason = f"job {batch_id} submitted"
+    reason = f"job {job.batch_id} submitted"
     catalog.set_run_state(spec.run, QUEUED, reason)
     return Advance(spec.run, QUEUED, reason, job)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hetctl.control.budget import exceeded
 from hetctl.control.flotilla import should_stop
 from hetctl.core.codec import encode
-from hetctl.core.events import DRIVER, EventWriter
+from hetctl.core.events import DRIVER, EventWriter, read_events
 from hetctl.core.layout import RoundFolder, RunFolder, write_private
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
@@ -31,6 +31,8 @@ from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.steps import EndedStep, StepPool
 
 POLL_S = 0.05
+EARLIEST_WARNING_S = 60
+"""Before the time it was asked for, a warning of the time limit may come (sbatch's --signal)."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that have not left are terminated, and killed."""
 
@@ -55,6 +57,7 @@ class OpenRound:
     active: dict[str, Allocation] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     stopped_by: str | None = None
+    failed: bool = False
 
     def stop(self, reason: str) -> None:
         """Ask the trainers to checkpoint and leave; the first reason stands."""
@@ -85,13 +88,15 @@ class Driver:
         self._deadline = started + self._spec.wall_s - self._spec.grace_s
         self._planner = planner_named(self._spec.planner)
         self._options = options_from(self._spec.options)
-        self._nodes = nodes_of_this_job(self._spec.site)
+        self._nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._pool = StepPool(self._spec.site, self._nodes)
         self._gpus = sum(len(node.gpus) for node in self._nodes)
         self._open: list[OpenRound] = []
+        self._no_room: dict[str, int] = {}
         self._changed = True
         self._ending: str | None = None
         self._ended_at = 0.0
+        self._killing = False
 
     def run(self) -> str:
         """Run rounds until nothing is left or the job has to end; return why it ended."""
@@ -114,6 +119,14 @@ class Driver:
         for open_round in self._open:
             open_round.stop(reason)
 
+    def heed_warning(self) -> None:
+        """End the job, unless the warning is one of the time limit, which the driver knows better.
+
+        Slurm looks at its clocks so rarely that it warns up to a minute too early.
+        """
+        if self._deadline - time.time() > EARLIEST_WARNING_S:
+            self.end("signal")
+
     def _reap(self) -> None:
         for step in self._pool.reap():
             open_round = next(r for r in self._open if r.active.get(step.name) == step.allocation)
@@ -124,10 +137,23 @@ class Driver:
         self._changed = True
         if step.exit_code != 0:
             del open_round.held[step.name]
-        open_round.events.write("step_ended", member=step.name, exit_code=step.exit_code, cause=step.cause)
+            open_round.failed = True
+        elif _had_no_room(open_round, step.name):
+            self._no_room[step.name] = step.allocation.gpus
+        fault = step.exit_code != 0 and not self._killing
+        open_round.events.write(
+            "step_ended", member=step.name, exit_code=step.exit_code, cause=step.cause, fault=fault
+        )
         if not open_round.active:
-            open_round.events.write("round_ended", ended_by=open_round.stopped_by or "converged")
+            open_round.events.write("round_ended", ended_by=open_round.stopped_by or self._end_of(open_round))
             self._open.remove(open_round)
+
+    def _end_of(self, open_round: OpenRound) -> str:
+        """Say why a round ended that nobody stopped: trainers see the deadline for themselves."""
+        if open_round.failed:
+            return "failed"
+        left = self._waiting(including_open=True).keys() & open_round.held.keys()
+        return "deadline" if left else "converged"
 
     def _watch_the_clock(self) -> None:
         if self._ending is None and time.time() >= self._deadline:
@@ -135,9 +161,10 @@ class Driver:
         if self._ending is None or not self._open:
             return
         overdue = time.time() - self._ended_at
+        self._killing = overdue > WARN_SHARE * self._spec.grace_s
         if overdue > KILL_SHARE * self._spec.grace_s:
             self._pool.signal(signal.SIGKILL)
-        elif overdue > WARN_SHARE * self._spec.grace_s:
+        elif self._killing:
             self._pool.signal(signal.SIGTERM)
 
     def _watch_the_flotillas(self) -> None:
@@ -198,9 +225,13 @@ class Driver:
             options=self._options,
         )
         left = self._deadline - time.time()
-        allocations, _ = ask(
-            self._planner, request, lambda a: least_step_s(waiting[a.member], a.rate) <= left
-        )
+
+        def fits(allocation: Allocation) -> bool:
+            name = allocation.member
+            more = allocation.gpus > self._no_room.get(name, 0)
+            return more and least_step_s(waiting[name], allocation.rate) <= left
+
+        allocations, _ = ask(self._planner, request, fits)
         return allocations
 
     def _next_folder(self) -> RoundFolder:
@@ -252,6 +283,12 @@ class Driver:
         self._pool.launch(name, allocation, command, open_round.folder.log_of(name))
 
 
+def _had_no_room(open_round: OpenRound, member: str) -> bool:
+    """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
+    events = read_events(open_round.folder.events / f"{member}.jsonl")
+    return any(event.kind == "stopped" and event.data["reason"] == "deadline" for event in events)
+
+
 def main() -> int:
     """Run the driver; the exit code is 0 however the members fared."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
@@ -262,8 +299,8 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder.resolve())
     driver = Driver(folder, arguments.job, arguments.round, arguments.started)
-    for number in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, lambda *_: driver.end("signal"))
+    signal.signal(signal.SIGUSR2, lambda *_: driver.heed_warning())
+    signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
     print(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0
 

@@ -10,8 +10,10 @@ from hetctl.core.site import Node, Site
 from hetctl.launchers.nodes import nodes_command, parse_nodes
 
 
-def nodes_of_this_job(site: Site) -> tuple[Node, ...]:
+def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
     """Ask the batch system, from inside a job; every node has all its GPUs.
+
+    With `gpus`, no more than those are ours: the last node then has fewer.
 
     Raises
     ------
@@ -24,7 +26,9 @@ def nodes_of_this_job(site: Site) -> tuple[Node, ...]:
     except (OSError, subprocess.SubprocessError) as error:
         raise BatchSystemError(f"cannot tell the nodes of this job on site {site.name}: {error}") from None
     names = parse_nodes(site.batch_system, os.environ, output)
-    return tuple(Node(name, tuple(range(site.gpus_per_node))) for name in names)
+    each = site.gpus_per_node
+    left = [min(each, (gpus or site.gpus) - each * index) for index in range(len(names))]
+    return tuple(Node(name, tuple(range(n))) for name, n in zip(names, left, strict=True) if n > 0)
 
 
 def _run(command: tuple[str, ...]) -> str:

@@ -1,8 +1,5 @@
 """Networks for tests: seconds to build, real data, real convergence."""
 
-import os
-import time
-
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
@@ -35,25 +32,6 @@ def model_fn(config):
         metrics=["accuracy"],
     )
     return model
-
-
-def slow_input_fn(path):
-    """The same, each batch of which takes a while: epochs of a length that does not depend on the machine."""
-    (x, y), validation = input_fn(path)
-    return (SlowArray(x), y), validation
-
-
-class SlowArray(np.ndarray):
-    """An array whose batches take `HETCTL_TEST_BATCH_S` seconds to read."""
-
-    def __new__(cls, values):
-        return np.asarray(values).view(cls)
-
-    def __getitem__(self, key):
-        if isinstance(key, np.ndarray):
-            time.sleep(float(os.environ.get("HETCTL_TEST_BATCH_S", "0.1")))
-            return np.asarray(self)[key]
-        return super().__getitem__(key)
 
 
 def fit_train_fn(data, model, optimizer, config):

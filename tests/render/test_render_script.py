@@ -259,11 +259,13 @@ def test_a_failing_advance_is_logged_and_hides_nothing(tmp_path: Path, local_job
 
 LISTENER = """exec {python} -c '
 import pathlib, signal, sys, time
-def told(*_):
-    pathlib.Path("told").touch()
+def told(number, _):
+    pathlib.Path("telling").write_text(str(number))
+    pathlib.Path("telling").replace("told")
     time.sleep(0.2)
     sys.exit(7)
 signal.signal(signal.SIGUSR2, told)
+signal.signal(signal.SIGTERM, told)
 pathlib.Path("listening").touch()
 time.sleep(15)
 '"""
@@ -285,8 +287,10 @@ def test_signals_reach_the_driver_and_the_script_outlives_it(
     wait_for(records / "listening")
     process.send_signal(sent)
     wait_for(records / "told")
+    first = (records / "told").read_text()
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=10) == 7
+    assert first == str(int(sent))
     assert (records / "advance").exists()
 
 

@@ -31,7 +31,8 @@ driver=$!
 
 # Near the limit the batch system signals this shell alone. A signal also ends bash's wait, so wait again.
 signalled=no
-trap 'signalled=yes; kill -USR2 "$driver" 2>/dev/null' USR2 TERM
+trap 'signalled=yes; kill -USR2 "$driver" 2>/dev/null' USR2
+trap 'signalled=yes; kill -TERM "$driver" 2>/dev/null' TERM
 while true; do
     wait "$driver"
     code=$?

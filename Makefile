@@ -1,0 +1,33 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test check docs clean setup-demo setup-test
+
+PYTHON ?= python3
+export PYTHON
+
+BIN := .venv/bin
+
+help: ## show this list
+	@echo "hetctl: each target sets up what it needs, in .venv"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "PYTHON=/path/to/python3.11 chooses the interpreter (3.10 to 3.12)."
+
+demo: setup-demo ## train the example ensemble on this machine, from profile to report
+	@.ci/demo
+
+test: setup-test ## run all tests, those on a real Slurm cluster too
+	$(BIN)/python -m pytest
+
+check: setup-test ## lint, types, direction of imports, and that the docs are complete
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_house.py tests/test_docs.py
+
+docs: setup-test ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist site demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+setup-demo setup-test: setup-%:
+	@.ci/setup $*

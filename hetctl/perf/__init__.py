@@ -1,0 +1,1 @@
+"""From what was measured to what is predicted: pure functions, standard library only."""

@@ -1,0 +1,55 @@
+"""How long a member's epochs take at a constant rate."""
+
+from __future__ import annotations
+
+import math
+
+from hetctl.core.profile import Candidate
+
+TOLERANCE = 1e-9
+"""Of an epoch: rounding must neither add one nor take one away."""
+
+
+def least_step_s(candidate: Candidate, rate: float) -> float:
+    """Return the least seconds in which a step gets anything done: its start-up and one epoch."""
+    first = Course(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
+    return candidate.startup_s + max(first, candidate.checkpoint_s)
+
+
+class Course:
+    """The epochs of a member that trains undisturbed; seconds count from the end of its start-up.
+
+    Epochs end where the samples left are a multiple of an epoch's, so that the first one is shorter
+    for a member that was stopped in its midst. Without known epochs, all that is left is one epoch
+    that is not evaluated.
+    """
+
+    def __init__(self, candidate: Candidate, rate: float) -> None:
+        left = candidate.samples_left
+        self.each = float(candidate.samples_per_epoch or left or 1.0)
+        self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0
+        self.first = left - max(self.count - 1, 0) * self.each
+        self.left = left
+        self.rate = rate
+        evaluate_s = candidate.evaluate_s if candidate.samples_per_epoch else 0.0
+        self.overhead_s = evaluate_s + candidate.checkpoint_s
+
+    def size_of(self, epoch: int) -> float:
+        """Return the samples of an epoch, counted from 0."""
+        return self.each if epoch else self.first
+
+    def end_of(self, epochs: int) -> float:
+        """Return the seconds until that many epochs are over, evaluated and in a checkpoint."""
+        if epochs == 0:
+            return 0.0
+        return (self.first + (epochs - 1) * self.each) / self.rate + epochs * self.overhead_s
+
+    def epochs_within(self, seconds: float) -> int:
+        """Return how many epochs end within so many seconds."""
+        period_s = self.each / self.rate + self.overhead_s
+        further = (seconds - self.end_of(1)) / period_s + TOLERANCE
+        return 0 if further < 0 else 1 + int(min(self.count - 1, further))
+
+    def left_after(self, epochs: int) -> float:
+        """Return the samples that are left after that many epochs."""
+        return (self.count - epochs) * self.each if epochs else self.left

@@ -1,0 +1,29 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster, missing_programs
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """A real Slurm of 4 nodes with 2 GPUs each; without Slurm, skipped unless HETCTL_REQUIRE_SLURM=1."""
+    missing = missing_programs()
+    if missing:
+        reason = f"no Slurm on this machine: {', '.join(missing)} missing; .ci/setup test installs it"
+        if os.environ.get("HETCTL_REQUIRE_SLURM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="hetctl-slurm-", dir="/tmp"))
+    cluster = SlurmCluster(folder)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+    shutil.rmtree(folder)

@@ -1,0 +1,235 @@
+"""The whole path on a real Slurm: profile, plan, rounds over several jobs, a time limit, a killed step."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hetctl.core.codec import decode
+from hetctl.core.events import DRIVER, read_folder
+from hetctl.core.layout import Home
+from hetctl.core.plan import Placement
+from hetctl.core.run import read_spec
+
+pytestmark = [pytest.mark.slurm, pytest.mark.training]
+CREW = Path(__file__).parents[1] / "ensembles" / "crew"
+RUN = "crew-001"
+WALL_S = 60
+WHOLE_RUN_S = 420
+
+SITE = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 6000MiB
+queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
+environment: {environment}
+"""
+
+
+@dataclass
+class Story:
+    """The project in which everything happened, and what it printed."""
+
+    folder: Path
+    environment: dict[str, str]
+    profile: dict
+    plan: dict
+    status: dict
+    killed: str
+
+    @property
+    def run(self):
+        return Home(self.folder / ".hetctl").run(RUN)
+
+    def events(self):
+        return [event for rounds in self.run.rounds() for event in read_folder(rounds.events)]
+
+    def of(self, kind):
+        return [event for event in self.events() if event.kind == kind]
+
+    def witnesses(self):
+        lines = (self.folder / "witnesses" / "witness.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["step"]]
+
+
+def hetctl(folder, environment, *arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "hetctl", *arguments, "--json"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=WHOLE_RUN_S,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def story(slurm_cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crew") / "project"
+    shutil.copytree(CREW, folder)
+    (folder / "site-configs").mkdir()
+    (folder / "witnesses").mkdir()
+    cluster = slurm_cluster.environment()
+    variables = {name: value for name, value in cluster.items() if name.startswith("OMPI")}
+    variables["CREW_WITNESSES"] = str(folder / "witnesses")
+    (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(variables)))
+    environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", "HETCTL_TIME": f"{WALL_S}s"}
+    profile = hetctl(folder, environment, "profile")
+    plan = hetctl(folder, environment, "plan")
+    hetctl(folder, environment, "submit")
+    killed = kill_a_training_rank(Home(folder / ".hetctl").run(RUN))
+    status = wait_for_the_end(folder, environment)
+    return Story(folder, environment, profile, plan, status, killed)
+
+
+def kill_a_training_rank(run):
+    """Kill one rank, in the midst of an epoch, of a member that has several."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        events = read_folder(run.round(0).events)
+        trained = {event.source for event in events if event.kind == "epoch"}
+        grouped = {e.data["member"] for e in events if e.kind == "step_started" and e.data["gpus"] > 1}
+        for member in sorted(trained & grouped):
+            if ranks := ranks_of(member, run.round(0).file):
+                os.kill(ranks[-1], signal.SIGKILL)
+                return member
+        time.sleep(0.2)
+    raise AssertionError("no member with several GPUs finished an epoch in time")
+
+
+def ranks_of(member, round_file):
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "srun" not in words[0] and words[-2:-1] == [member] and str(round_file) in words:
+            pids.append(int(entry.parent.name))
+    return sorted(pids)
+
+
+def wait_for_the_end(folder, environment):
+    """Only look: every further job has to be submitted by the script of the one before it."""
+    end = time.monotonic() + WHOLE_RUN_S
+    while time.monotonic() < end:
+        status = hetctl(folder, environment, "status")
+        if status["state"] not in ("queued", "running", "between-jobs"):
+            return status
+        time.sleep(2)
+    raise AssertionError(f"the run is still {status['state']}: {status['reason']}")
+
+
+def test_every_member_converges(story):
+    assert story.status["state"] == "finished"
+    assert {member["state"] for member in story.status["members"]} == {"converged"}
+
+
+def test_it_takes_three_rounds_and_two_jobs(story):
+    assert len(story.of("round_started")) >= 3
+    assert len(story.status["jobs"]) >= 2
+    assert {job["state"] for job in story.status["jobs"]} == {"finished"}
+
+
+def test_members_train_on_one_two_and_four_gpus(story):
+    assert {event.data["gpus"] for event in story.of("step_started")} >= {1, 2, 4}
+
+
+def test_a_round_is_ended_by_the_time_limit_and_goes_on_in_the_next_job(story):
+    ended = [event.data["ended_by"] for event in story.of("round_ended")]
+    assert "deadline" in ended
+    for event in story.of("job_ended"):
+        job = next(job for job in story.status["jobs"] if job["number"] == event.data["job"])
+        assert event.time < job["submitted_at"] + WALL_S + 30
+
+
+def test_the_killed_step_is_reported_and_costs_no_finished_epoch(story):
+    failed = [event for event in story.of("step_ended") if event.data["exit_code"] != 0]
+    assert [event.data["member"] for event in failed] == [story.killed]
+    assert "SIGKILL" in failed[0].data["cause"]
+    later = [
+        e for e in story.of("step_started") if e.data["member"] == story.killed and e.time > failed[0].time
+    ]
+    assert later
+
+
+def test_no_epoch_is_lost_or_trained_twice(story):
+    trained = Counter()
+    reported = set()
+    for event in story.of("epoch"):
+        # Reported again on resuming: the same result, not another training.
+        reported.add((event.source, event.data["epoch"], event.data["finished_at"]))
+    for member, epoch, _ in reported:
+        trained[member, epoch] += 1
+    assert set(trained.values()) == {1}
+    for member in story.status["members"]:
+        numbers = sorted(epoch for name, epoch in trained if name == member["member"])
+        assert numbers == list(range(1, member["epochs"] + 1))
+
+
+def test_no_gpu_of_a_node_is_seen_by_two_members_at_once(story):
+    records = story.witnesses()
+    assert {record["kind"] for record in records} == {"held"}
+    starts = sum(event.data["gpus"] for event in story.of("step_started"))
+    profiled = sum(point["gpus"] for point in story.profile["points"])
+    assert len(records) == starts + profiled
+    assert {record["gpu"] for record in records} == {f"n{n}-{gpu}" for n in range(1, 5) for gpu in (0, 1)}
+
+
+def test_steps_ran_on_the_nodes_that_the_plan_named(story):
+    for event in story.of("step_started"):
+        placements = [decode(Placement, place) for place in event.data["placement"]]
+        assert len(placements) == -(-event.data["gpus"] // 2)
+    named = Counter(
+        place["node"]
+        for event in story.of("step_started")
+        for place in event.data["placement"]
+        for _ in place["gpus"]
+    )
+    jobs = {job["batch_id"] for job in story.status["jobs"]}
+    seen = Counter(record["gpu"].split("-")[0] for record in story.witnesses() if record["job"] in jobs)
+    assert seen == named
+
+
+def test_the_catalog_agrees_with_the_events(story):
+    with sqlite3.connect(f"file:{story.folder}/.hetctl/catalog.db?mode=ro", uri=True) as catalog:
+        epochs = set(catalog.execute("SELECT member, epoch, gpus FROM epochs WHERE run = ?", [RUN]))
+        allocations = catalog.execute(
+            "SELECT round, member, gpus, exit_code FROM allocations WHERE run = ?", [RUN]
+        ).fetchall()
+    assert epochs == {(e.source, e.data["epoch"], e.data["gpus"]) for e in story.of("epoch")}
+    ended = [e.data["exit_code"] for e in story.of("step_ended")]
+    assert sorted(code for *_, code in allocations) == sorted(ended)
+    started = [event.data["gpus"] for event in story.of("step_started")]
+    assert sorted(gpus for _, _, gpus, _ in allocations) == sorted(started)
+
+
+def test_profiling_went_through_one_job_for_many_points(story):
+    jobs = list((story.folder / ".hetctl" / "profiles").glob("*/submitit/*_result.pkl"))
+    assert len(jobs) == 1
+    assert len(story.profile["points"]) == 12
+    assert all(path.stat().st_mode & 0o077 == 0 for path in jobs)
+
+
+def test_the_plan_keeps_the_contract(story):
+    assert story.plan["planner"] == "flotilla"
+    assert story.plan["ratio"] == pytest.approx(
+        story.plan["predicted_makespan_s"] / story.plan["lower_bound_s"]
+    )
+    assert story.plan["predicted_makespan_s"] >= story.plan["lower_bound_s"] > 0
+
+
+def test_events_of_the_driver_are_whole(story):
+    for rounds in story.run.rounds():
+        driver = [event.kind for event in read_folder(rounds.events) if event.source == DRIVER]
+        assert driver.count("step_started") == driver.count("step_ended")
+    assert read_spec(story.run).wall_s == WALL_S
