@@ -94,4 +94,4 @@ def _advance(project: Project, run: str) -> None:
 def _table(status: RunStatus) -> RenderableType:
     from hetctl.report.tables import status_table
 
-    return status_table(status)
+    return status_table(status, console().width)

@@ -48,7 +48,7 @@ def _after(progress: Progress, event: Event, error: str, retries: int) -> Progre
         return replace(progress, converged=str(event.data["reason"]))
     if event.kind == "stopped":
         return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
-    if event.kind == "step_ended" and event.data["fault"] and progress.active:
+    if event.kind == "step_ended" and event.data.get("fault") and progress.active:
         failures = progress.failures + 1
         cause = error or str(event.data["cause"])
         failed = cause if failures > retries else None

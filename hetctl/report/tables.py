@@ -27,17 +27,30 @@ from hetctl.report.units import (
 
 __all__ = ["plan_table", "profile_table", "sites_table", "status_table"]
 
+NARROW = 80
 ROUNDS_WIDTH = 13  # seven rounds of one-digit GPU counts
 COUNTS_PER_BLOCK = 8
 MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
 RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
 
 
-def status_table(status: RunStatus) -> RenderableType:
-    """Show a run: where it stands, one line per member, and why members failed."""
+def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
+    """Show a run: where it stands, one line per member, and why members failed.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the terminal; what goes beyond 80 shows more rounds.
+    """
     failures = [_failure(member) for member in status.members if member.state == "failed"]
     note = Text("rate: samples/s as profiled; best: of all epochs so far", "dim")
-    return Group(_status_header(status), Text(), _member_table(status), note, *failures)
+    return Group(
+        _status_header(status),
+        Text(),
+        _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
+        note,
+        *failures,
+    )
 
 
 def profile_table(
@@ -92,7 +105,7 @@ def _status_header(status: RunStatus) -> Text:
     )
 
 
-def _member_table(status: RunStatus) -> Table:
+def _member_table(status: RunStatus, rounds_width: int) -> Table:
     metrics = sorted({member.metric for member in status.members})
     one_metric = len(metrics) == 1
     table = ruled_table(
@@ -111,7 +124,7 @@ def _member_table(status: RunStatus) -> Table:
         table.add_row(
             Text(printable(member.member)),
             Text(member.state, MEMBER_STYLES.get(member.state, "")),
-            gpus_by_round(member.gpus_by_round, ROUNDS_WIDTH),
+            gpus_by_round(member.gpus_by_round, rounds_width),
             format_rate(member.profiled_rate),
             f"{member.epochs}/{member.max_epochs}",
             Text(best if one_metric else printable(f"{member.metric}\n{best}")),

@@ -52,8 +52,9 @@ class _ProfileJob:
 
     def _start(self, point: Point) -> bool:
         placed, _ = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1)
-        if point.member not in placed:
-            return False
+        nodes = -(-point.gpus // self._measurements.site.gpus_per_node)
+        if len(placed.get(point.member, ())) not in range(1, nodes + 1):
+            return False  # on the fragments of several nodes it would be slower than it has to be
         allocation = Allocation(point.member, point.gpus, DATA_PARALLEL, 0.0, placed[point.member])
         command = _command(self._folder, "--member", point.member, "--gpus", str(point.gpus))
         self._pool.launch(point.source, allocation, command, self._logs / f"{point.source}.log")
