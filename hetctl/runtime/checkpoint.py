@@ -64,6 +64,15 @@ class Manifest:
     state: TrainingState = field(default_factory=TrainingState)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What a member goes on from; `arrays` is None for one that starts anew."""
+
+    arrays: dict[str, npt.NDArray[Any]] | None
+    state: TrainingState
+    invalid: tuple[str, ...]
+
+
 class CheckpointFolder:
     """A member's checkpoints; only rank 0 of its group writes them."""
 
@@ -91,16 +100,18 @@ class CheckpointFolder:
         self._drop_old()
         return manifest
 
-    def load(self) -> tuple[dict[str, npt.NDArray[Any]], TrainingState, list[str]] | None:
-        """Return the arrays and state of the newest valid checkpoint, and the invalid newer ones."""
+    def load(self) -> Loaded:
+        """Return the newest valid checkpoint, and the names of the invalid ones that are newer."""
         invalid: list[str] = []
         for path in self._manifests():
             try:
                 manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
-                return _read_arrays(self.path / manifest.file, manifest), manifest.state, invalid
+                arrays = _read_arrays(self.path / manifest.file, manifest)
             except (OSError, ValueError):
                 invalid.append(path.stem)
-        return None
+            else:
+                return Loaded(arrays, manifest.state, tuple(invalid))
+        return Loaded(None, TrainingState(), tuple(invalid))
 
     def _manifests(self) -> list[Path]:
         return sorted(self.path.glob("epoch-*.json"), reverse=True)

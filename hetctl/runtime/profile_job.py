@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +24,10 @@ POLL_S = 0.05
 def run_profile_job(folder: str) -> int:
     """Measure every point of a profiling folder; return how many were measured.
 
-    A point that fails is reported in its event file and does not stop the others.
+    A point that fails is reported in its event file and does not stop the others. When the job is
+    cancelled, its steps are ended; submitit alone would pass over the signal.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
     job = _ProfileJob(Path(folder))
     job.run()
     return job.measured
@@ -40,6 +43,15 @@ class _ProfileJob:
         self.measured = 0
 
     def run(self) -> None:
+        """Measure the points, then the preprocessing; no step outlives this."""
+        try:
+            self._measure_points()
+        finally:
+            self._pool.signal(signal.SIGTERM)
+        if self._measurements.preprocess_cores:
+            self._measure_preprocessing()
+
+    def _measure_points(self) -> None:
         """Start each point as soon as its GPUs are free, the largest first."""
         waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
         while waiting or self._pool.running:
@@ -47,8 +59,6 @@ class _ProfileJob:
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
             time.sleep(POLL_S)
-        if self._measurements.preprocess_cores:
-            self._measure_preprocessing()
 
     def _start(self, point: Point) -> bool:
         placed, _ = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1)

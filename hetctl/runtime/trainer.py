@@ -110,13 +110,13 @@ class Trainer:
 
     def _restore(self) -> None:
         loaded = self.checkpoints.load()
-        if loaded is None:
-            return
-        arrays, self.state, invalid = loaded
-        self.network.restore(arrays)
-        _set_random_state(self.state.random_state)
-        for name in invalid:
+        for name in loaded.invalid:
             self.events.write("checkpoint_invalid", name=name)
+        if loaded.arrays is None:
+            return
+        self.state = loaded.state
+        self.network.restore(loaded.arrays)
+        _set_random_state(self.state.random_state)
         if self.state.epochs:
             # Its event is lost if the last process was killed between checkpoint and event.
             self.events.write("epoch", **encode(self.state.epochs[-1]))

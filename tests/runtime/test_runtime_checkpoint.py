@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetctl.core.profile import EpochResult
-from hetctl.runtime.checkpoint import CheckpointFolder, TrainingState
+from hetctl.runtime.checkpoint import CheckpointFolder, Loaded, TrainingState
 
 
 def epoch(number):
@@ -29,16 +29,16 @@ def folder(tmp_path):
 
 def test_what_is_saved_is_loaded(folder):
     folder.save(arrays(1), state(3, 640))
-    loaded, where, invalid = folder.load()
-    assert where == state(3, 640)
-    assert not invalid
-    assert {name: value.tolist() for name, value in loaded.items()} == {
+    loaded = folder.load()
+    assert loaded.state == state(3, 640)
+    assert not loaded.invalid
+    assert {name: value.tolist() for name, value in loaded.arrays.items()} == {
         name: value.tolist() for name, value in arrays(1).items()
     }
 
 
 def test_nothing_saved_is_nothing_loaded(folder):
-    assert folder.load() is None
+    assert folder.load() == Loaded(None, TrainingState(), ())
 
 
 def test_the_last_two_are_kept(folder):
@@ -52,7 +52,7 @@ def test_the_last_two_are_kept(folder):
 def test_a_part_of_an_epoch_comes_after_the_epoch_before_it(folder):
     folder.save(arrays(1), state(2, 64))
     folder.save(arrays(2), state(2, 128))
-    assert folder.load()[1].part_samples == 128
+    assert folder.load().state.part_samples == 128
 
 
 @pytest.mark.parametrize("ending", ["npz", "json"])
@@ -66,10 +66,16 @@ def test_a_damaged_checkpoint_is_passed_over(folder, ending, damage):
     victim.write_bytes({"flip": content, "cut": content[:-9], "empty": b"", "gone": b""}[damage])
     if damage == "gone":
         victim.unlink()
-    loaded, where, invalid = folder.load()
-    assert where == state(1)
-    assert loaded["optimizer/0000"] == 1
-    assert invalid == ([] if (ending, damage) == ("json", "gone") else ["epoch-00002-000000000000"])
+    loaded = folder.load()
+    assert loaded.state == state(1)
+    assert loaded.arrays["optimizer/0000"] == 1
+    assert loaded.invalid == (() if (ending, damage) == ("json", "gone") else ("epoch-00002-000000000000",))
+
+
+def test_where_no_checkpoint_is_valid_training_starts_anew_and_they_are_named(folder):
+    folder.save(arrays(1), state(1))
+    (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
+    assert folder.load() == Loaded(None, TrainingState(), ("epoch-00001-000000000000",))
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(folder, monkeypatch):
@@ -82,7 +88,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(folder, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         folder.save(arrays(2), state(2))
     monkeypatch.undo()
-    assert folder.load()[1] == state(1)
+    assert folder.load().state == state(1)
     assert not list(folder.path.glob("*.tmp"))
 
 

@@ -62,8 +62,8 @@ def trainer(folder, config, *, stop=None, gpus=1, epochs=3, train_fn=None, seed=
 
 
 def weights(folder):
-    arrays, state, _ = CheckpointFolder(folder).load()
-    return arrays, state
+    loaded = CheckpointFolder(folder).load()
+    return loaded.arrays, loaded.state
 
 
 CONFIGS = {
@@ -131,12 +131,12 @@ def test_the_learning_rate_follows_the_gpus(tmp_path):
 
 
 def test_a_schedule_follows_the_gpus_too(tmp_path):
-    member = trainer(tmp_path, {"decay": True, "learning_rate": 0.01}, epochs=1, gpus=2)
-    member.run()
-    steps = int(member.network._optimizer.iterations)
-    assert float(member.network._optimizer.learning_rate) == pytest.approx(
-        0.02 * 0.9 ** (steps / 10), rel=1e-4
-    )
+    for epochs, gpus in enumerate((2, 2, 4, 1), start=1):
+        member = trainer(tmp_path, {"decay": True, "learning_rate": 0.01}, epochs=epochs, gpus=gpus)
+        member.run()
+        rate = float(member.network._optimizer.learning_rate)
+        steps = int(member.network._optimizer.iterations)
+        assert rate == pytest.approx(0.01 * gpus * 0.9 ** (steps / 10), rel=1e-4)
 
 
 def test_no_epoch_is_started_that_would_not_fit(tmp_path):

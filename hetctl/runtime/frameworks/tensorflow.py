@@ -20,6 +20,7 @@ from hetctl.runtime.functions import UserFunctions
 from hetctl.runtime.group import Group
 
 EVALUATION_BATCH = 256
+RATE_FACTOR = "learning_rate_factor"
 
 
 class KerasNetwork:
@@ -30,6 +31,7 @@ class KerasNetwork:
         self._optimizer = model.optimizer
         self._config = config
         self._group = group
+        self._rate_factor = 1.0
         self._train_fn = train_fn or _default_train_fn(model)
         if group.size > 1:
             self._average_gradients()
@@ -52,8 +54,9 @@ class KerasNetwork:
         return {f"val_{name}": float(value) for name, value in self._group.agree(results).items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return every variable by its position."""
-        return {name: np.asarray(variable) for name, variable in self._variables()}
+        """Return every variable by its position, and the factor of a schedule, which is none."""
+        arrays = {name: np.asarray(variable) for name, variable in self._variables()}
+        return {**arrays, RATE_FACTOR: np.array(self._rate_factor)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Assign every variable.
@@ -63,6 +66,8 @@ class KerasNetwork:
         BadInputError
             If the network that ``model_fn`` builds now has other variables.
         """
+        arrays = dict(arrays)
+        rate_factor = float(arrays.pop(RATE_FACTOR))
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         saved = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -73,14 +78,24 @@ class KerasNetwork:
             )
         for name, variable in variables.items():
             variable.assign(arrays[name])
+        self._scale_schedule(rate_factor)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Scale a plain learning rate or a schedule."""
-        rate = self._optimizer._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            self._optimizer._learning_rate = ScaledSchedule(rate, factor)
+        """Scale a plain learning rate, which is a variable, or a schedule."""
+        if self._has_schedule:
+            self._scale_schedule(factor)
         else:
             self._optimizer.learning_rate.assign(self._optimizer.learning_rate * factor)
+
+    @property
+    def _has_schedule(self) -> bool:
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        return isinstance(self._optimizer._learning_rate, schedule)
+
+    def _scale_schedule(self, factor: float) -> None:
+        if self._has_schedule and factor != 1.0:
+            self._rate_factor *= factor
+            self._optimizer._learning_rate = ScaledSchedule(self._optimizer._learning_rate, factor)
 
     def _variables(self) -> list[tuple[str, Any]]:
         owners = {"model": self._model, "optimizer": self._optimizer}
