@@ -1,0 +1,1 @@
+"""Site files, as a package so that an editable install finds them too."""

@@ -1,0 +1,1 @@
+"""Templates of batch scripts, as a package so that an editable install finds them too."""

@@ -53,8 +53,16 @@ class LocalBatch:
         return str(process.pid)
 
     def call(self, call: FunctionCall) -> str:
-        """Submit with submitit's local executor."""
-        return submit_function(call, "local", {"timeout_min": math.ceil(call.wall_s / 60), "name": call.name})
+        """Submit with submitit's local executor.
+
+        Its processes are born deaf to the Ctrl-C of the terminal that they share with us.
+        """
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            minutes = math.ceil(call.wall_s / 60)
+            return submit_function(call, "local", {"timeout_min": minutes, "name": call.name})
+        finally:
+            signal.signal(signal.SIGINT, heard)
 
     def states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
         """Look at the process, and at what its supervisor wrote."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetctl.core.errors import BatchSystemError
 
 TIMEOUT_S = 60
-PAUSES_S = (0.5, 2.0)
-"""Between attempts of a command that only asks."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Answer:
     code: int
 
 
-def run(argv: Sequence[str]) -> Answer:
-    """Run a command once.
+def run(argv: Sequence[str], stdin: Path | None = None) -> Answer:
+    """Run a command once; it reads the file `stdin`, or nothing.
 
     Raises
     ------
@@ -32,14 +31,10 @@ def run(argv: Sequence[str]) -> Answer:
         If there is no such command, or it does not answer in a minute.
     """
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        with Path(stdin or os.devnull).open("rb") as source:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=source
+            )
     except (FileNotFoundError, PermissionError):
         raise BatchSystemError(
             f"{argv[0]} is not on the PATH of this machine",
@@ -50,7 +45,7 @@ def run(argv: Sequence[str]) -> Answer:
     return Answer(done.stdout, done.stderr, done.returncode)
 
 
-def order(argv: Sequence[str]) -> str:
+def order(argv: Sequence[str], stdin: Path | None = None) -> str:
     """Run a command that changes something, once; return what it printed.
 
     Raises
@@ -58,21 +53,10 @@ def order(argv: Sequence[str]) -> str:
     BatchSystemError
         If it fails: the batch system's own words are in the message.
     """
-    answer = run(argv)
+    answer = run(argv, stdin)
     if answer.code != 0:
         raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {_last_words(answer)}")
     return answer.stdout
-
-
-def ask(argv: Sequence[str]) -> Answer:
-    """Run a command that only asks, again if it fails; the last answer counts."""
-    answer = run(argv)
-    for pause in PAUSES_S:
-        if answer.code == 0:
-            break
-        time.sleep(pause)
-        answer = run(argv)
-    return answer
 
 
 def _last_words(answer: Answer) -> str:

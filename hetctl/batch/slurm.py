@@ -92,8 +92,9 @@ class SlurmBatch:
         self._folder = folder
 
     def submit(self, script: Path, command: Sequence[str], wall_s: int) -> str:  # noqa: ARG002
-        """Run sbatch; the limits are in the script."""
-        return parse_job_id(process.order(command))
+        """Run sbatch, which reads the script itself unless the command names it; the limits are in there."""
+        stdin = None if str(script) in command else script
+        return parse_job_id(process.order(command, stdin))
 
     def call(self, call: FunctionCall) -> str:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.

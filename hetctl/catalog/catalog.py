@@ -234,6 +234,11 @@ class Catalog:
                 )
             connection.execute(insert(RUNS), row)
 
+    def save_spec(self, spec: RunSpec) -> None:
+        """Store a changed specification of a run; BadInputError if it is not in the catalog."""
+        with self._write_run(spec.run) as connection:
+            connection.execute(update(RUNS).where(RUNS.c.name == spec.run).values(spec=encode(spec)))
+
     def runs(self, ensemble: str | None = None) -> list[RunRecord]:
         """Return all runs, or those of one ensemble, the oldest first."""
         chosen = select(RUNS) if ensemble is None else select(RUNS).where(RUNS.c.ensemble == ensemble)

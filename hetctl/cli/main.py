@@ -84,8 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=wants_json(given))
     except (KeyboardInterrupt, click.Abort):
         code = fail("interrupted", "interrupted", "", 130, as_json=wants_json(given))
-    except BrokenPipeError:
-        code = 0
     except OSError as error:
         if "--debug" in given:
             raise

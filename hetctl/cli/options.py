@@ -33,7 +33,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         try:
             return parse_duration(value)
         except BadInputError as error:
-            self.fail(" ".join(filter(None, (error.message, error.hint))), param, ctx)
+            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
 
 
 def json_option(command: F) -> F:

@@ -10,6 +10,7 @@ from hetctl.core.site import Queue, Site
 DEFAULT_WALL_S = 2 * 3600
 SHORTEST_GRACE_S, LONGEST_GRACE_S = 10, 300
 GRACE_SHARE = 0.05
+DEVICES = {"gpu": "GPUs", "slot": "slots"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
     wanted = gpus or _default_gpus(site, queues)
     if wanted > site.gpus:
         raise InfeasibleError(
-            f"{wanted} {site.device}s are more than the {site.gpus} of site {site.name}",
+            f"{wanted} {DEVICES[site.device]} are more than the {site.gpus} of site {site.name}",
             "ask for fewer with --gpus, or choose another site",
         )
     nodes = -(-wanted // site.gpus_per_node)

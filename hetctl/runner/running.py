@@ -6,13 +6,13 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.batch.base import BatchSystem
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.control.budget import exceeded, exceeded_by_jobs
-from hetctl.core.errors import BadInputError, LockedError
+from hetctl.core.errors import BadInputError, HetctlError, LockedError
 from hetctl.core.job import Job, JobState
 from hetctl.core.layout import RunFolder, write_private
 from hetctl.core.plan import Plan
@@ -105,7 +105,7 @@ def submit(project: Project, request: SubmitRequest) -> Advance:
     with project.writing() as catalog:
         unfinished = None if request.new else _unfinished(catalog, request.plan.ensemble.name)
         if unfinished:
-            return _go_on(project, catalog, unfinished)
+            return _go_on(project, catalog, unfinished, request.budget)
         plan = make_plan(catalog, request.plan)
         spec = _new_spec(project, catalog, request)
         return _begin(project, catalog, spec, plan)
@@ -172,8 +172,9 @@ def _unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
     return records[-1] if records and records[-1].state not in (FINISHED, FAILED) else None
 
 
-def _go_on(project: Project, catalog: Catalog, record: RunRecord) -> Advance:
-    spec = record.spec
+def _go_on(project: Project, catalog: Catalog, record: RunRecord, budget: Budget) -> Advance:
+    """Take a run up as it was submitted, but for the budget, which is granted anew."""
+    spec = replace(record.spec, budget=budget)
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     for job in refresh_jobs(catalog, batch, folder):
         if not job.state.over:
@@ -181,7 +182,9 @@ def _go_on(project: Project, catalog: Catalog, record: RunRecord) -> Advance:
                 f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
-    catalog.set_run_state(spec.run, QUEUED, "taken up again")
+    write_spec(folder, spec)
+    catalog.save_spec(spec)
+    catalog.set_run_state(spec.run, QUEUED, "taken up again as it was submitted")
     return _advance(project, catalog, record_of(catalog, spec.run), None)
 
 
@@ -196,7 +199,7 @@ def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Adv
         folder.round(0).create()
         write_spec(folder, spec)
         job = _submit_job(batch, folder, spec, submission)
-    except BaseException:
+    except (HetctlError, OSError):
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     catalog.add_run(spec, plan, time.time())

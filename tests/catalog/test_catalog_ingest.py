@@ -25,7 +25,7 @@ from hetctl.core.site import Queue, Site
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (Member("a"), Member("b")), "/project")
 SITE = Site("local", "local", "local", 1, 2, 2, 2**33, (Queue("local"),))
-SPEC = RunSpec("run", ENSEMBLE, SITE, "flotilla", 2, 600, 10, (), "/checkpoints")
+SPEC = RunSpec("run", ENSEMBLE, SITE, "flotilla", 2, "local", 600, 10, (), "/checkpoints")
 PLAN = Plan("flotilla", "makespan", 2, 2, 1.0, 1.0, 1.0, ())
 HERE = (Placement("n0", (0,)),)
 TABLES = ("events", "rounds", "allocations", "epochs", "checkpoints")

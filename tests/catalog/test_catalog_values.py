@@ -43,7 +43,7 @@ PLAN = Plan(
     options={"alpha": 0.8, "delta": None},
 )
 SPEC = RunSpec(
-    *("digits-1", ENSEMBLE, SITE, "flotilla", 8, 3600, 60),
+    *("digits-1", ENSEMBLE, SITE, "flotilla", 8, "batch", 3600, 60),
     profiles=(MemberProfile("mlp", {1: 100.0, 2: 180.5}, samples=1e6),),
     checkpoints="/project/.hetctl/checkpoints",
     budget=Budget(max_jobs=3),
@@ -157,6 +157,13 @@ def test_runs_are_listed_oldest_first_with_their_state(catalog: Catalog) -> None
     assert catalog.runs("digits") == [RunRecord(SPEC, PLAN, 5.0, "failed", "2 members failed")]
 
 
+def test_a_run_may_be_granted_another_budget(catalog: Catalog) -> None:
+    catalog.add_run(SPEC, PLAN, 1.0)
+    more = replace(SPEC, budget=Budget(max_jobs=9))
+    catalog.save_spec(more)
+    assert catalog.runs() == [RunRecord(more, PLAN, 1.0, "queued", "")]
+
+
 def test_a_second_run_of_the_same_name_is_refused(catalog: Catalog) -> None:
     catalog.add_run(SPEC, PLAN, 1.0)
     with pytest.raises(BadInputError, match="run 'digits-1' is in the catalog"):
@@ -168,6 +175,7 @@ def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
     job = Job(0, 0, "1", JobState.PENDING, 1, 60, 0.0)
     for change in (
         lambda: catalog.set_run_state("none", "running"),
+        lambda: catalog.save_spec(replace(SPEC, run="none")),
         lambda: catalog.save_job("none", job),
         lambda: catalog.ingest("none", 0, None, []),
     ):

@@ -117,7 +117,7 @@ def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
     first = job.run.round(0)
     assert first.stop.read_text() == "alpha\n"
     assert job.events("round_ended")[0].data["ended_by"] == "alpha"
-    assert [event.data["reason"] for event in job.events("stopped", "slow")][0] == "alpha"
+    assert job.events("stopped", "slow")[0].data["reason"] == "alpha"
     assert job.trained("slow") == list(range(1, 9))
     assert job.reason == "finished"
 
@@ -201,6 +201,7 @@ def test_a_step_that_hangs_is_terminated_and_then_killed_within_the_grace(tmp_pa
     deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
     assert deaf.data["cause"] == "killed by SIGKILL"
     assert job.events("deaf", "deaf")
+    assert job.progress()["deaf"].failures == 0
     good = next(e for e in job.events("step_ended") if e.data["member"] == "good")
     assert good.data["exit_code"] == 0
     assert job.reason == "deadline"

@@ -1,0 +1,268 @@
+"""Bad input: one clear error, the right exit code, and nothing written or lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+from workbench import ENSEMBLE, new_project
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.core.profile import Machine, ProfilePoint
+
+SLURM = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 4GB
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    return new_project(tmp_path / "project")
+
+
+@pytest.fixture
+def planned(project):
+    assert project.here("profile", "import", "rates.csv", "--site", "local").code == 0
+    return project
+
+
+def refused(project, code, kind, *arguments, prefix=(), **environment):
+    """Run a command that must fail: the same words for people and for programs, and no change."""
+    before = project.tree()
+    run = partial(project.hetctl, prefix=prefix) if prefix else project.here
+    as_json = run(*arguments, "--json", **environment)
+    error = as_json.error
+    assert (as_json.code, error["kind"], as_json.stderr) == (code, kind, "")
+    assert set(error) == {"kind", "message", "hint"}
+    assert as_json.json["schema_version"] == 1
+    for_people = run(*arguments, **environment)
+    assert (for_people.code, for_people.stdout) == (code, "")
+    assert error["message"] in for_people.stderr
+    assert project.tree() == before
+    return f"{error['message']} {error['hint']}"
+
+
+def edited(project, old, new):
+    assert old in ENSEMBLE
+    (project.path / "ensemble.yaml").write_text(ENSEMBLE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("framework:", "framwork:", "framework"),
+        ("patience: 50", "patiense: 50", "patience"),
+        ("patience: 50", "patience: often", "patience"),
+        ("max_epochs: 4", "max_epochs: 0", "max_epochs"),
+        ("name: b", "name: a", "'a'"),
+        ("name: b", "name: ../b", "../b"),
+        ("name: b", "name: driver", "driver"),
+        ("members:", "members: []\nothers:", "others"),
+        ("model_fn: nets:model_fn", "model_fn: nets:modle_fn", "modle_fn"),
+        ("model_fn: nets:model_fn", "model_fn: nest:model_fn", "nest"),
+        ("framework: tensorflow", "framework: caffe", "caffe"),
+    ],
+)
+def test_an_ensemble_file_with_a_mistake_is_refused_whole(project, old, new, said):
+    edited(project, old, new)
+    text = refused(project, 2, "bad-input", "plan", "--site", "local")
+    assert said in text
+    assert "ensemble.yaml" in text
+
+
+@pytest.mark.parametrize("text", ["", "[", "name: x\nname: y\n", "\x00", "a: &a [*a]"])
+def test_what_is_no_ensemble_file_is_refused(project, text):
+    (project.path / "ensemble.yaml").write_text(text)
+    refused(project, 2, "bad-input", "profile", "show", "--site", "local")
+
+
+def test_an_unknown_site_names_the_nearest(project):
+    assert "summit" in refused(project, 2, "bad-input", "plan", "--site", "sumit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plna"], "plna"),
+        (["plan", "--gpu", "2"], "--gpus"),
+        (["plan", "--gpus", "0"], "0"),
+        (["plan", "--gpus", "two"], "two"),
+        (["plan", "--time", "soon"], "soon"),
+        (["plan", "--planner", "flotila"], "flotilla"),
+        (["plan", "--alpha", "3"], "alpha"),
+        (["plan", "--queue", "night", "--site", "local"], "local"),
+        (["submit", "--max-jobs", "0"], "max-jobs"),
+        (["status", "nothing"], "profile"),
+        (["cancel", "nothing"], ""),
+        (["profile", "import", "none.csv"], "none.csv"),
+        (["report"], ""),
+    ],
+)
+def test_a_wrong_command_line_is_refused(project, arguments, said):
+    assert said in refused(project, 2, "bad-input", *arguments, HETCTL_SITE="local")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("member,gpus\na,1\n", "rates.csv:1: column 'rate' is missing"),
+        ("member,gpus,rate\na,1,fast\n", "rates.csv:2: rate"),
+        ("member,gpus,rate\na,1,-5\n", "rates.csv:2: rate"),
+        ("member,gpus,rate\na,1,5\na,1,6\n", "rates.csv:3:"),
+        ("member,gpus,rate\nz,1,5\n", "no member z"),
+    ],
+)
+def test_a_wrong_rate_table_is_refused_whole(project, table, said):
+    (project.path / "rates.csv").write_text(table)
+    assert said in refused(project, 2, "bad-input", "profile", "import", "rates.csv", "--site", "local")
+
+
+def test_no_profile_no_plan(project):
+    project.here("profile", "import", "rates.csv", "--site", "local")
+    edited(project, "- {name: b, config: {}}", "- {name: b, config: {units: 3}}")
+    assert "no profile of b" in refused(project, 2, "bad-input", "plan", "--site", "local")
+
+
+def test_more_gpus_than_the_site_has(planned):
+    said = refused(planned, 3, "infeasible", "plan", "--site", "local", "--gpus", "3")
+    assert "3 slots are more than the 2 of site local" in said
+
+
+def test_more_gpus_for_a_member_than_the_site_has(planned):
+    edited(planned, "- {name: b, config: {}}", "- {name: b, config: {}, max_gpus: 8}")
+    said = refused(planned, 3, "infeasible", "submit", "--site", "local")
+    assert "max_gpus of b is 8; site local has only 2" in said
+
+
+def test_longer_than_any_queue_takes(planned):
+    said = refused(planned, 3, "infeasible", "plan", "--site", "local", "--time", "13h")
+    assert "no queue of site local takes" in said
+    assert "--time" in said
+
+
+def test_a_round_limit_shorter_than_one_epoch(planned):
+    machine, now = Machine("x", "x", "x"), time.time()
+    with Catalog.open(planned.home.catalog) as catalog:
+        points = [
+            ProfilePoint(p.member, 1, 100.0, p.fingerprint, 32, now, machine, samples_per_epoch=size)
+            for p, size in zip(catalog.points("trio", "local"), (100, 360_000, 100), strict=True)
+        ]
+        catalog.save_points("trio", "local", points)
+    said = refused(planned, 3, "infeasible", "submit", "--site", "local", "--time", "10m")
+    assert "round limit 0:10 is shorter than one epoch of b" in said
+    assert "raise --time" in said
+
+
+def test_an_unreachable_scheduler_begins_no_run(project):
+    (project.path / "site-configs").mkdir()
+    (project.path / "site-configs" / "cluster.yaml").write_text(SLURM)
+    nowhere = {"HETCTL_SITE": "cluster", "PATH": str(project.path)}
+    assert project.hetctl("profile", "import", "rates.csv", **nowhere).code == 0
+    done = project.hetctl("submit", "--json", **nowhere)
+    assert (done.code, done.error["kind"]) == (4, "batch-system")
+    assert "sbatch is not on the PATH" in done.error["message"]
+    assert list(project.home.runs.glob("*")) == []
+    with Catalog.open(project.home.catalog) as catalog:
+        assert catalog.runs() == []
+    assert project.hetctl("status", **nowhere).code == 2
+
+
+def test_a_site_that_can_only_be_rendered(planned):
+    assert planned.hetctl("profile", "import", "rates.csv", "--site", "summit").code == 0
+    arguments = ("--site", "summit", "--gpus", "6", "--time", "1h", "--account", "ABC123")
+    done = planned.hetctl("submit", *arguments, "--json")
+    assert (done.code, done.error["kind"]) == (4, "batch-system")
+    assert "hetctl render" in done.error["hint"]
+    assert list(planned.home.runs.glob("*")) == []
+
+
+def test_a_catalog_of_a_newer_schema(planned):
+    with sqlite3.connect(planned.home.catalog) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    for arguments in (["plan"], ["submit"], ["profile", "show"], ["status"]):
+        assert "newer hetctl" in refused(planned, 2, "bad-input", *arguments, HETCTL_SITE="local")
+
+
+def test_a_catalog_that_is_damaged(planned):
+    planned.home.catalog.write_bytes(b"nothing like a database" * 500)
+    assert "not a SQLite database" in refused(planned, 2, "bad-input", "plan", "--site", "local")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may not write")
+@pytest.mark.parametrize("arguments", [["plan"], ["submit"], ["profile", "import", "rates.csv"]])
+def test_a_read_only_directory(tmp_path, arguments):
+    project = new_project(tmp_path / "project")
+    assert project.here("profile", "import", "rates.csv", "--site", "local").code == 0
+    for path in (tmp_path, *tmp_path.parents[:2], project.path, *project.path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    if subprocess.run([*nobody, sys.executable, "-c", "import hetctl.cli.main"], check=False).returncode:
+        pytest.skip("another user cannot run this Python")
+    said = refused(project, 2, "bad-input", *arguments, prefix=nobody, HETCTL_SITE="local", HOME="/")
+    assert "cannot be written" in said
+    assert "HETCTL_HOME" in said
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 256 kB; nothing but root can make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "hetctl-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs leave to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("left", [0, 8192])
+def test_a_full_disk(project, small_disk, left):
+    home = {"HETCTL_HOME": str(small_disk / "home"), "HETCTL_SITE": "local"}
+    assert project.hetctl("profile", "import", "rates.csv", **home).code == 0
+    (small_disk / "filler").write_bytes(b"x" * left)
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "rest").write_bytes(b"x" * 2**20)
+    (small_disk / "filler").unlink()
+    done = project.hetctl("submit", "--json", **home)
+    assert (done.code, done.error["kind"]) == (2, "bad-input"), done.error
+    assert "No space left" in done.error["message"] or "full" in done.error["message"]
+    assert list((small_disk / "home" / "runs").glob("*")) == []
+    (small_disk / "rest").unlink()
+    assert project.hetctl("plan", **home).code == 0
+
+
+def test_a_folder_that_holds_an_example_already_is_left_alone(project):
+    (project.path / "digits.py").write_text("mine")
+    done = project.hetctl("init", ".")
+    assert done.code == 2
+    assert "exists already" in done.stderr
+    assert (project.path / "digits.py").read_text() == "mine"
+
+
+def test_a_report_that_cannot_be_written_or_a_member_module_that_is_broken(project):
+    (project.path / "nets.py").write_text("def input_fn(:\n")
+    refused(project, 2, "bad-input", "profile", "--site", "local")
+
+
+def test_an_internal_error_is_named_as_a_bug(project, monkeypatch, capsys):
+    from hetctl.cli import main
+    from hetctl.runner.project import Project
+
+    monkeypatch.chdir(project.path)
+    monkeypatch.setattr(Project, "here", lambda: 1 / 0)
+    with pytest.raises(SystemExit, match="1"):
+        main.main(["plan"])
+    output = capsys.readouterr()
+    assert "internal error: ZeroDivisionError" in output.err
+    assert "Traceback" not in output.err
+    with pytest.raises(ZeroDivisionError):
+        main.main(["--debug", "plan"])

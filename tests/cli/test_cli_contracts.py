@@ -1,0 +1,176 @@
+"""What other programs rely on: JSON, exit codes, precedence, help and completion."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from workbench import RATES, new_project
+
+from hetctl.cli.main import COMMANDS
+
+LOCAL = {"HETCTL_SITE": "local"}
+PLAN_KEYS = {
+    "schema_version", "planner", "objective", "gpus", "gpus_per_node", "predicted_makespan_s",
+    "lower_bound_s", "ratio", "rounds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = new_project(tmp_path / "project")
+    assert project.here("profile", "import", "rates.csv", **LOCAL).code == 0
+    return project
+
+
+def test_the_plan_has_the_keys_that_were_promised(project):
+    plan = project.here("plan", "--json", **LOCAL).json
+    assert plan.keys() >= PLAN_KEYS
+    for index, one in enumerate(plan["rounds"]):
+        assert one["index"] == index
+        assert one.keys() >= {"index", "predicted_s", "allocations"}
+        for allocation in one["allocations"]:
+            assert allocation.keys() >= {"member", "gpus", "mode", "rate", "placement"}
+            assert sum(len(place["gpus"]) for place in allocation["placement"]) == allocation["gpus"]
+    assert plan["ratio"] == pytest.approx(plan["predicted_makespan_s"] / plan["lower_bound_s"])
+    planned = {a["member"] for one in plan["rounds"] for a in one["allocations"]}
+    assert planned == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("planner", ["flotilla", "independent"])
+def test_the_same_plan_comes_out_every_time(project, planner):
+    arguments = ("plan", "--planner", planner, "--seed", "3", "--json")
+    assert project.here(*arguments, **LOCAL).stdout == project.here(*arguments, **LOCAL).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["profile", "show"],
+        ["profile", "import", "rates.csv"],
+        ["render"],
+        ["submit", "--dry-run"],
+        ["sites"],
+    ],
+)
+def test_every_result_is_one_json_object_with_its_schema(project, arguments):
+    done = project.here(*arguments, "--json", **LOCAL)
+    assert (done.code, done.json["schema_version"], done.stderr) == (0, 1, "")
+    for_people = project.here(*arguments, **LOCAL)
+    assert for_people.code == 0
+    assert for_people.stdout
+    assert "\x1b" not in for_people.stdout + for_people.stderr
+
+
+@pytest.mark.parametrize("arguments", [["submit", "--dry-run"], ["render"], ["profile", "show"], ["sites"]])
+def test_looking_writes_nothing(project, arguments):
+    before = project.tree()
+    assert project.here(*arguments, **LOCAL).code == 0
+    assert project.tree() == before
+
+
+def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
+    done = project.here("submit", "--dry-run", **LOCAL)
+    assert done.stdout.startswith("#!/bin/bash\n")
+    assert "hetctl.runtime.driver" in done.stdout
+    assert "trio-001/round-0000/job.sh" in done.stderr
+    assert "# submit with: " in done.stderr
+    shown = project.here("submit", "--dry-run", "--json", **LOCAL).json
+    assert shown["script"] == done.stdout
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+
+
+def test_rendering_needs_no_catalog_and_no_machine(tmp_path):
+    project = new_project(tmp_path / "project")
+    done = project.here("render", "--site", "summit", "--gpus", "12", "--time", "2h", "--account", "ABC123")
+    assert done.code == 0
+    assert "#BSUB -P ABC123" in done.stdout
+    assert not project.home.path.exists()
+
+
+def test_what_is_exported_can_be_imported(project):
+    exported = project.here("profile", "export", **LOCAL).stdout
+    assert exported.splitlines()[0].startswith("member,gpus,rate")
+    assert len(exported.splitlines()) == len(RATES.splitlines())
+    (project.path / "again.csv").write_text(exported)
+    assert project.here("profile", "import", "again.csv", **LOCAL).code == 0
+    assert project.here("profile", "export", **LOCAL).stdout == exported
+
+
+def test_the_home_can_lie_elsewhere(tmp_path):
+    project = new_project(tmp_path / "project")
+    home = {"HETCTL_HOME": str(tmp_path / "elsewhere"), **LOCAL}
+    assert project.here("profile", "import", "rates.csv", **home).code == 0
+    assert (tmp_path / "elsewhere" / "catalog.db").exists()
+    assert not project.home.path.exists()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "elsewhere" / "catalog.db").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "gpus"),
+    [
+        ([], {}, 2),
+        ([], {"HETCTL_GPUS": "1"}, 1),
+        (["--gpus", "2"], {"HETCTL_GPUS": "1"}, 2),
+    ],
+)
+def test_a_flag_comes_before_its_variable(project, flags, environment, gpus):
+    assert project.here("plan", "--json", *flags, **LOCAL, **environment).json["gpus"] == gpus
+
+
+def test_the_site_and_the_time_come_from_the_environment_unless_a_flag_is_given(tmp_path):
+    project = new_project(tmp_path / "project")
+    environment = {"HETCTL_SITE": "slurm", "HETCTL_TIME": "1h"}
+    from_environment = project.here("render", **environment).stdout
+    assert "#SBATCH" in from_environment
+    assert "#SBATCH --time=01:00:00" in from_environment or "1:00:00" in from_environment
+    assert "3:00:00" in project.here("render", "--time", "3h", **environment).stdout
+    assert "#SBATCH" not in project.here("render", "--site", "local", **environment).stdout
+    assert project.here("render", **environment | {"HETCTL_TIME": "soon"}).code == 2
+
+
+def test_the_module_and_the_command_are_the_same():
+    as_module = subprocess.run(
+        [sys.executable, "-m", "hetctl", "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(name in as_module.stdout for name in COMMANDS)
+    assert as_module.stdout.startswith("Usage: hetctl ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(tmp_path, name):
+    project = new_project(tmp_path / "project")
+    shown = project.here(name, "--help")
+    assert shown.code == 0
+    assert f"Example: hetctl {name}" in shown.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"), [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete")]
+)
+def test_shell_completion(tmp_path, shell, said):
+    project = new_project(tmp_path / "project")
+    printed = project.hetctl(_HETCTL_COMPLETE=f"{shell}_source")
+    assert printed.code == 0
+    assert said in printed.stdout
+
+
+def test_completing_a_command_and_an_option(tmp_path):
+    project = new_project(tmp_path / "project")
+    words = {"_HETCTL_COMPLETE": "bash_complete"}
+    command = project.hetctl(COMP_WORDS="hetctl pl", COMP_CWORD="1", **words)
+    assert command.stdout.split() == ["plain,plan"]
+    option = project.hetctl(COMP_WORDS="hetctl plan --gp", COMP_CWORD="2", **words)
+    assert option.stdout.split() == ["plain,--gpus"]
+
+
+def test_a_reader_that_goes_away_is_not_worth_a_word(project):
+    process = project.start("sites", "--json", **LOCAL)
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=30)
+    assert stderr == ""

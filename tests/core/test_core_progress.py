@@ -1,0 +1,131 @@
+"""Progress and use, folded from events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.core.ensemble import Ensemble, Functions, Member
+from hetctl.core.events import DRIVER, Event, EventWriter
+from hetctl.core.layout import RunFolder
+from hetctl.core.progress import events_in, progress_in, progress_of
+from hetctl.core.usage import Usage, usage_of
+
+ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
+RETRIES = 2
+
+
+def event(source, kind, time=0.0, **data):
+    return Event(source, 0, kind, time, data)
+
+
+def epoch(member, number, **later):
+    result = {"epoch": number, "metrics": {"loss": 1 / number}, "seconds": 1.0, "gpus": 1, "finished_at": 0.0}
+    return event(member, "epoch", **result | later)
+
+
+def ended(member, code, cause="exit code 1", *, fault=True):
+    return event(DRIVER, "step_ended", member=member, exit_code=code, cause=cause, fault=fault)
+
+
+def fold(*events):
+    return progress_of(ENSEMBLE, events, RETRIES)
+
+
+def test_without_events_every_member_is_active_and_has_done_nothing():
+    progress = fold()
+    assert list(progress) == ["a", "b"]
+    assert all(member.active and not member.epochs for member in progress.values())
+
+
+def test_an_epoch_that_is_reported_twice_counts_once():
+    progress = fold(epoch("a", 1), epoch("a", 2), epoch("a", 2, evaluate_s=1.0), epoch("a", 3))["a"]
+    assert [done.epoch for done in progress.epochs] == [1, 2, 3]
+
+
+def test_failures_add_up_until_an_epoch_is_finished():
+    failing = [ended("a", 1)] * RETRIES
+    assert fold(*failing)["a"].failures == RETRIES
+    assert fold(*failing, epoch("a", 1))["a"].failures == 0
+    assert fold(*failing, epoch("a", 1), *failing)["a"].active
+
+
+def test_more_failures_than_retries_end_a_member_with_its_own_error():
+    failing = [event("a", "failed", error="no such layer"), *[ended("a", 1)] * (RETRIES + 1)]
+    progress = fold(*failing)
+    assert progress["a"].failed == "no such layer"
+    assert progress["b"].active
+
+
+def test_a_step_that_the_driver_killed_is_not_the_members_fault():
+    assert fold(*[ended("a", 137, fault=False)] * 9)["a"] == fold()["a"]
+
+
+def test_without_words_of_its_own_the_cause_is_how_the_step_ended():
+    assert fold(*[ended("a", 137, "killed by SIGKILL")] * (RETRIES + 1))["a"].failed == "killed by SIGKILL"
+
+
+def test_a_member_that_has_converged_cannot_fail_any_more():
+    progress = fold(event("a", "converged", reason="target"), *[ended("a", 1)] * 5)["a"]
+    assert (progress.converged, progress.failed) == ("target", None)
+
+
+def test_part_of_an_epoch_counts_until_the_epoch_is_finished():
+    stopped = event("a", "stopped", reason="alpha", part_samples=320)
+    assert fold(epoch("a", 1), stopped)["a"].part_samples == 320
+    assert fold(epoch("a", 1), stopped, epoch("a", 2))["a"].part_samples == 0
+
+
+def test_members_that_are_not_in_the_ensemble_are_passed_over():
+    assert fold(epoch("stranger", 1), ended("stranger", 1)) == fold()
+
+
+@given(st.lists(st.integers(1, 8), max_size=12), st.randoms())
+def test_the_order_of_epochs_does_not_matter(numbers, random):
+    events = [epoch("a", number) for number in numbers]
+    shuffled = random.sample(events, len(events))
+    assert fold(*events) == fold(*shuffled)
+
+
+@given(st.permutations([epoch("a", 1), epoch("a", 2), epoch("b", 1), event("b", "converged", reason="r")]))
+def test_members_do_not_touch_each_other(events):
+    assert fold(*events) == {
+        "a": fold(*(e for e in events if e.source == "a"))["a"],
+        "b": fold(*(e for e in events if e.source == "b"))["b"],
+    }
+
+
+def test_events_of_all_rounds_are_read(tmp_path):
+    run = RunFolder(tmp_path)
+    for index in (0, 1):
+        writer = EventWriter(run.round(index).create().events, "a")
+        writer.write("epoch", **epoch("a", index + 1).data)
+    assert [e.data["epoch"] for e in events_in(run)] == [1, 2]
+    assert len(progress_in(run, ENSEMBLE, RETRIES)["a"].epochs) == 2
+
+
+def test_use_counts_rounds_and_gpu_seconds():
+    events = [
+        event(DRIVER, "round_started", 0),
+        event(DRIVER, "step_started", 10, member="a", gpus=2),
+        event(DRIVER, "step_started", 10, member="b", gpus=1),
+        event(DRIVER, "step_ended", 30, member="a"),
+        event(DRIVER, "round_started", 30),
+        event("a", "step_started", 30, member="a", gpus=50),
+    ]
+    assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
+
+
+def test_an_end_without_a_start_costs_nothing():
+    assert usage_of([event(DRIVER, "step_ended", 30, member="a")], now=50) == Usage(0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 100)), max_size=8))
+def test_use_is_the_sum_over_steps(steps):
+    events, now = [], 0.0
+    for gpus, seconds in steps:
+        events.append(event(DRIVER, "step_started", now, member="a", gpus=gpus))
+        now += seconds
+        events.append(event(DRIVER, "step_ended", now, member="a"))
+    assert usage_of(events, now).gpu_seconds == pytest.approx(sum(g * s for g, s in steps))

@@ -1,0 +1,121 @@
+"""Profiling as a command, with measurements that only pretend to measure."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from workbench import alive, new_project, python_without_training, wait_for
+
+from hetctl.core.events import read_folder
+
+ENSEMBLE = """\
+name: many
+framework: tensorflow
+functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
+members:
+{members}
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = new_project(
+        tmp_path / "project", python=python_without_training(tmp_path), environment={"HETCTL_SITE": "local"}
+    )
+    (project.path / "nets.py").write_text(
+        "import numpy as np\ndef input_fn(path):\n    x = np.zeros((8, 2))\n    return (x, x), (x, x)\n"
+        "def model_fn(config): ...\n"
+    )
+    yield project
+    wait_for(lambda: not alive(str(project.path)))
+
+
+def members(project, **configs):
+    lines = (
+        f"  - {{name: {name}, max_gpus: {gpus}, config: {config}}}"
+        for name, (gpus, config) in configs.items()
+    )
+    (project.path / "ensemble.yaml").write_text(ENSEMBLE.format(members="\n".join(lines)))
+
+
+def events_below(folder):
+    return [event for events in folder.glob("*/events") for event in read_folder(events)]
+
+
+def measured(project):
+    points = project.here("profile", "show", "--json").json["points"]
+    return sorted((point["member"], point["gpus"]) for point in points)
+
+
+def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
+    members(project, a=(1, "{}"), b=(2, "{}"))
+    done = project.hetctl("profile", "--json")
+    assert (done.code, done.json["measured"], done.json["known"]) == (0, 3, 0)
+    assert measured(project) == [("a", 1), ("b", 1), ("b", 2)]
+    assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
+
+
+def test_what_is_measured_is_not_measured_again_unless_it_changed(project):
+    members(project, a=(1, "{}"), b=(1, "{}"))
+    project.hetctl("profile")
+    again = project.hetctl("profile", "--json")
+    assert (again.json["measured"], again.json["known"]) == (0, 2)
+    members(project, a=(1, "{}"), b=(1, "{units: 3}"))
+    changed = project.hetctl("profile", "--json")
+    assert (changed.json["measured"], changed.json["known"]) == (1, 1)
+    assert project.hetctl("profile", "--force", "--json").json["measured"] == 2
+
+
+def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(project):
+    members(project, bad=(1, "{fail: true}"), good=(1, "{}"))
+    done = project.hetctl("profile", "--json")
+    assert (done.code, done.error["kind"]) == (5, "members-failed")
+    (failure,) = done.json["failures"]
+    assert failure["point"] == {"member": "bad", "gpus": 1}
+    assert failure["error"] == "no such layer"
+    assert failure["log_tail"] == ["building bad"]
+    assert measured(project) == [("good", 1)]
+    for_people = project.hetctl("profile")
+    assert for_people.code == 5
+    assert "bad on 1: no such layer\n    building bad" in for_people.stdout
+    assert "1 points could not be measured (bad)" in for_people.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
+    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    process = project.start("profile")
+    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert measured(project) == [("quick", 1)]
+    wait_for(lambda: not alive(str(project.path)), seconds=10)
+
+
+def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
+    members(project, quick=(1, "{}"), other=(1, "{measure_s: 3}"))
+    process = project.start("profile")
+    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not alive(str(project.path)))
+    again = project.hetctl("profile", "--json")
+    assert again.code == 0
+    assert again.json["known"] >= 1
+    assert measured(project) == [("other", 1), ("quick", 1)]
+
+
+def test_ctrl_c_on_a_terminal_reaches_all_processes_and_still_no_traceback_is_shown(project):
+    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    process = project.start("profile", prefix=("setsid", "--wait"))
+    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    (command,) = [pid for pid in alive("-m hetctl profile") if os.getpgid(pid) == pid]
+    os.killpg(command, signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert measured(project) == [("quick", 1)]
+    wait_for(lambda: not alive(str(project.path)), seconds=10)

@@ -1,0 +1,208 @@
+"""Runs from job to job, with trainers that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+
+import pytest
+from workbench import alive, new_project, python_without_training, wait_for
+
+from hetctl.core.layout import RoundFolder
+
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
+stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}}
+members:
+  - {{name: a, max_gpus: 1, config: {a}}}
+  - {{name: b, max_gpus: 1, config: {b}}}
+  - {{name: c, max_gpus: 1, config: {c}}}
+"""
+LOCAL = {"HETCTL_SITE": "local"}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Make a project whose members are configured; whatever still runs at the end is cancelled."""
+    projects = []
+
+    def make(a: str = "{epochs: 2}", b: str = "{epochs: 2}", c: str = "{epochs: 2}"):
+        project = new_project(
+            tmp_path / "project",
+            ENSEMBLE.format(a=a, b=b, c=c),
+            python=python_without_training(tmp_path),
+            environment=LOCAL,
+        )
+        assert project.here("profile", "import", "rates.csv").code == 0
+        projects.append(project)
+        return project
+
+    yield make
+    for project in projects:
+        project.here("cancel")
+        wait_for(lambda project=project: not alive(str(project.path)))
+
+
+def rows(project):
+    """All that the catalog holds."""
+    with sqlite3.connect(f"file:{project.home.catalog}?mode=ro", uri=True) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {table: database.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
+
+
+def state(project):
+    return project.here("status", "--json").json["state"]
+
+
+def test_a_run_goes_to_its_end_and_the_catalog_agrees_with_the_events(start):
+    project = start()
+    done = project.hetctl("submit", "--wait", "--json")
+    assert (done.code, done.json["state"]) == (0, "finished")
+    assert {m["member"]: m["epochs"] for m in done.json["members"]} == {"a": 2, "b": 2, "c": 2}
+    assert project.epochs() == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    epochs = [row[:3] for row in rows(project)["epochs"]]
+    assert len(epochs) == 6
+    assert not alive(str(project.path))
+    again = project.here("cancel", "--json")
+    assert (again.code, again.json["state"]) == (0, "finished")
+
+
+def test_jobs_follow_one_another_near_the_limit_without_anybody_waiting(start):
+    """A limit of 13 s leaves 3 s before the grace: the jobs' own scripts submit the next ones."""
+    project = start(a="{epochs: 8, epoch_s: 0.6}", b="{epochs: 8, epoch_s: 0.6}", c="{epochs: 2}")
+    assert project.hetctl("submit", "--time", "13s").code == 0
+    wait_for(lambda: state(project) == "finished", seconds=60)
+    status = project.here("status", "--json").json
+    assert len(status["jobs"]) >= 2
+    assert project.epochs() == {"a": list(range(1, 9)), "b": list(range(1, 9)), "c": [1, 2]}
+    assert {job["state"] for job in status["jobs"]} == {"finished"}
+
+
+def test_so_many_jobs_and_no_more(start):
+    project = start(a="{epochs: 50, epoch_s: 0.6}")
+    done = project.hetctl("submit", "--time", "12s", "--max-jobs", "1", "--wait", "--json")
+    assert (done.code, done.json["state"]) == (0, "stopped")
+    assert done.json["reason"] == "--max-jobs 1 is reached"
+    assert len(done.json["jobs"]) == 1
+
+
+def test_a_member_that_fails_is_reported_with_its_log_and_the_others_converge(start):
+    project = start(b="{fail: true}")
+    done = project.hetctl("submit", "--wait", "--retries", "0", "--json")
+    assert (done.code, done.error["kind"]) == (5, "members-failed")
+    assert "1 of 3 members failed: b" in done.error["message"]
+    states = {member["member"]: member["state"] for member in done.json["members"]}
+    assert states == {"a": "converged", "b": "failed", "c": "converged"}
+    for arguments in (["status"], ["status", "--watch"]):
+        shown = project.here(*arguments)
+        assert shown.code == 5
+        assert "no such layer" in shown.stdout
+    assert project.here("status", "--json").error["kind"] == "members-failed"
+
+
+def test_of_two_submits_at_once_one_wins_and_the_other_changes_nothing(start):
+    project = start(*["{epochs: 500}"] * 3)
+    both = [project.start("submit", "--json") for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes == [0, 6], outputs
+    answers = [json.loads(stdout) for stdout, _ in outputs]
+    assert [answer["error"]["kind"] for answer in answers if "error" in answer] == ["locked"]
+    assert [path.name for path in project.home.runs.glob("*")] == ["trio-001"]
+    assert len(rows(project)["runs"]) == len(rows(project)["jobs"]) == 1
+    assert not any("Traceback" in stderr for _, stderr in outputs)
+
+
+def test_a_submit_while_the_run_is_under_way_changes_nothing(start):
+    project = start(*["{epochs: 500}"] * 3)
+    assert project.hetctl("submit").code == 0
+    wait_for(lambda: set(project.epochs()) >= {"a"} or set(project.epochs()) >= {"b", "c"})
+    before = rows(project)
+    refused = project.hetctl("submit", "--json")
+    assert (refused.code, refused.error["kind"]) == (6, "locked")
+    assert "under way" in refused.error["message"]
+    assert "--new" in refused.error["hint"]
+    after = rows(project)
+    unchanged = ("ensembles", "members", "plans", "runs", "rounds", "allocations", "epochs")
+    assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
+    assert [path.name for path in project.home.runs.glob("*")] == ["trio-001"]
+
+
+def test_ctrl_c_while_waiting_leaves_the_run_going(start):
+    project = start(*["{epochs: 20, epoch_s: 0.2}"] * 3)
+    process = project.start("submit", "--wait")
+    wait_for(lambda: project.epochs())
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "goes on" in stderr
+    assert "Traceback" not in stderr
+    before = sum(map(len, project.epochs().values()))
+    assert state(project) == "running"
+    wait_for(lambda: sum(map(len, project.epochs().values())) > before)
+
+
+def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start):
+    project = start(*["{epochs: 25, epoch_s: 0.1}"] * 3)
+    assert project.hetctl("submit").code == 0
+    wait_for(lambda: len(project.epochs()) >= 2)
+    cancelled = project.hetctl("cancel", "--json")
+    assert (cancelled.code, cancelled.json["state"]) == (0, "cancelled")
+    wait_for(lambda: not alive(str(project.path)))
+    assert state(project) == "cancelled"
+    ended = [event for event in project.driver_events() if event.kind == "step_ended"]
+    assert ended
+    assert {event.data["exit_code"] for event in ended} == {0}
+    assert [e.data["reason"] for e in project.driver_events() if e.kind == "job_ended"] == ["signal"]
+    first_part = project.epochs()
+    assert all(0 < len(epochs) < 25 for epochs in first_part.values())
+    done = project.hetctl("submit", "--wait", "--json")
+    assert (done.code, done.json["state"], done.json["run"]) == (0, "finished", "trio-001")
+    assert len(done.json["jobs"]) == 2
+    assert project.epochs() == {name: list(range(1, 26)) for name in "abc"}
+
+
+def test_a_finished_run_is_followed_by_a_new_one_with_checkpoints_of_its_own(start):
+    project = start()
+    assert project.hetctl("submit", "--wait").code == 0
+    assert project.hetctl("submit", "--wait").code == 0
+    assert project.epochs("trio-002") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    assert sorted(path.name for path in (project.home.path / "checkpoints" / "a").iterdir()) == [
+        "trio-001",
+        "trio-002",
+    ]
+
+
+def test_a_killed_job_is_taken_up_by_advance_without_losing_an_epoch(start):
+    project = start(*["{epochs: 12, epoch_s: 0.15}"] * 3)
+    job = project.hetctl("submit", "--json").json["job"]["batch_id"]
+    wait_for(lambda: len(project.epochs()) >= 2)
+    for pid in alive(str(project.home.run("trio-001").path)):
+        signal_quietly(pid)
+    wait_for(lambda: not alive(str(project.home.run("trio-001").path)))
+    assert state(project) == "between-jobs"
+    advanced = project.hetctl("advance", "--json")
+    assert (advanced.code, advanced.json["state"]) == (0, "queued")
+    assert advanced.json["job"]["batch_id"] != job
+    wait_for(lambda: state(project) == "finished", seconds=60)
+    assert project.epochs() == {name: list(range(1, 13)) for name in "abc"}
+
+
+def signal_quietly(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def test_everything_below_the_home_is_private(start):
+    project = start()
+    assert project.hetctl("submit", "--wait").code == 0
+    paths = [path for path in project.home.path.rglob("*") if not path.is_symlink()]
+    fake = [path for path in paths if "checkpoints" in path.parts]
+    assert [path for path in paths if path not in fake and path.stat().st_mode & 0o077] == []
+    assert RoundFolder(project.home.run("trio-001").round(0).path).script.exists()

@@ -1,0 +1,258 @@
+"""A workbench for tests of whole commands: projects, the command line, and a stand-in for training.
+
+As a program this file is a Python that runs every module of hetctl as it is, but for the trainer and the
+measurement of a point: in their place it runs `train` and `measure`, which write the events and obey the
+files as those do, without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetctl.core.codec import encode
+from hetctl.core.events import EventWriter, read_folder
+from hetctl.core.layout import Home, RoundFolder
+from hetctl.core.measurement import Point, read_measurements
+from hetctl.core.profile import EpochResult, Machine, ProfilePoint
+from hetctl.core.run import read_round
+
+TINY = Path(__file__).parent / "ensembles"
+TRAINER, MEASURE = "hetctl.runtime", "hetctl.runtime.measure"
+TIMEOUT_S = 90
+
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 4}
+members:
+  - {name: a, config: {}}
+  - {name: b, config: {}}
+  - {name: c, config: {}}
+"""
+RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\nc,1,100,400\n"
+MODULE = "def input_fn(path): ...\ndef model_fn(config): ...\n"
+
+
+def python_without_training(folder: Path) -> Path:
+    """Write an executable that stands for Python, in this process and those it starts."""
+    path = folder / "python"
+    here = os.fspath(Path(__file__).parent)
+    text = f"import sys\nsys.path.insert(0, {here!r})\nimport workbench\nworkbench.main(__file__)\n"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+@dataclass
+class Result:
+    """What a command printed, and its exit code."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self):
+        return json.loads(self.stdout)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+
+@dataclass
+class ProjectFolder:
+    """A folder with an ensemble, and commands that are run in it."""
+
+    path: Path
+    python: Path | str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Home:
+        return Home(self.path / ".hetctl")
+
+    def start(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HETCTL_")}
+        return subprocess.Popen(
+            [*prefix, str(self.python), "-m", "hetctl", *arguments],
+            cwd=self.path,
+            env={**inherited, **self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def hetctl(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> Result:
+        """Run a command; whatever happens, no traceback may be shown."""
+        process = self.start(*arguments, prefix=prefix, **environment)
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        assert "Traceback" not in stdout + stderr, stderr
+        return Result(process.returncode, stdout, stderr)
+
+    def here(self, *arguments: str, **environment: str) -> Result:
+        """Run a command in this process, which is quicker."""
+        from hetctl.cli.main import main
+
+        before, folder = dict(os.environ), Path.cwd()
+        stdout, stderr = io.StringIO(), io.StringIO()
+        os.environ.update(self.environment | environment)
+        os.chdir(self.path)
+        try:
+            with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+                main(arguments)
+        except SystemExit as end:
+            code = end.code
+        finally:
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(before)
+        assert "Traceback" not in stdout.getvalue() + stderr.getvalue()
+        return Result(int(code or 0), stdout.getvalue(), stderr.getvalue())
+
+    def tree(self) -> dict[str, bytes | None]:
+        """Every file with its content; the lock comes and goes with every command."""
+        return {
+            str(path.relative_to(self.path)): path.read_bytes() if path.is_file() else None
+            for path in sorted(self.path.rglob("*"))
+            if path.suffix != ".pyc" and path.name != "__pycache__"
+        }
+
+    def driver_events(self, run: str = "trio-001"):
+        return [
+            event
+            for rounds in self.home.run(run).rounds()
+            for event in read_folder(rounds.events)
+            if event.source == "driver"
+        ]
+
+    def epochs(self, run: str = "trio-001") -> dict[str, list[int]]:
+        """The epochs that each member was trained for, as often as they were trained."""
+        trained: dict[str, list[int]] = {}
+        for rounds in self.home.run(run).rounds():
+            for event in read_folder(rounds.events):
+                if event.kind == "epoch":
+                    trained.setdefault(event.source, []).append(int(event.data["epoch"]))
+        return trained
+
+
+def new_project(folder: Path, ensemble: str = ENSEMBLE, **fields) -> ProjectFolder:
+    """Make a project; its modules are there, but cannot train."""
+    folder.mkdir(exist_ok=True)
+    (folder / "nets.py").write_text(MODULE)
+    (folder / "ensemble.yaml").write_text(ensemble)
+    (folder / "rates.csv").write_text(RATES)
+    return ProjectFolder(folder, **fields)
+
+
+def wait_for(condition, seconds: float = 30.0):
+    """Wait until something is true; return it."""
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def alive(text: str) -> list[int]:
+    """The processes that have a text on their command line, zombies left out."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def main(executable: str) -> None:
+    """Run ``[-u] -m MODULE ARGUMENTS`` as Python would, but for the trainer."""
+    sys.executable = executable
+    arguments = [argument for argument in sys.argv[1:] if argument != "-u"]
+    assert arguments.pop(0) == "-m", sys.argv
+    sys.argv = arguments
+    if arguments[0] == TRAINER:
+        sys.exit(train(Path(arguments[1]), arguments[3]))
+    if arguments[0] == MEASURE and "--member" in arguments:
+        sys.exit(measure(Path(arguments[1]), Point(arguments[3], int(arguments[5]))))
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+def measure(folder: Path, point: Point) -> int:
+    """Report a rate of 100 samples/s on each GPU after ``measure_s``; ``fail``: report an error."""
+    member = read_measurements(folder).ensemble.member(point.member)
+    print("building", point.member, flush=True)
+    time.sleep(member.config.get("measure_s", 0.1))
+    events = EventWriter(folder / "events", point.source)
+    if member.config.get("fail"):
+        events.write("failed", error="no such layer")
+        return 1
+    result = ProfilePoint(
+        point.member, point.gpus, 100.0 * point.gpus, member.fingerprint, member.batch_size, time.time(),
+        Machine("fake", "fake", "fake"), samples_per_epoch=100,
+    )  # fmt: skip
+    events.write("point", **encode(result))
+    return 0
+
+
+def train(path: Path, name: str) -> int:
+    """Do as a trainer does, as badly as the member's configuration says.
+
+    ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
+    SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
+    does whose next epoch would not fit.
+    """
+    folder, round_file = RoundFolder(path.parent), read_round(path)
+    config = round_file.ensemble.member(name).config
+    events = EventWriter(folder.events, name)
+    state = round_file.checkpoint_folder(name) / "epochs"
+    state.parent.mkdir(parents=True, exist_ok=True)
+    done = int(state.read_text()) if state.exists() else 0
+    events.write("started", epochs=done, part_samples=0)
+    if config.get("fail"):
+        events.write("failed", error="no such layer")
+        return 1
+    if config.get("hang"):
+        signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
+        while True:
+            time.sleep(1)
+    while done < config.get("epochs", 3):
+        reason = "deadline" if config.get("no_room") else _wait(folder.stop, round_file.deadline, config)
+        if reason:
+            events.write("stopped", reason=reason, part_samples=0)
+            return 0
+        done += 1
+        state.write_text(str(done))
+        gpus = round_file.allocation_of(name).gpus
+        result = EpochResult(done, {"loss": 1 / done, "val_accuracy": done / 100}, 0.1, gpus, time.time())
+        events.write("epoch", **encode(result), evaluate_s=0.0)
+        if config.get("kill_after") == done and not state.with_name("killed").exists():
+            state.with_name("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    events.write("converged", reason="all epochs done")
+    return 0
+
+
+def _wait(stop: Path, deadline: float, config) -> str:
+    """Train one epoch; return why it was not finished."""
+    end = time.time() + config.get("epoch_s", 0.1)
+    if end > deadline:
+        return "deadline"
+    while time.time() < end:
+        if stop.exists():
+            return stop.read_text().strip()
+        time.sleep(0.01)
+    return ""
