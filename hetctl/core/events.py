@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -44,11 +45,15 @@ class EventWriter:
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one event."""
-        line = json.dumps({"kind": kind, "time": time.time(), **data}, allow_nan=False) + "\n"
+        line = (json.dumps({"kind": kind, "time": time.time(), **data}, allow_nan=False) + "\n").encode()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
-            os.write(descriptor, line.encode())
+            written = os.write(descriptor, line)
+            if written < len(line):
+                # The next event must not be appended to half of this one.
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -54,3 +54,9 @@ def test_an_order_that_fails_without_a_word():
 
 def test_an_order_returns_what_was_printed():
     assert process.order(["echo", "12"]) == "12\n"
+
+
+def test_a_command_may_read_a_file_and_else_reads_nothing(tmp_path):
+    (tmp_path / "job.sh").write_text("the script\n")
+    assert process.order(["cat"], tmp_path / "job.sh") == "the script\n"
+    assert process.order(["cat"]) == ""

@@ -117,9 +117,11 @@ class FakeSlurm:
     def __init__(self, **answers):
         self.answers = answers
         self.asked = []
+        self.read = []
 
     def __call__(self, argv, stdin=None):
         self.asked.append(list(argv))
+        self.read.append(stdin)
         return self.answers[argv[0]]
 
 
@@ -173,6 +175,13 @@ def test_submitting_and_cancelling(monkeypatch):
     assert batch.submit(Path("job.sh"), ["sbatch", "--parsable", "job.sh"], 60) == "12"
     batch.cancel(["12", "13"])
     assert fake.asked[1] == ["scancel", "12", "13"]
+
+
+def test_sbatch_reads_the_script_itself_where_the_command_does_not_name_it(monkeypatch):
+    batch, fake = slurm_with(monkeypatch, sbatch=Answer("12\n", "", 0))
+    batch.submit(Path("job.sh"), ["sbatch", "--parsable"], 60)
+    batch.submit(Path("job.sh"), ["sbatch", "--parsable", "job.sh"], 60)
+    assert fake.read == [Path("job.sh"), None]
 
 
 def test_sbatch_that_refuses_is_quoted(monkeypatch):

@@ -99,3 +99,15 @@ def test_event_files_are_private_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "m.jsonl").stat().st_mode) == 0o600
+
+
+def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
+    writer = EventWriter(tmp_path, "a")
+    writer.write("first")
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: whole(descriptor, line[:9]))
+    with pytest.raises(OSError, match="No space left"):
+        writer.write("second")
+    monkeypatch.undo()
+    writer.write("third")
+    assert [event.kind for event in read_events(writer.path)] == ["first", "third"]
