@@ -94,6 +94,7 @@ class Driver:
         self._open: list[OpenRound] = []
         self._no_room: dict[str, int] = {}
         self._changed = True
+        self._released = False
         self._ending: str | None = None
         self._ended_at = 0.0
         self._killing = False
@@ -113,11 +114,9 @@ class Driver:
         return self._ending
 
     def end(self, reason: str) -> None:
-        """Start no more rounds and ask every trainer to checkpoint and leave."""
+        """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
         if self._ending is None:
             self._ending, self._ended_at = reason, time.time()
-        for open_round in self._open:
-            open_round.stop(reason)
 
     def heed_warning(self) -> None:
         """End the job, unless the warning is one of the time limit, which the driver knows better.
@@ -134,7 +133,7 @@ class Driver:
 
     def _close_step(self, open_round: OpenRound, step: EndedStep) -> None:
         del open_round.active[step.name]
-        self._changed = True
+        self._changed = self._released = True
         if step.exit_code != 0:
             del open_round.held[step.name]
             open_round.failed = True
@@ -156,10 +155,13 @@ class Driver:
         return "deadline" if left else "converged"
 
     def _watch_the_clock(self) -> None:
+        """At the job's end ask every trainer to checkpoint and leave, then make them leave."""
         if self._ending is None and time.time() >= self._deadline:
             self.end("deadline")
-        if self._ending is None or not self._open:
+        if self._ending is None:
             return
+        for open_round in self._open:
+            open_round.stop(self._ending)
         overdue = time.time() - self._ended_at
         self._killing = overdue > WARN_SHARE * self._spec.grace_s
         if overdue > KILL_SHARE * self._spec.grace_s:
@@ -169,8 +171,9 @@ class Driver:
 
     def _watch_the_flotillas(self) -> None:
         """Stop a round when too few of its GPUs are active (FLEET, section 4.3.2, "Training")."""
-        if not self._planner.shares or not self._changed or not self._open:
+        if not self._planner.shares or not self._released:
             return
+        self._released = False
         waiting = self._waiting(including_open=True)
         for open_round in self._open:
             active = {name: gpus for name, gpus in open_round.held.items() if name in waiting}
