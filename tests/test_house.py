@@ -81,8 +81,18 @@ def test_core_imports_the_standard_library_alone():
         assert tops <= sys.stdlib_module_names, path
 
 
+LOADED = """
+import sys
+from hetctl.cli.main import main
+try:
+    main({arguments!r})
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
 def loaded_by(*arguments):
-    code = f"import sys; sys.argv[0] = 'hetctl'\nfrom hetctl.cli.main import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
+    code = LOADED.format(arguments=list(arguments))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 

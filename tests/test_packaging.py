@@ -16,7 +16,8 @@ from pathlib import Path
 from hetctl.files.site_file import list_sites
 from hetctl.runner.starting import examples
 print(Path(hetctl.__file__).parent.parent)
-print(sorted(path.name for path in resources.files("hetctl_templates").iterdir() if path.name.endswith(".j2")))
+names = [path.name for path in resources.files("hetctl_templates").iterdir()]
+print(sorted(name for name in names if name.endswith(".j2")))
 print([name for name, _ in list_sites(project=None, home=None)])
 print(examples())
 """

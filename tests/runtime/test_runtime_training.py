@@ -178,7 +178,8 @@ from hetctl.runtime.step import build_rank
 import keras
 gpus, batch, config, folder, train_fn = json.loads(sys.argv[1])
 member = Member("m", config, batch, 5, StopRule())
-ensemble = Ensemble("t", "tensorflow", Functions("tiny:input_fn", "tiny:model_fn", train_fn), (member,), {ensembles!r})
+functions = Functions("tiny:input_fn", "tiny:model_fn", train_fn)
+ensemble = Ensemble("t", "tensorflow", functions, (member,), {ensembles!r})
 rank = build_rank(ensemble, member, gpus, "slot")
 samples = 600
 for epoch in (1, 2):
@@ -208,7 +209,7 @@ def train_on(gpus, batch, config, folder, train_fn=None):
 
 @pytest.mark.parametrize("train_fn", [None, "tiny:fit_train_fn"])
 def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, train_fn):
-    """600 samples in batches of 64: the last one is uneven, 24 samples over 2 ranks, and 56 over 4 batches."""
+    """600 samples in batches of 2 x 64: the last batch has 88 samples, 44 on each rank."""
     config = {"optimizer": "sgd", "learning_rate": 0.1}
     (one,), _ = train_on(1, 128, config, tmp_path, train_fn)
     group, results = train_on(2, 64, config, tmp_path, train_fn)
