@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -201,8 +202,9 @@ alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
 
 
 def longest_step(members: Sequence[Candidate]) -> float:
-    """Return the seconds in which every member gets something done on any GPUs it may be given."""
-    return max(least_step_s(c, rate) for c in members for rate in c.rates.values()) + 10
+    """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
+    whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
+    return max(least_step_s(c, rate) for c in whole for rate in c.rates.values()) + 10
 
 
 @settings(deadline=None)
