@@ -192,8 +192,9 @@ curves = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=8).map(
     lambda values: dict(enumerate(values, start=1))
 )
 seconds = st.floats(0.0, 30.0)
+samples = st.just(0.0) | st.floats(1e-3, 1e4)
 ensembles = st.lists(
-    st.tuples(curves, st.floats(0.0, 1e4), st.none() | st.integers(1, 2000), seconds, seconds, seconds),
+    st.tuples(curves, samples, st.none() | st.integers(1, 2000), seconds, seconds, seconds),
     min_size=1,
     max_size=8,
 ).map(lambda rows: tuple(Candidate(f"m{i}", *row) for i, row in enumerate(rows)))
