@@ -21,7 +21,7 @@ from pathlib import Path
 
 DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmstepd")
 PROGRAMS = ("munge", "munged", "mariadb", "mariadb-install-db", *DAEMONS[1:-1], "sacct", "sbatch", "srun")
-SEARCH_PATH = f"/usr/sbin:/usr/bin:/sbin:/bin:{os.environ.get('PATH', '')}"
+SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 USER = pwd.getpwuid(os.geteuid()).pw_name
 LONGEST_FOLDER = 60
 """Characters; Unix sockets lie below the folder, and their paths must have fewer than 108."""
@@ -244,6 +244,8 @@ class SlurmCluster:
         (self.folder / "etc/gres.conf").write_text(
             f"NodeName={','.join(self.nodes)} Name=gpu File={devices}\n"
         )
+        # Nothing uses cgroups, but slurmd loads the plugin; this one does not look for a mounted /sys.
+        (self.folder / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         slurmdbd_conf = self.folder / "etc/slurmdbd.conf"
         slurmdbd_conf.touch(mode=0o600)
         slurmdbd_conf.write_text(SLURMDBD_CONF.format(**values))
@@ -331,12 +333,14 @@ class SlurmCluster:
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             if dead or time.monotonic() > end:
                 cause = f"died: {', '.join(dead)}" if dead else f"not within {seconds:g} s"
-                raise ClusterError(f"waiting for {what!r}: {cause}\n{self._log_tails()}")
+                raise ClusterError(f"waiting for {what!r}: {cause}\n{self._log_tails(dead)}")
             time.sleep(0.05)
 
-    def _log_tails(self, lines: int = 8) -> str:
-        logs = sorted((self.folder / "log").iterdir())
-        tails = [(log.name, log.read_text(errors="replace").splitlines()[-lines:]) for log in logs]
+    def _log_tails(self, names: Sequence[str], lines: int = 8) -> str:
+        logs = [self.folder / f"log/{name}.out" for name in names or self._daemons]
+        tails = [
+            (log.stem, log.read_text(errors="replace").splitlines()[-lines:]) for log in logs if log.exists()
+        ]
         return "\n".join(f"{name}: {line}" for name, tail in tails for line in tail)
 
 
