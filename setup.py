@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "hetctl/__init__.py").read_text()).group(1)
 
 HOROVOD = ["horovod==0.28.1", "mpi4py>=4.1,<5"]
-TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.15,<4"]
+TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
 PYTORCH = ["torch>=2.4"]
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [

@@ -212,7 +212,10 @@ class SlurmCluster:
 
     def _make_folders(self) -> None:
         for name in ("etc", "log", "state", "spool", "munge", "mysql"):
-            (self.folder / name).mkdir(parents=True, mode=0o755)
+            (self.folder / name).mkdir(parents=True)
+        for path in (self.folder, self.folder / "munge"):
+            # Whatever the umask: munge refuses a socket that others cannot reach.
+            path.chmod(0o755)
         for name in self.nodes:
             (self.folder / "tmp" / name).mkdir(parents=True)
             (self.folder / "spool" / name).mkdir()

@@ -1,0 +1,72 @@
+"""Which measurements a plan is made from, and which of them are doubted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.core.ensemble import Ensemble, Functions, Member
+from hetctl.core.layout import Home
+from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.core.site import Queue, Site
+from hetctl.runner.planning import OLD_S, member_profiles, stale_points, warnings_of
+from hetctl.runner.project import Project
+
+SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
+A, B = Member("a", {"units": 1}), Member("b", {"units": 2})
+ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (A, B), "/nowhere")
+MACHINE = Machine("V100", "535", "tensorflow 2.18")
+
+
+def point(member: Member, gpus: int = 1, **values: object) -> ProfilePoint:
+    new = ProfilePoint(member.name, gpus, 100.0 * gpus, member.fingerprint, 32, time.time(), MACHINE)
+    return replace(new, samples_per_epoch=1000, **values)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path, Home(tmp_path / ".hetctl"))
+
+
+def keep(project: Project, *points: ProfilePoint) -> None:
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_points("e", "here", points)
+
+
+def test_a_fresh_profile_of_one_machine_is_not_doubted(project: Project) -> None:
+    keep(project, point(A), point(A, 2), point(B))
+    assert warnings_of(project, ENSEMBLE, SITE) == []
+
+
+def test_points_of_other_software_are_warned_of(project: Project) -> None:
+    before = replace(MACHINE, framework="tensorflow 2.15")
+    keep(project, point(A, measured_at=time.time() - 60, machine=before), point(B))
+    (warning,) = warnings_of(project, ENSEMBLE, SITE)
+    assert warning.startswith("the profile of a was measured with other hardware or software")
+
+
+def test_old_points_are_warned_of(project: Project) -> None:
+    keep(project, point(A, measured_at=time.time() - OLD_S - 60), point(B))
+    (warning,) = warnings_of(project, ENSEMBLE, SITE)
+    assert warning.startswith("the profile of a is older than 90 days")
+
+
+def test_points_of_a_member_as_it_was_before_an_edit_do_not_count(project: Project) -> None:
+    edited = replace(A, config={"units": 9})
+    ensemble = replace(ENSEMBLE, members=(edited, B))
+    keep(project, point(A), point(B))
+    with Catalog.open(project.home.catalog) as catalog:
+        assert [profile.member for profile in member_profiles(catalog, ensemble, SITE)] == ["b"]
+        assert stale_points(catalog.points("e", "here"), ensemble) == {("a", 1)}
+
+
+def test_the_newest_of_several_measurements_counts(project: Project) -> None:
+    other = replace(MACHINE, gpu_type="A100")
+    keep(project, point(A, measured_at=1.0), replace(point(A, machine=other), rate=250.0))
+    with Catalog.open(project.home.catalog) as catalog:
+        (profile,) = member_profiles(catalog, ENSEMBLE, SITE)
+    assert (profile.rates, profile.gpu_type) == ({1: 250.0}, "A100")
