@@ -46,7 +46,8 @@ def test_a_second_node_is_refused() -> None:
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
 def test_mpirun_starts_every_rank_and_says_nothing_itself() -> None:
-    report = "import os; print(os.environ['OMPI_COMM_WORLD_LOCAL_RANK'], os.environ['HETCTL_CORES'])"
+    words = "{OMPI_COMM_WORLD_LOCAL_RANK} {HETCTL_CORES}"
+    report = f"import os; os.write(1, '{words}\\n'.format(**os.environ).encode())"
     found = step(HERE, 0, 1, command=(sys.executable, "-c", report))
     done = subprocess.run(
         found.argv, env={**os.environ, **found.environment}, capture_output=True, text=True, timeout=60

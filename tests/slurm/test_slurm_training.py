@@ -58,6 +58,13 @@ class Story:
     def of(self, kind):
         return [event for event in self.events() if event.kind == kind]
 
+    def steps_that_trained(self):
+        """Return the starts of steps that were not ended while they were starting up."""
+        for rounds in self.run.rounds():
+            events = read_folder(rounds.events)
+            trained = {event.source for event in events if event.kind == "started"}
+            yield from (e for e in events if e.kind == "step_started" and e.data["member"] in trained)
+
     def witnesses(self):
         lines = (self.folder / "witnesses" / "witness.jsonl").read_text().splitlines()
         return [record for record in map(json.loads, lines) if record["step"]]
@@ -153,7 +160,7 @@ def test_a_round_is_ended_by_the_time_limit_and_goes_on_in_the_next_job(story):
 
 
 def test_the_killed_step_is_reported_and_costs_no_finished_epoch(story):
-    failed = [event for event in story.of("step_ended") if event.data["exit_code"] != 0]
+    failed = [event for event in story.of("step_ended") if event.data["fault"]]
     assert [event.data["member"] for event in failed] == [story.killed]
     # srun passes on the signal of the killed rank, or the one with which it ended the others.
     assert failed[0].data["cause"] in ("killed by SIGKILL", "killed by SIGTERM")
@@ -181,9 +188,10 @@ def test_no_epoch_is_lost_or_trained_twice(story):
 def test_no_gpu_of_a_node_is_seen_by_two_members_at_once(story):
     records = story.witnesses()
     assert {record["kind"] for record in records} == {"held"}
-    starts = sum(event.data["gpus"] for event in story.of("step_started"))
     profiled = sum(point["gpus"] for point in story.profile["points"])
-    assert len(records) == starts + profiled
+    trained = sum(event.data["gpus"] for event in story.steps_that_trained())
+    launched = sum(event.data["gpus"] for event in story.of("step_started"))
+    assert trained + profiled <= len(records) <= launched + profiled
     assert {record["gpu"] for record in records} == {f"n{n}-{gpu}" for n in range(1, 5) for gpu in (0, 1)}
 
 
@@ -191,15 +199,15 @@ def test_steps_ran_on_the_nodes_that_the_plan_named(story):
     for event in story.of("step_started"):
         placements = [decode(Placement, place) for place in event.data["placement"]]
         assert len(placements) == -(-event.data["gpus"] // 2)
-    named = Counter(
-        place["node"]
-        for event in story.of("step_started")
-        for place in event.data["placement"]
-        for _ in place["gpus"]
-    )
+    trained, launched = ranks_by_node(story.steps_that_trained()), ranks_by_node(story.of("step_started"))
     jobs = {job["batch_id"] for job in story.status["jobs"]}
     seen = Counter(record["gpu"].split("-")[0] for record in story.witnesses() if record["job"] in jobs)
-    assert seen == named
+    assert trained <= seen <= launched
+    assert trained.total() >= 20
+
+
+def ranks_by_node(steps):
+    return Counter(place["node"] for step in steps for place in step.data["placement"] for _ in place["gpus"])
 
 
 def test_the_catalog_agrees_with_the_events(story):
