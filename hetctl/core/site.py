@@ -69,11 +69,6 @@ class Site:
         """Cores that go with each GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)
 
-    @property
-    def default_queue(self) -> Queue:
-        """The queue named by `queue`, else the first one."""
-        return next((q for q in self.queues if q.name == self.queue), self.queues[0])
-
 
 @dataclass(frozen=True)
 class Node:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hetctl.core.errors import BadInputError, InfeasibleError
 from hetctl.core.site import Queue, Site
+from hetctl.files.durations import format_duration
 
 DEFAULT_WALL_S = 2 * 3600
 SHORTEST_GRACE_S, LONGEST_GRACE_S = 10, 300
@@ -54,7 +55,8 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
             return JobSize(queue, wanted, nodes, wall, _grace(wall))
     limits = "; ".join(_describe(queue) for queue in queues)
     raise InfeasibleError(
-        f"no queue of site {site.name} takes {nodes} nodes for {wall_s or DEFAULT_WALL_S} s: {limits}",
+        f"no queue of site {site.name} takes {nodes} nodes for"
+        f" {format_duration(wall_s or DEFAULT_WALL_S)}: {limits}",
         "ask for less with --gpus or --time, or choose a queue with --queue",
     )
 
@@ -77,4 +79,5 @@ def _grace(wall_s: int) -> int:
 
 def _describe(queue: Queue) -> str:
     nodes = f"{queue.max_nodes} nodes" if queue.max_nodes else "any nodes"
-    return f"{queue.name} takes {nodes} for {queue.max_wall_s or 'any'} s"
+    time = format_duration(queue.max_wall_s) if queue.max_wall_s else "any time"
+    return f"{queue.name} takes {nodes} for {time}"

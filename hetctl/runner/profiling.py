@@ -19,7 +19,7 @@ from hetctl.core.layout import make_private_folder
 from hetctl.core.measurement import Measurements, Point, read_measurements, write_measurements
 from hetctl.core.profile import PreprocessPoint, ProfilePoint
 from hetctl.core.site import Site
-from hetctl.perf.scaling import gpus_needed, profiled_gpus
+from hetctl.perf.scaling import largest_profile, profiled_gpus
 from hetctl.runner.jobs import JobSize
 from hetctl.runner.logs import tail_of
 from hetctl.runner.planning import current_points
@@ -131,8 +131,7 @@ class _Session:
         """Return M_t = max(M_a, M_b)."""
         points = self._catalog.points(self._ensemble.name, self._site.name)
         single = [p.rate for p in points if p.gpus == 1]
-        least = profiled_gpus(self._site.gpus_per_node)
-        return max(gpus_needed(single), least) if single else least
+        return largest_profile(single, self._site.gpus_per_node)
 
     def measure(self, points: list[Point]) -> None:
         """Run one job for the points; report and keep each as soon as it is there."""

@@ -44,7 +44,7 @@ def test_human_units(tmp_path: Path):
     site = read(tmp_path, TEXT + "  - {name: long, max_wall: 90m}\nqueue: long\nenvironment: {A: 'x y'}\n")
     assert (site.name, site.memory_per_node, site.gpus) == ("s", 512 * 10**9, 16)
     assert site.queues == (Queue("main", 4, 7200), Queue("long", None, 5400))
-    assert site.default_queue.name == "long"
+    assert site.queue == "long"
     assert site.environment == {"A": "x y"}
     assert read(tmp_path, TEXT.replace("512GB", "1024")).memory_per_node == 1024
 
