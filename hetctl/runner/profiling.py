@@ -113,7 +113,7 @@ class _Session:
         self._site = site
         self._size = size
         self._on_progress = on_progress
-        self._known = set() if force else self._measured()
+        self._known = set() if force else {Point(p.member, p.gpus) for p in self._current()}
         self._had = len(self._known)
         self._failures: list[Failure] = []
 
@@ -129,8 +129,7 @@ class _Session:
 
     def most_gpus(self) -> int:
         """Return M_t = max(M_a, M_b)."""
-        points = self._catalog.points(self._ensemble.name, self._site.name)
-        single = [p.rate for p in points if p.gpus == 1]
+        single = [point.rate for point in self._current() if point.gpus == 1]
         return largest_profile(single, self._site.gpus_per_node)
 
     def measure(self, points: list[Point]) -> None:
@@ -149,8 +148,9 @@ class _Session:
             raise
         finally:
             _ingest(self._catalog, folder)
-        self._known |= self._measured()
-        self._failures += _failures(folder, [point for point in points if point not in self._known])
+        measured = _measured_in(folder)
+        self._known |= measured
+        self._failures += _failures(folder, [point for point in points if point not in measured])
 
     def outcome(self) -> ProfileOutcome:
         """Return what is known now."""
@@ -164,13 +164,14 @@ class _Session:
             failures=tuple(self._failures),
         )
 
-    def _measured(self) -> set[Point]:
+    def _current(self) -> list[ProfilePoint]:
+        """Return what the catalog has of the members as they are now."""
         points = self._catalog.points(self._ensemble.name, self._site.name)
-        return {
-            Point(point.member, point.gpus)
+        return [
+            point
             for member in self._ensemble.members
             for point in current_points(points, self._ensemble, member.name)
-        }
+        ]
 
     def _measurements(self, points: list[Point]) -> Measurements:
         known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
@@ -216,6 +217,11 @@ def _ingest(catalog: Catalog, folder: Path) -> None:
     events = read_folder(folder / "events")
     catalog.save_points(ensemble, site, _decoded(events, "point", ProfilePoint))
     catalog.save_preprocess(ensemble, site, _decoded(events, "preprocess", PreprocessPoint))
+
+
+def _measured_in(folder: Path) -> set[Point]:
+    points = _decoded(read_folder(folder / "events"), "point", ProfilePoint)
+    return {Point(point.member, point.gpus) for point in points}
 
 
 def _decoded(events: Iterable[Event], kind: str, of: type[T]) -> list[T]:
