@@ -8,7 +8,10 @@ import signal
 import pytest
 from workbench import alive, new_project, python_without_training, wait_for
 
+from hetctl.catalog.catalog import Catalog
 from hetctl.core.events import read_folder
+from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.files.ensemble_file import read_ensemble
 
 ENSEMBLE = """\
 name: many
@@ -81,6 +84,19 @@ def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(p
     assert for_people.code == 5
     assert "bad on 1: no such layer\n    building bad" in for_people.stdout
     assert "1 points could not be measured (bad)" in for_people.stderr
+
+
+def test_what_fails_when_measured_again_is_reported_although_it_was_known(project):
+    members(project, bad=(1, "{fail: true}"))
+    (member,) = read_ensemble(project.path / "ensemble.yaml").members
+    machine = Machine("cpu", "none", "none")
+    known = ProfilePoint("bad", 1, 50.0, member.fingerprint, 32, 1.0, machine, samples_per_epoch=8)
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_points("many", "local", [known])
+    assert project.hetctl("profile", "--json").code == 0
+    again = project.hetctl("profile", "--force", "--json")
+    assert (again.code, [failure["point"]["member"] for failure in again.json["failures"]]) == (5, ["bad"])
+    assert measured(project) == [("bad", 1)]
 
 
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
