@@ -36,12 +36,19 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Round:
-    """Allocations that start together."""
+    """Allocations that start together.
+
+    Parameters
+    ----------
+    reasons : mapping
+        By member, why it got its GPUs, or why it waits.
+    """
 
     index: int
     predicted_s: float
     allocations: tuple[Allocation, ...]
     start_s: float = 0.0
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,12 @@ class Candidate:
         Samples/s for every number of GPUs the planner may give.
     samples_left : float
         Predicted, never below zero.
+    startup_s : float
+        From its next start to the first sample.
+    restart_s : float or None
+        The same for every start after that; None: as `startup_s`.
+    family : str
+        Members of one family have the same rates, so what is learned of one holds for all.
     """
 
     name: str
@@ -147,6 +153,18 @@ class Candidate:
     evaluate_s: float = 0.0
     checkpoint_s: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    restart_s: float | None = None
+    family: str = ""
+
+    @property
+    def interruption_s(self) -> float:
+        """What it costs to stop this member and start it again."""
+        return self.checkpoint_s + (self.startup_s if self.restart_s is None else self.restart_s)
+
+    def interrupted(self, samples_left: float) -> Candidate:
+        """Return the member as it is after a step that did not finish it."""
+        startup_s = self.startup_s if self.restart_s is None else self.restart_s
+        return replace(self, samples_left=samples_left, startup_s=startup_s)
 
     @property
     def max_gpus(self) -> int:

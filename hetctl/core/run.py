@@ -56,7 +56,6 @@ class RunSpec:
     profiles: tuple[MemberProfile, ...]
     checkpoints: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    objective: str = "makespan"
     retries: int = 2
     budget: Budget = field(default_factory=Budget)
     schema_version: int = SCHEMA_VERSION

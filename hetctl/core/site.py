@@ -72,10 +72,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of an allocation, with the GPUs that are ours on it."""
+    """A node of an allocation, with the GPUs that are ours on it; all of them are of one type."""
 
     name: str
     gpus: tuple[int, ...]
+    gpu_type: str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ class Course:
     that is not evaluated.
     """
 
-    def __init__(self, candidate: Candidate, rate: float) -> None:
-        left = candidate.samples_left
+    __slots__ = ("count", "each", "first", "left", "overhead_s", "rate")
+
+    def __init__(self, candidate: Candidate, rate: float, left: float | None = None) -> None:
+        left = candidate.samples_left if left is None else left
         self.each = float(candidate.samples_per_epoch or left or 1.0)
         self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0
         self.first = left - max(self.count - 1, 0) * self.each
@@ -53,3 +55,11 @@ class Course:
     def left_after(self, epochs: int) -> float:
         """Return the samples that are left after that many epochs."""
         return (self.count - epochs) * self.each if epochs else self.left
+
+    def left_at(self, seconds: float) -> float:
+        """Return the samples that are left after so many seconds."""
+        epochs = self.epochs_within(seconds)
+        if epochs >= self.count:
+            return 0.0
+        trained = max(seconds - self.end_of(epochs), 0.0) * self.rate
+        return self.left_after(epochs) - min(trained, self.size_of(epochs))

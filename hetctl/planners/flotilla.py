@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import Candidate
-from hetctl.planners.base import Options, Planner, Request
+from hetctl.planners.base import Decision, Options, Planner, Request
 from hetctl.planners.packing import pack
 
 
-def allocate(request: Request) -> tuple[Allocation, ...]:
+def decide(request: Request) -> Decision:
     """Create a flotilla and place it; a member that finds no room gets fewer GPUs."""
     free = request.free_gpus
     if not request.candidates or free == 0:
-        return ()
+        return Decision()
     counts = create_flotilla(request.candidates, free, request.options)
     share_leftover(request.candidates, counts, free)
     placements = _placed(counts, request)
     by_name = {candidate.name: candidate for candidate in request.candidates}
-    return tuple(_allocation(by_name[name], placements[name]) for name in counts if name in placements)
+    return Decision(
+        tuple(_allocation(by_name[name], placements[name]) for name in counts if name in placements)
+    )
 
 
-def create_flotilla(candidates: tuple[Candidate, ...], gpus: int, options: Options) -> dict[str, int]:
+def create_flotilla(candidates: Sequence[Candidate], gpus: int, options: Options) -> dict[str, int]:
     """Return the members of the flotilla with their GPUs (Algorithm 2, lines 1 to 11).
 
     The paper searches all candidates for the best next member again and again (Equation 3). As the
@@ -46,7 +48,7 @@ def create_flotilla(candidates: tuple[Candidate, ...], gpus: int, options: Optio
     return counts
 
 
-def share_leftover(candidates: tuple[Candidate, ...], counts: dict[str, int], gpus: int) -> None:
+def share_leftover(candidates: Sequence[Candidate], counts: dict[str, int], gpus: int) -> None:
     """Give GPUs that are left to the slowest member, one by one (Algorithm 2, lines 12 to 16).
 
     A member gets no more at its limit, or where one more would not make it faster; GPUs that make
@@ -100,4 +102,4 @@ def _allocation(candidate: Candidate, placement: tuple[Placement, ...]) -> Alloc
     return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)
 
 
-FLOTILLA = Planner("flotilla", "global", allocate, shares=True)
+FLOTILLA = Planner("flotilla", "global", decide, shares=True)

@@ -19,6 +19,7 @@ from hetctl.planners.base import options_from
 from hetctl.runner.jobs import JobSize
 from hetctl.runner.project import Project
 from hetctl.simulator.forecast import forecast
+from hetctl.simulator.world import Clock
 
 ROUND_OVERHEAD_S = 0.5
 """From the end of one round to the launch of the next, in the same job."""
@@ -43,7 +44,6 @@ class PlanRequest:
     site: Site
     size: JobSize
     planner: str = "flotilla"
-    objective: str = "makespan"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,11 +80,7 @@ def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Pro
         candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node),
         Cluster.of(size.gpus, site.gpus_per_node),
         options_from(request.options),
-        wall_s=size.wall_s,
-        grace_s=size.grace_s,
-        round_overhead_s=ROUND_OVERHEAD_S,
-        job_overhead_s=JOB_OVERHEAD_S,
-        objective=request.objective,
+        Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S),
     )
 
 

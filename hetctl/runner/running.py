@@ -314,7 +314,6 @@ def _spec(project: Project, run: str, request: SubmitRequest, profiles: tuple[Me
         profiles=profiles,
         checkpoints=str(project.home.path / "checkpoints"),
         options=plan.options,
-        objective=plan.objective,
         retries=request.retries,
         budget=request.budget,
     )

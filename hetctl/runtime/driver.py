@@ -171,7 +171,8 @@ class Driver:
 
     def _watch_the_flotillas(self) -> None:
         """Stop a round when too few of its GPUs are active (FLEET, section 4.3.2, "Training")."""
-        if not self._planner.shares or not self._released:
+        alpha = self._planner.stop_share(self._options)
+        if not alpha or not self._released:
             return
         self._released = False
         waiting = self._waiting(including_open=True)
@@ -180,7 +181,7 @@ class Driver:
             if should_stop(
                 active,
                 open_round.allocated,
-                self._options.alpha,
+                alpha,
                 waiting=len(waiting) > len(active),
                 max_gpus={name: waiting[name].max_gpus for name in active},
             ):
@@ -220,8 +221,9 @@ class Driver:
         return {candidate.name: candidate for candidate in active if candidate.name not in busy}
 
     def _plan(self, waiting: dict[str, Candidate]) -> tuple[Allocation, ...]:
+        in_order = sorted(waiting.values(), key=lambda c: self._planner.order(c, self._options))
         request = Request(
-            candidates=tuple(waiting.values()),
+            candidates=in_order,
             nodes=self._pool.free_nodes(),
             gpus=self._gpus,
             round_index=self._next_folder().index,
@@ -234,8 +236,8 @@ class Driver:
             more = allocation.gpus > self._no_room.get(name, 0)
             return more and least_step_s(waiting[name], allocation.rate) <= left
 
-        allocations, _ = ask(self._planner, request, fits)
-        return allocations
+        decision, _ = ask(self._planner, request, fits)
+        return decision.start
 
     def _next_folder(self) -> RoundFolder:
         if not self._first_round.file.exists():
@@ -263,7 +265,7 @@ class Driver:
         )
         events = EventWriter(folder.events, DRIVER)
         ends = [(step_s(waiting[a.member], a.rate), a.gpus) for a in allocations]
-        alpha = self._options.alpha if self._planner.shares else 0.0
+        alpha = self._planner.stop_share(self._options)
         events.write(
             "round_started",
             index=folder.index,

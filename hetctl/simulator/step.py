@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
-from hetctl.perf.course import Course
+from hetctl.perf.course import TOLERANCE, Course
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What a member does in one round.
 
@@ -19,6 +20,8 @@ class Step:
         As it was when the step started.
     samples_left : float
         When the step ends; 0 if the member has converged.
+    rate : float
+        Samples/s from `paced_s` on, when `paced_left` samples were left.
     """
 
     candidate: Candidate
@@ -27,6 +30,9 @@ class Step:
     start_s: float
     end_s: float
     samples_left: float
+    rate: float
+    paced_s: float
+    paced_left: float
 
     @property
     def converged(self) -> bool:
@@ -38,28 +44,70 @@ class Step:
         """Samples trained in this step."""
         return self.candidate.samples_left - self.samples_left
 
+    @property
+    def ready_s(self) -> float:
+        """When the start-up is over, unless the step ends before."""
+        return self.start_s + self.candidate.startup_s
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds of this step that went into starting up."""
+        return min(self.candidate.startup_s, self.end_s - self.start_s)
+
+    def left_at(self, now: float) -> float:
+        """Return the samples that are left at `now`, before the step's end."""
+        if now <= self.paced_s:
+            return self.paced_left
+        return Course(self.candidate, self.rate, self.paced_left).left_at(now - self.paced_s)
+
 
 def begin(
-    candidate: Candidate, allocation: Allocation, round_index: int, start_s: float, deadline_s: float
+    candidate: Candidate,
+    allocation: Allocation,
+    round_index: int,
+    start_s: float,
+    deadline_s: float,
+    rate: float | None = None,
 ) -> Step | None:
     """Return the step as it goes if nobody stops it; None if nothing could be done by the deadline.
 
     An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
     A member without known epochs trains on until there is just time for a checkpoint.
+
+    Parameters
+    ----------
+    rate : float or None
+        Samples/s; None: the allocation's.
     """
-    course = Course(candidate, allocation.rate)
-    training_s = deadline_s - start_s - candidate.startup_s
+    rate = allocation.rate if rate is None else rate
+    course = Course(candidate, rate)
+    ready_s = start_s + candidate.startup_s
+    training_s = deadline_s - ready_s
     epochs = course.epochs_within(training_s)
     done_s, left = course.end_of(epochs), course.left_after(epochs)
     if epochs == 0 and course.count:
-        trained = (training_s - candidate.checkpoint_s) * allocation.rate
+        trained = (training_s - candidate.checkpoint_s) * rate
         if candidate.samples_per_epoch or trained <= 0:
             return None
         done_s, left = training_s, course.left_after(0) - trained
     elif training_s < 0:
         return None
-    end_s = start_s + candidate.startup_s + done_s
-    return Step(candidate, allocation, round_index, start_s, end_s, left)
+    end_s = ready_s + done_s
+    return Step(
+        candidate, allocation, round_index, start_s, end_s, left, rate, ready_s, candidate.samples_left
+    )
+
+
+def paced(step: Step, now: float, rate: float, deadline_s: float) -> Step:
+    """Return the step as it goes if it trains at `rate` from `now` on."""
+    start_s, left = max(now, step.paced_s), step.left_at(now)
+    candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
+    rest = begin(candidate, step.allocation, 0, start_s, deadline_s, rate)
+    if rest is None:
+        return step
+    return replace(
+        step, end_s=rest.end_s, samples_left=rest.samples_left, rate=rate, paced_s=start_s, paced_left=left
+    )
 
 
 def stopped(step: Step, now: float) -> Step:
@@ -68,15 +116,30 @@ def stopped(step: Step, now: float) -> Step:
     A step that is starting up ends as soon as it has; one that has trained all samples of its epoch
     ends with the epoch; and one that would be over by the time of a checkpoint goes its way.
     """
-    ready = step.start_s + step.candidate.startup_s
     ending = now + step.candidate.checkpoint_s
     if step.end_s <= ending:
         return step
-    if now <= ready:
-        return replace(step, end_s=ready, samples_left=step.candidate.samples_left)
-    course = Course(step.candidate, step.allocation.rate)
-    epochs = course.epochs_within(now - ready)
-    trained = max(now - ready - course.end_of(epochs), 0.0) * step.allocation.rate
+    if now <= step.ready_s:
+        return replace(step, end_s=step.ready_s, samples_left=step.candidate.samples_left)
+    course = Course(step.candidate, step.rate, step.paced_left)
+    epochs = course.epochs_within(now - step.paced_s)
+    trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
     if trained < course.size_of(epochs):
         return replace(step, end_s=ending, samples_left=course.left_after(epochs) - trained)
-    return replace(step, end_s=ready + course.end_of(epochs + 1), samples_left=course.left_after(epochs + 1))
+    end_s = step.paced_s + course.end_of(epochs + 1)
+    return replace(step, end_s=end_s, samples_left=course.left_after(epochs + 1))
+
+
+def lost(step: Step, now: float, checkpoint_every_s: float) -> Step:
+    """Return the step if its GPUs fail at `now`: what came after the last checkpoint is lost.
+
+    A checkpoint is written after each epoch, or every so many seconds by a member without epochs.
+    """
+    if now <= step.ready_s:
+        return replace(step, end_s=now, samples_left=step.candidate.samples_left)
+    epoch = step.candidate.samples_per_epoch
+    if epoch:
+        kept = math.ceil(step.left_at(now) / epoch - TOLERANCE) * epoch
+        return replace(step, end_s=now, samples_left=min(kept, step.candidate.samples_left))
+    last_s = now - (now - step.ready_s) % checkpoint_every_s
+    return replace(step, end_s=now, samples_left=step.left_at(last_s))

@@ -9,7 +9,7 @@ from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
 from hetctl.core.site import Cluster
 from hetctl.planners import PLANNERS, planner_named
-from hetctl.planners.base import Options, Request, ask, options_from
+from hetctl.planners.base import Decision, Options, Request, ask, options_from
 
 
 def test_missing_options_take_their_defaults() -> None:
@@ -58,9 +58,9 @@ def request_for(*names: str) -> Request:
 
 def test_members_that_do_not_fit_leave_their_gpus_to_others() -> None:
     asked = request_for("a", "b", "c", "d")
-    allocations, left_out = ask(PLANNERS["independent"], asked, lambda given: given.member in ("b", "d"))
-    assert {allocation.member for allocation in allocations} <= {"b", "d"}
-    assert allocations
+    decision, left_out = ask(PLANNERS["independent"], asked, lambda given: given.member in ("b", "d"))
+    assert {allocation.member for allocation in decision.start} <= {"b", "d"}
+    assert decision.start
     assert set(left_out) <= {"a", "c"}
 
 
@@ -68,10 +68,10 @@ def test_a_member_that_needs_all_gpus_gets_them() -> None:
     def fits(given: Allocation) -> bool:
         return given.gpus == 2
 
-    allocations, left_out = ask(PLANNERS["flotilla"], request_for("a", "b"), fits)
-    assert [allocation.gpus for allocation in allocations] == [2]
+    decision, left_out = ask(PLANNERS["flotilla"], request_for("a", "b"), fits)
+    assert [allocation.gpus for allocation in decision.start] == [2]
     assert len(left_out) == 1
 
 
 def test_nothing_fits_nobody() -> None:
-    assert ask(PLANNERS["flotilla"], request_for("a", "b"), lambda _: False) == ((), ("a", "b"))
+    assert ask(PLANNERS["flotilla"], request_for("a", "b"), lambda _: False) == (Decision(), ("a", "b"))

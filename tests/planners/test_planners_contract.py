@@ -40,7 +40,7 @@ requests = st.builds(
 @settings(deadline=None)
 @given(requests)
 def test_no_gpu_is_given_twice_and_only_free_ones_are(planner: Planner, request_: Request) -> None:
-    given_ = planner.allocate(request_)
+    given_ = planner.decide(request_).start
     taken = [(p.node, gpu) for a in given_ for p in a.placement for gpu in p.gpus]
     assert len(taken) == len(set(taken)) <= request_.free_gpus
     assert set(taken) <= {(node.name, gpu) for node in request_.nodes for gpu in node.gpus}
@@ -50,7 +50,7 @@ def test_no_gpu_is_given_twice_and_only_free_ones_are(planner: Planner, request_
 @settings(deadline=None)
 @given(requests)
 def test_allocations_are_of_candidates_within_their_limits(planner: Planner, request_: Request) -> None:
-    given_ = planner.allocate(request_)
+    given_ = planner.decide(request_).start
     by_name = {candidate.name: candidate for candidate in request_.candidates}
     assert len({allocation.member for allocation in given_}) == len(given_)
     for allocation in given_:
@@ -66,7 +66,7 @@ def test_allocations_are_of_candidates_within_their_limits(planner: Planner, req
 @given(requests)
 def test_members_span_as_few_nodes_as_their_gpus_can(planner: Planner, request_: Request) -> None:
     sizes = sorted((len(node.gpus) for node in request_.nodes), reverse=True)
-    for allocation in planner.allocate(request_):
+    for allocation in planner.decide(request_).start:
         fewest = next(n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) >= allocation.gpus)
         assert len(allocation.placement) == len({part.node for part in allocation.placement}) == fewest
 
@@ -76,14 +76,14 @@ def test_members_span_as_few_nodes_as_their_gpus_can(planner: Planner, request_:
 @given(requests)
 def test_somebody_trains_whenever_somebody_can(planner: Planner, request_: Request) -> None:
     possible = bool(request_.candidates) and request_.free_gpus > 0
-    assert bool(planner.allocate(request_)) is possible
+    assert bool(planner.decide(request_).start) is possible
 
 
 @every_planner
 @settings(deadline=None)
 @given(requests)
 def test_the_same_question_has_the_same_answer(planner: Planner, request_: Request) -> None:
-    assert planner.allocate(request_) == planner.allocate(request_)
+    assert planner.decide(request_) == planner.decide(request_)
 
 
 @every_planner
@@ -95,6 +95,6 @@ def test_a_round_of_100_members_on_160_gpus_is_planned_in_milliseconds(planner: 
     seconds = []
     for _ in range(3):
         started = time.process_time()
-        planner.allocate(request_)
+        planner.decide(request_)
         seconds.append(time.process_time() - started)
     assert min(seconds) < 0.1

@@ -3,10 +3,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
 from hetctl.core.site import Cluster, Node
 from hetctl.planners.base import Options, Request
-from hetctl.planners.flotilla import allocate, create_flotilla, share_leftover
+from hetctl.planners.flotilla import create_flotilla, decide, share_leftover
+
+
+def allocations(request: Request) -> tuple[Allocation, ...]:
+    return decide(request).start
 
 
 def linear(name: str, rate: float, max_gpus: int = 16) -> Candidate:
@@ -64,15 +69,15 @@ def test_leftover_passes_by_members_that_gain_nothing() -> None:
 def test_a_member_without_room_gets_fewer_gpus() -> None:
     members = tuple(linear(name, 25.0, max_gpus=4) for name in "abc")
     nodes = (Node("n0", tuple(range(6))), Node("n1", tuple(range(6))))
-    given = allocate(Request(members, nodes, 12, 0, Options()))
+    given = allocations(Request(members, nodes, 12, 0, Options()))
     assert [allocation.gpus for allocation in given] == [4, 4, 2]
     assert [allocation.rate for allocation in given] == [100.0, 100.0, 50.0]
     assert all(len(allocation.placement) == 1 for allocation in given)
 
 
 def test_without_gpus_or_members_there_is_no_flotilla() -> None:
-    assert allocate(request((), 4)) == ()
-    assert allocate(Request((linear("a", 1),), (Node("n", ()),), 4, 0, Options())) == ()
+    assert allocations(request((), 4)) == ()
+    assert allocations(Request((linear("a", 1),), (Node("n", ()),), 4, 0, Options())) == ()
 
 
 @settings(deadline=None)

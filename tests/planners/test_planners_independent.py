@@ -5,15 +5,17 @@ from itertools import combinations
 from hetctl.core.profile import Candidate
 from hetctl.core.site import Cluster
 from hetctl.planners.base import Options, Request
-from hetctl.planners.independent import allocate
+from hetctl.planners.independent import decide, drawn
 
 NAMES = tuple(f"m{index}" for index in range(8))
 
 
 def order(names: tuple[str, ...], gpus: int, seed: int = 0) -> list[str]:
     members = tuple(Candidate(name, {1: 10.0, 2: 18.0}, 1.0) for name in names)
-    request = Request(members, Cluster.of(gpus, 4).nodes, gpus, 0, Options(seed=seed))
-    return [allocation.member for allocation in allocate(request)]
+    options = Options(seed=seed)
+    queue = sorted(members, key=lambda member: drawn(member, options))
+    request = Request(queue, Cluster.of(gpus, 4).nodes, gpus, 0, options)
+    return [allocation.member for allocation in decide(request).start]
 
 
 def test_the_order_is_the_seeds_and_not_the_ensembles() -> None:
@@ -31,5 +33,5 @@ def test_refills_and_restarts_go_on_in_the_same_order() -> None:
 
 def test_everybody_gets_one_gpu() -> None:
     members = tuple(Candidate(name, {1: 10.0, 2: 18.0}, 1.0) for name in NAMES)
-    given = allocate(Request(members, Cluster.of(12, 4).nodes, 12, 0, Options()))
+    given = decide(Request(members, Cluster.of(12, 4).nodes, 12, 0, Options())).start
     assert [(a.gpus, a.rate) for a in given] == [(1, 10.0)] * 8

@@ -17,19 +17,23 @@ from hetctl.core.site import Cluster
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.course import least_step_s
 from hetctl.planners import PLANNERS
-from hetctl.planners.base import Options, Planner, Request
-from hetctl.simulator.forecast import Clock, forecast, replay
+from hetctl.planners.base import Decision, Options, Planner, Request
+from hetctl.simulator.engine import Engine
+from hetctl.simulator.forecast import forecast
 from hetctl.simulator.step import Step
+from hetctl.simulator.world import Arrival, Clock, World
 
 FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 
 
-def in_order(request: Request) -> tuple[Allocation, ...]:
+def in_order(request: Request) -> Decision:
     """One GPU each, as the candidates come."""
     free = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
-    return tuple(
-        Allocation(c.name, 1, "data-parallel", c.rates[1], (Placement(node, (gpu,)),))
-        for c, (node, gpu) in zip(request.candidates, free, strict=False)
+    return Decision(
+        tuple(
+            Allocation(c.name, 1, "data-parallel", c.rates[1], (Placement(node, (gpu,)),))
+            for c, (node, gpu) in zip(request.candidates, free, strict=False)
+        )
     )
 
 
@@ -46,16 +50,7 @@ def predict(
     wall_s: float | None = None,
     grace_s: float = 0.0,
 ) -> Plan:
-    return forecast(
-        planner,
-        members,
-        Cluster.of(gpus, 4),
-        options,
-        wall_s=wall_s,
-        grace_s=grace_s,
-        round_overhead_s=1.0,
-        job_overhead_s=5.0,
-    )
+    return forecast(planner, members, Cluster.of(gpus, 4), options, Clock(wall_s, grace_s, 1.0, 5.0))
 
 
 def member(name: str, rates: Sequence[float], left: float, **values: float) -> Candidate:
@@ -215,7 +210,9 @@ def test_all_samples_are_trained_once_whatever_the_limits(
 ) -> None:
     wall_s = None if jobs is None else jobs * longest_step(members)
     clock = Clock(wall_s, 0.0, 1.0, 5.0)
-    steps = replay(planner, members, Cluster.of(gpus, 4), Options(alpha=alpha), clock)
+    arrivals = [Arrival(member) for member in members]
+    world = World(Cluster.of(gpus, 4), clock)
+    steps = Engine(planner, arrivals, world, Options(alpha=alpha)).run().steps
     trained: dict[str, float] = defaultdict(float)
     for step in steps:
         assert step.samples >= 0
