@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -67,3 +68,55 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 def _fits(jobs: Sequence[tuple[float, _Envelope]], seconds: float, gpus: int) -> bool:
     return math.fsum(envelope.gpus_for(work / seconds) for work, envelope in jobs) <= gpus
+
+
+def makespan_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
+    """Return seconds from 0 in which no schedule can be done with members that arrive over time.
+
+    Parameters
+    ----------
+    jobs : sequence of (seconds, Candidate)
+        Each member with its arrival.
+    """
+    soonest = max((at + _least_s(candidate, gpus) for at, candidate in jobs), default=0.0)
+    return max(fluid_bound([candidate for _, candidate in jobs], gpus), soonest)
+
+
+def mean_jct_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
+    """Return the least mean time from arrival to completion that any schedule may have.
+
+    The larger of two bounds: shortest remaining work first on one machine as fast as all GPUs,
+    where each member takes its least GPU-seconds; and each member alone on the GPUs it likes best.
+    """
+    if not jobs:
+        return 0.0
+    alone = math.fsum(_least_s(candidate, gpus) for _, candidate in jobs)
+    return max(alone, _srpt_total([(at, _least_work(c, gpus) / gpus) for at, c in jobs])) / len(jobs)
+
+
+def _least_s(candidate: Candidate, gpus: int) -> float:
+    return candidate.samples_left / max(rate for m, rate in candidate.rates.items() if m <= gpus)
+
+
+def _least_work(candidate: Candidate, gpus: int) -> float:
+    return min(m * candidate.samples_left / rate for m, rate in candidate.rates.items() if m <= gpus)
+
+
+def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:
+    """Return the total time in the system under shortest remaining processing time first."""
+    waiting: list[tuple[float, float]] = []
+    now, total = 0.0, 0.0
+    arrivals = sorted(jobs)
+    for number, (at, work) in enumerate(arrivals):
+        now = max(now, at)
+        heapq.heappush(waiting, (work, at))
+        until = arrivals[number + 1][0] if number + 1 < len(arrivals) else math.inf
+        while waiting and now < until:
+            left, came = heapq.heappop(waiting)
+            if now + left > until:
+                heapq.heappush(waiting, (left - (until - now), came))
+                now = until
+            else:
+                now += left
+                total += now - came
+    return total
