@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from hetctl.core.profile import Candidate
-
-HALVINGS = 60
+from hetctl.perf.fluid import envelope_of, fluid_time
 
 
 def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:
@@ -20,54 +17,8 @@ def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:
     member's rate curve, time-sharing below one GPU included: members may be resized at will and
     for nothing. Start-up, evaluation and checkpoints are left out, so real schedules take longer.
     """
-    jobs = [
-        (candidate.samples_left, _envelope(candidate.rates, gpus))
-        for candidate in candidates
-        if candidate.samples_left > 0
-    ]
-    low = max((work / envelope.rates[-1] for work, envelope in jobs), default=0.0)
-    if _fits(jobs, low, gpus):
-        return low
-    high = 2 * low
-    while not _fits(jobs, high, gpus):
-        low, high = high, 2 * high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _fits(jobs, middle, gpus) else (middle, high)
-    return low
-
-
-@dataclass(frozen=True)
-class _Envelope:
-    """Corners of a concave rising curve from the origin to the highest rate."""
-
-    gpus: tuple[int, ...]
-    rates: tuple[float, ...]
-
-    def gpus_for(self, rate: float) -> float:
-        """Return g_i(rate), for rates up to the highest."""
-        at = min(max(bisect_left(self.rates, rate), 1), len(self.rates) - 1)
-        low, high = self.rates[at - 1], self.rates[at]
-        return self.gpus[at - 1] + (self.gpus[at] - self.gpus[at - 1]) * (rate - low) / (high - low)
-
-
-def _envelope(rates: Mapping[int, float], limit: int) -> _Envelope:
-    corners = [(0, 0.0)]
-    for gpus in sorted(m for m in rates if m <= limit):
-        corner = (gpus, rates[gpus])
-        while len(corners) > 1 and _slope(corners[-1], corner) >= _slope(corners[-2], corners[-1]):
-            corners.pop()
-        if corner[1] > corners[-1][1]:
-            corners.append(corner)
-    return _Envelope(tuple(gpus for gpus, _ in corners), tuple(rate for _, rate in corners))
-
-
-def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
-    return (right[1] - left[1]) / (right[0] - left[0])
-
-
-def _fits(jobs: Sequence[tuple[float, _Envelope]], seconds: float, gpus: int) -> bool:
-    return math.fsum(envelope.gpus_for(work / seconds) for work, envelope in jobs) <= gpus
+    works = [(c.samples_left, envelope_of(c.rates, gpus)) for c in candidates if c.samples_left > 0]
+    return fluid_time(works, gpus)
 
 
 def makespan_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:

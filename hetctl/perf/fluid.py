@@ -1,0 +1,102 @@
+"""Members as fluids: GPUs for any rate, time-shared and mixed, on the concave envelope of a rate curve."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+NEWTON_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Corners of a concave rising curve from (0 GPUs, 0 samples/s) to the highest rate."""
+
+    gpus: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def highest(self) -> float:
+        """The highest rate, in samples/s."""
+        return self.rates[-1]
+
+    def corner_above(self, rate: float) -> int:
+        """Return the index of the first corner, from 1 on, that is at least as fast as `rate`."""
+        return min(max(bisect_left(self.rates, rate), 1), len(self.rates) - 1)
+
+    def gpus_for(self, rate: float) -> tuple[float, float]:
+        """Return g(rate) and its slope in GPUs per samples/s, for rates up to the highest."""
+        at = self.corner_above(rate)
+        slope = (self.gpus[at] - self.gpus[at - 1]) / (self.rates[at] - self.rates[at - 1])
+        return self.gpus[at - 1] + slope * (rate - self.rates[at - 1]), slope
+
+
+def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
+    """Return the envelope of a rate curve on up to `limit` GPUs; the same mapping is looked at once."""
+    return _envelope(_Identity(rates), limit)
+
+
+def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int) -> float:
+    """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
+
+    The sum is convex and piecewise linear in 1/T, so Newton's method comes down to its root from
+    above in a few steps.
+
+    Parameters
+    ----------
+    works : sequence of (W_i, Envelope)
+        Samples left, above 0.
+    """
+    if not works:
+        return 0.0
+    shortest = max(work / envelope.highest for work, envelope in works)
+    pace = 1 / shortest
+    for _ in range(NEWTON_STEPS):
+        needed, slope = _needed(works, pace)
+        excess = needed - gpus
+        if excess <= 1e-12 * gpus:
+            break
+        pace -= excess / slope
+    return 1 / pace
+
+
+def _needed(works: Sequence[tuple[float, Envelope]], pace: float) -> tuple[float, float]:
+    total = slope = 0.0
+    for work, envelope in works:
+        gpus, per_rate = envelope.gpus_for(work * pace)
+        total += gpus
+        slope += per_rate * work
+    return total, slope
+
+
+class _Identity:
+    """A mapping as a cache key: equal to itself alone."""
+
+    __slots__ = ("rates",)
+
+    def __init__(self, rates: Mapping[int, float]) -> None:
+        self.rates = rates
+
+    def __hash__(self) -> int:
+        return id(self.rates)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.rates is other.rates
+
+
+@lru_cache(maxsize=1 << 14)
+def _envelope(key: _Identity, limit: int) -> Envelope:
+    corners: list[tuple[int, float]] = [(0, 0.0)]
+    for gpus in sorted(m for m in key.rates if m <= limit):
+        corner = (gpus, key.rates[gpus])
+        while len(corners) > 1 and _slope(corners[-1], corner) >= _slope(corners[-2], corners[-1]):
+            corners.pop()
+        if corner[1] > corners[-1][1]:
+            corners.append(corner)
+    return Envelope(tuple(gpus for gpus, _ in corners), tuple(rate for _, rate in corners))
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
