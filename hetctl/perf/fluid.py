@@ -12,7 +12,7 @@ NEWTON_STEPS = 200
 
 @dataclass(frozen=True)
 class Envelope:
-    """Corners of a concave rising curve from (0 GPUs, 0 samples/s) to the highest rate."""
+    """Points of a concave rising curve from (0 GPUs, 0 samples/s) to the highest rate."""
 
     gpus: tuple[int, ...]
     rates: tuple[float, ...]
@@ -91,7 +91,7 @@ def _envelope(key: _Identity, limit: int) -> Envelope:
     corners: list[tuple[int, float]] = [(0, 0.0)]
     for gpus in sorted(m for m in key.rates if m <= limit):
         corner = (gpus, key.rates[gpus])
-        while len(corners) > 1 and _slope(corners[-1], corner) >= _slope(corners[-2], corners[-1]):
+        while len(corners) > 1 and _slope(corners[-1], corner) > _slope(corners[-2], corners[-1]):
             corners.pop()
         if corner[1] > corners[-1][1]:
             corners.append(corner)
