@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from hetctl.core.profile import Candidate
 from hetctl.perf.fluid import Envelope, envelope_of, fluid_time
-from hetctl.planners.base import Decision, Held, Planner, Request
+from hetctl.planners import mean_jct
+from hetctl.planners.base import MEAN_JCT, Decision, Held, Planner, Request
 from hetctl.planners.moves import realise
 from hetctl.planners.room import Room
 
@@ -79,7 +80,12 @@ class Job:
 
 
 def decide(request: Request) -> Decision:
-    """Give every member its lower corner, and the upper one to as many as there are GPUs left for."""
+    """Give every member its lower corner, and the upper one to as many as there are GPUs left for.
+
+    That is for the makespan; for the mean completion time see `planners/mean_jct.py`.
+    """
+    if request.options.objective == MEAN_JCT:
+        return mean_jct.decide(request)
     jobs, time_s = mixtures(request)
     choose(jobs, Room(request.all_nodes), time_s)
     decision, given = realise(request, {job.candidate.name: job.gpus for job in jobs})
@@ -175,6 +181,8 @@ def _next_change(jobs: list[Job], now_s: float, time_s: float) -> float | None:
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Say which rate each member needs to be done with all others, and how it comes by it."""
+    if request.options.objective == MEAN_JCT:
+        return mean_jct.reasons(request, decision)
     jobs, time_s = mixtures(request)
     gpus = {job.candidate.name: job.holds for job in jobs}
     gpus |= dict.fromkeys(decision.stop, 0)

@@ -1,0 +1,18 @@
+"""The greedy choice of Optimus for all-reduce jobs, as Capes et al. (section 4.2) compare with it.
+
+As `doubling`, but one worker is added at a time: to the member whose time Q_j / f(w_j) that worker
+shortens most. A member that one worker more does not make faster stays as it is, even where
+several would.
+"""
+
+from __future__ import annotations
+
+from hetctl.planners.elastic import by_gain
+
+
+def one_more(gpus: int) -> int:
+    """Return the next number of workers."""
+    return gpus + 1
+
+
+OPTIMUS = by_gain("optimus", one_more)
