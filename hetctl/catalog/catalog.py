@@ -169,6 +169,12 @@ class Catalog:
         )
         return [decode(ProfilePoint, {**row, "machine": row}) for row in rows]
 
+    def profiled_sites(self, ensemble: str) -> list[str]:
+        """Return the names of the sites at which any point of an ensemble was measured."""
+        site = PROFILE_POINTS.c.site
+        rows = self._rows(select(site).where(PROFILE_POINTS.c.ensemble == ensemble).distinct().order_by(site))
+        return [row["site"] for row in rows]
+
     def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
         """Store the preprocessor's throughput in place of earlier points on as many cores."""
         with self._write() as connection:

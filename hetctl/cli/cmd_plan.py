@@ -14,12 +14,14 @@ from hetctl.cli.output import print_json, print_table
 @ensemble_option
 @site_options
 @planner_options
+@click.option("--explain", is_flag=True, help="Say why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:
     """Compute the rounds until every member has converged, and keep the plan in the catalog.
 
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
+    from hetctl.report.explain_table import explain_table
     from hetctl.report.plan_table import plan_table
     from hetctl.runner.planning import plan_and_save
     from hetctl.runner.project import Project
@@ -32,3 +34,5 @@ def command(as_json: bool, **wishes: Any) -> None:
         print_json(plan)
     else:
         print_table(plan_table(plan, request.site.device))
+        if request.explain:
+            print_table(explain_table(plan))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, resolve, site_options
+from hetctl.cli.options import ensemble_option, given_options, json_option, resolve, site_options
 from hetctl.cli.output import leave, print_json, print_table
 from hetctl.core.errors import MembersFailedError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hetctl.core.ensemble import Ensemble
     from hetctl.core.site import Site
     from hetctl.runner.profiling import ProfileOutcome
+    from hetctl.runner.project import Project
 
 
 @click.group("profile", invoke_without_command=True)
@@ -34,6 +35,7 @@ def command(context: click.Context, /, force: bool, as_json: bool, **wishes: Any
     Example: hetctl profile --site slurm --gpus 8
     """
     if context.invoked_subcommand:
+        _refuse_lost_options(context)
         return
     from hetctl.runner.profiling import profile
     from hetctl.runner.project import Project
@@ -73,11 +75,17 @@ def show(as_json: bool, **wishes: Any) -> None:
 
 @command.command("import")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Make an ensemble of this name from the table alone, to be simulated.")
 @ensemble_option
 @site_options
 @json_option
-def import_table(table: Path, as_json: bool, **wishes: Any) -> None:
+@click.pass_context
+def import_table(
+    context: click.Context, /, table: Path, name: str | None, as_json: bool, **wishes: Any
+) -> None:
     """Take over rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
+
+    With --name no ensemble and no site is needed, and the column samples is each member's work.
 
     Example: hetctl profile import rates.csv
     """
@@ -85,12 +93,29 @@ def import_table(table: Path, as_json: bool, **wishes: Any) -> None:
     from hetctl.runner.rates import import_rates
 
     project = Project.here()
+    if name is not None:
+        _refuse(context, set(wishes), "does not go with --name, which makes an ensemble without a site")
+        _import_ensemble(project, name, table, as_json=as_json)
+        return
     ensemble, site, _ = resolve(project, **wishes)
     count = import_rates(project, ensemble, site, table)
     if as_json:
         print_json({"ensemble": ensemble.name, "site": site.name, "imported": count})
     else:
         click.echo(f"imported {count} rates of {ensemble.name} at {site.name}")
+
+
+def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool) -> None:
+    from hetctl.runner.planning import IMPORTED
+    from hetctl.runner.rates import import_ensemble
+
+    ensemble, count = import_ensemble(project, name, table)
+    members = len(ensemble.members)
+    if as_json:
+        print_json({"ensemble": name, "site": IMPORTED, "imported": count, "members": members})
+    else:
+        click.echo(f"imported {count} rates of {members} members as ensemble {name}")
+        click.echo(f"next: hetctl simulate {name} --gpus N")
 
 
 @command.command("export")
@@ -108,6 +133,19 @@ def export_table(output: Any, **wishes: Any) -> None:
     project = Project.here()
     ensemble, site, _ = resolve(project, **wishes)
     export_rates(project, ensemble, site, output)
+
+
+def _refuse_lost_options(context: click.Context) -> None:
+    """Refuse options that stand before the sub-command: they would be its own, behind it."""
+    name = context.invoked_subcommand
+    _refuse(context, set(context.params), f"goes after the sub-command: {context.command_path} {name} ..")
+
+
+def _refuse(context: click.Context, names: set[str], why: str) -> None:
+    given = names.intersection(given_options(context))
+    for option in context.command.params:
+        if option.name in given:
+            raise click.UsageError(f"{max(option.opts, key=len)} {why}", context)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ COMMANDS = {
     "init": "Start a project from an example.",
     "profile": "Measure the training rate of every member.",
     "plan": "Compute which members train together, and with how many GPUs.",
+    "simulate": "Run a planner under a virtual clock, on any cluster.",
     "render": "Print the batch script of a job without asking any machine.",
     "submit": "Start a run, or go on with the unfinished one.",
     "advance": "Collect a run's events and submit its next job.",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from hetctl.core.errors import BadInputError
 
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from hetctl.runner.project import Project
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+DAY_S = 86400
+PLANNERS = (
+    "flotilla, flotilla-local, independent, homogeneous, fixed-K (K GPUs each), optimus, doubling,"
+    " doubling-exploratory, fluid, static, or auto: the best of all in a simulation."
+)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -34,6 +43,53 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             return parse_duration(value)
         except BadInputError as error:
             self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """``500``, ``2.5``, ``10m``, ``30d``: seconds as a float.
+
+    Parameters
+    ----------
+    least : float or None
+        The smallest that is allowed; None: anything above 0.
+    """
+
+    name = "seconds"
+
+    def __init__(self, least: float | None = None) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse a number, or whatever else is a time."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            days = value.removesuffix("d")
+            seconds = DAY_S * int(days) if days.isdecimal() else Duration().convert(value, param, ctx)
+        if not math.isfinite(seconds) or seconds < (self.least or 0) or (self.least is None and not seconds):
+            rule = "above 0" if self.least is None else f"at least {self.least:g}"
+            self.fail(f"{value} is not a time of {rule} seconds", param, ctx)
+        return seconds
+
+
+class OutputFile(click.Path):
+    """A file to be written at the end, in a folder that is there."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse at once what could not be written later."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent}", param, ctx)
+        return path
+
+
+def given_options(context: click.Context) -> list[str]:
+    """Return the names of the parameters that the command line gives, not a variable or a default."""
+    written = ParameterSource.COMMANDLINE
+    return [name for name in context.params if context.get_parameter_source(name) is written]
 
 
 def json_option(command: F) -> F:
@@ -71,7 +127,12 @@ def site_options(command: F) -> F:
 def planner_options(command: F) -> F:
     """Add the planner and its options."""
     options = [
-        click.option("--planner", default="flotilla", show_default=True, help="flotilla or independent."),
+        click.option("--planner", default="flotilla", show_default=True, help=PLANNERS),
+        click.option(
+            "--objective",
+            type=click.Choice(["makespan", "mean-jct"]),
+            help="What is to be short: the whole, or members' time on average.  [default: makespan]",
+        ),
         click.option(
             "--delta", type=float, help="Rates of a flotilla differ by at most this many samples/s."
         ),
@@ -82,6 +143,14 @@ def planner_options(command: F) -> F:
             "--alpha", type=float, help="Active share below which a flotilla stops.  [default: 0.8]"
         ),
         click.option("--max-permutations", type=int, help="Orders tried when packing.  [default: 1024]"),
+        click.option(
+            "--plan-seconds", type=float, help="How long a planner that searches may.  [default: 2]"
+        ),
+        click.option(
+            "--exploration",
+            type=click.Choice(["shared", "each"]),
+            help="Whether alike jobs explore their rates together.  [default: shared]",
+        ),
         click.option("--seed", type=int, help="Of random choices.  [default: 0]"),
     ]
     return _add(options, command)
@@ -96,6 +165,7 @@ def plan_request(
     queue: str | None,
     account: str | None,
     planner: str,
+    explain: bool = False,
     **options: Any,
 ) -> PlanRequest:
     """Build what is to be planned from the values of all shared options."""
@@ -103,7 +173,7 @@ def plan_request(
 
     members, machine, size = resolve(project, ensemble, site, gpus, time, queue, account)
     given = {name: value for name, value in options.items() if value is not None}
-    return PlanRequest(members, machine, size, planner, options=given)
+    return PlanRequest(members, machine, size, planner, options=given, explain=explain)
 
 
 def warn(project: Project, request: PlanRequest) -> None:
@@ -123,15 +193,28 @@ def resolve(
     queue: str | None,
     account: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
-    """Find the ensemble and the site, and choose the size of a job."""
+    """Find the ensemble and the site, and choose the size of a job.
+
+    Raises
+    ------
+    BadInputError
+        If the ensemble is a rate table: there is nothing to measure, plan or run at a site.
+    """
     from dataclasses import replace
 
     from hetctl.runner.jobs import job_size
+    from hetctl.runner.planning import IMPORTED
 
     machine = project.site(site)
     if account is not None:
         machine = replace(machine, account=account)
-    return project.ensemble(ensemble), machine, job_size(machine, gpus, time, queue)
+    members = project.ensemble(ensemble)
+    if members.framework == IMPORTED:
+        raise BadInputError(
+            f"ensemble {members.name} is an imported rate table: it has no networks to train",
+            f"`hetctl simulate {members.name} --gpus N` simulates it; --ensemble names another",
+        )
+    return members, machine, job_size(machine, gpus, time, queue)
 
 
 def _add(options: Sequence[Callable[[Any], Any]], command: F) -> F:

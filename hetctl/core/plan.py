@@ -9,7 +9,7 @@ from typing import Any
 DATA_PARALLEL = "data-parallel"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The GPUs of one node that a member holds."""
 
@@ -17,7 +17,7 @@ class Placement:
     gpus: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """A member's share of one round.
 
@@ -70,6 +70,8 @@ class Plan:
         No schedule can be shorter (the fluid bound).
     ratio : float
         `predicted_makespan_s` over `lower_bound_s`; 1.0 is the limit.
+    why : str
+        Why this planner was chosen; empty where a person named it.
     """
 
     planner: str
@@ -82,3 +84,4 @@ class Plan:
     rounds: tuple[Round, ...]
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""

@@ -57,6 +57,8 @@ class Simulation:
         What the slowest of them took.
     members : tuple of Forecast
         `done_s` counts from the start of the run.
+    why : str
+        Why this planner was chosen; empty where a person named it.
     """
 
     planner: str
@@ -77,3 +79,4 @@ class Simulation:
     intervals: tuple[Interval, ...] = ()
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""

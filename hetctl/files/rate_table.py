@@ -38,8 +38,13 @@ class RateRow:
     samples: float | None = None
 
 
-def read_rates(path: Path) -> list[RateRow]:
+def read_rates(path: Path, *, with_work: bool = False) -> list[RateRow]:
     """Read a rate table.
+
+    Parameters
+    ----------
+    with_work : bool
+        The table must tell all about its members: `samples` of each, and rates on one type of GPU.
 
     Raises
     ------
@@ -47,7 +52,7 @@ def read_rates(path: Path) -> list[RateRow]:
         If anything in it is wrong, with a line for each problem: ``FILE:LINE: column: rule``.
     """
     header, *records = _records(path)
-    _check_header(header)
+    _check_header(header, (*REQUIRED, "samples") if with_work else REQUIRED)
     if not records:
         raise refusal([(header.place, "has no rows below its header")])
     rows, problems = [], []
@@ -57,6 +62,7 @@ def read_rates(path: Path) -> list[RateRow]:
         except _WrongRecordError as error:
             problems += [(record.place, rule) for rule in error.rules]
     problems += _contradictions(rows)
+    problems += _gaps(rows) if with_work else []
     if problems:
         raise refusal(problems)
     return [row for _, row in rows]
@@ -100,9 +106,9 @@ def _records(path: Path) -> list[_Record]:
     return [_Record(Place(path, number), cells) for number, cells in lines]
 
 
-def _check_header(header: _Record) -> None:
+def _check_header(header: _Record, required: Iterable[str]) -> None:
     known = (*REQUIRED, *OPTIONAL)
-    problems = [f"column '{name}' is missing" for name in REQUIRED if name not in header.cells]
+    problems = [f"column '{name}' is missing" for name in required if name not in header.cells]
     problems += [
         f"unknown column {shown(name)}" + suggestion(name, known)
         for name in header.cells
@@ -155,4 +161,17 @@ def _contradictions(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]
         if first.samples != row.samples:
             rule = f"samples: must be the same in all rows of member '{row.member}', got {row.samples}"
             problems.append((place, f"{rule} here and {first.samples} in line {first_place.line}"))
+    return problems
+
+
+def _gaps(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]]:
+    firsts: dict[str, tuple[Place, RateRow]] = {}
+    problems = []
+    for place, row in rows:
+        first_place, first = firsts.setdefault(row.member, (place, row))
+        if row.samples is None and place == first_place:
+            problems.append((place, f"samples: member '{row.member}' has none, so its work is unknown"))
+        if row.gpu_type != first.gpu_type:
+            rule = f"gpu_type: must be the same in all rows of member '{row.member}', got {row.gpu_type}"
+            problems.append((place, f"{rule} here and {first.gpu_type} in line {first_place.line}"))
     return problems

@@ -38,7 +38,7 @@ def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
     return _envelope(_Identity(rates), limit)
 
 
-def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int) -> float:
+def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float = 0.0) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
     The sum is convex and piecewise linear in 1/T, so Newton's method comes down to its root from
@@ -48,18 +48,27 @@ def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int) -> float:
     ----------
     works : sequence of (W_i, Envelope)
         Samples left, above 0.
+    near_s : float
+        Where T may be looked for first; it only saves steps.
     """
     if not works:
         return 0.0
-    shortest = max(work / envelope.highest for work, envelope in works)
-    pace = 1 / shortest
+    fastest = 1 / max(work / envelope.highest for work, envelope in works)
+    pace = fastest
+    if near_s > 0:
+        pace = min(_newton(works, gpus, min(1 / near_s, fastest)), fastest)
     for _ in range(NEWTON_STEPS):
-        needed, slope = _needed(works, pace)
-        excess = needed - gpus
-        if excess <= 1e-12 * gpus:
+        lower = _newton(works, gpus, pace)
+        if lower >= pace * (1 - 1e-13):
             break
-        pace -= excess / slope
+        pace = lower
     return 1 / pace
+
+
+def _newton(works: Sequence[tuple[float, Envelope]], gpus: int, pace: float) -> float:
+    """Return 1/T where the tangent at `pace` needs all GPUs: never below the root."""
+    needed, slope = _needed(works, pace)
+    return pace - (needed - gpus) / slope
 
 
 def _needed(works: Sequence[tuple[float, Envelope]], pace: float) -> tuple[float, float]:

@@ -91,7 +91,8 @@ def decide(request: Request) -> Decision:
     decision, given = realise(request, {job.candidate.name: job.gpus for job in jobs})
     for job in jobs:
         job.gpus = given.get(job.candidate.name, 0)
-    return replace(decision, again_s=_next_change(jobs, request.now_s, time_s))
+    again_s = _next_change(jobs, request.now_s, time_s)
+    return replace(decision, again_s=again_s, memory=request.now_s + time_s)
 
 
 def mixtures(request: Request) -> tuple[list[Job], float]:
@@ -104,10 +105,15 @@ def mixtures(request: Request) -> tuple[list[Job], float]:
         *(Job(waiting, None, envelope_of(waiting.rates, request.gpus)) for waiting in request.candidates),
     ]
     works = [(job.candidate.samples_left, job.envelope) for job in jobs if job.candidate.samples_left > 0]
-    time_s = fluid_time(works, request.gpus)
+    time_s = fluid_time(works, request.gpus, _expected_s(request))
     for job in jobs:
         _mix(job, time_s)
     return jobs, time_s
+
+
+def _expected_s(request: Request) -> float:
+    """Return the time that is left by the last decision, which is near what is left now."""
+    return float(request.memory) - request.now_s if request.memory is not None else 0.0
 
 
 def _mix(job: Job, time_s: float) -> None:

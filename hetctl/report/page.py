@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, StrictUndefined
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from hetctl.core.status import RunStatus
@@ -19,7 +22,7 @@ from hetctl.report.summary import (
     prediction_error,
     ranked,
 )
-from hetctl.report.template import TEMPLATE
+from hetctl.report.template import BASE, RUN
 from hetctl.report.units import (
     NONE,
     device_word,
@@ -38,11 +41,40 @@ def render_page(status: RunStatus) -> str:
     """Return the report of a run; the same status gives the same text."""
     colours = colours_of(member.member for member in status.members)
     judged = comparable(status)
+    return fill(
+        RUN,
+        colours,
+        title=status.run,
+        status=status,
+        cards=_cards(status),
+        faint=f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else "",
+        device=device_word(status.device, 1),
+        devices=device_word(status.device),
+        time=describe_time(status),
+        failed=[member for member in status.members if member.state == "failed"],
+        gantt=Markup(gantt_svg(status, colours)) if status.steps else None,
+        learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
+        accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
+    )
+
+
+def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
+    """Return a page: a template that extends the base, with a legend of the members' colours.
+
+    Parameters
+    ----------
+    values : Any
+        What the template needs; the base needs `title` and `cards` of (what, figure, remark).
+    """
     swatches = {
         member: Markup(_swatch(i, colour)) for i, (member, colour) in enumerate(colours.items(), start=1)
     }
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=DictLoader({"base": BASE}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {
@@ -51,20 +83,11 @@ def render_page(status: RunStatus) -> str:
         "metric": format_metric,
         "rounds": lambda counts: gpus_by_round(counts, ROUNDS_WIDTH),
     }
-    return environment.from_string(TEMPLATE).render(
-        status=status,
+    return environment.from_string(template).render(
         swatches=swatches,
-        cards=_cards(status),
         legend=list(swatches.items())[:LEGEND],
-        faint=f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else "",
         unnamed=max(0, len(colours) - LEGEND),
-        device=device_word(status.device, 1),
-        devices=device_word(status.device),
-        time=describe_time(status),
-        failed=[member for member in status.members if member.state == "failed"],
-        gantt=Markup(gantt_svg(status, colours)) if status.steps else None,
-        learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
-        accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
+        **values,
     )
 
 

@@ -31,7 +31,7 @@ def plan_table(plan: Plan, device: str) -> RenderableType:
     keys = dict(zip(members, _letters(), strict=False))
     parts: list[RenderableType] = [_header(plan, device)]
     if plan.rounds:
-        parts += [Text(), _round_table(plan, device, keys), *_more(plan)]
+        parts += [Text(), _round_table(plan, device, keys), *more_rounds(plan)]
     if keys:
         title = f"Member on each {device_word(device, 1)} of a node, by round ({IDLE_MARK} idle)"
         parts += [Text(), Text(title, "bold"), *_maps(plan.rounds[:ROUNDS_SHOWN], keys)]
@@ -51,10 +51,12 @@ def _header(plan: Plan, device: str) -> Text:
         (f"{plan.planner} plan for {devices}: {rounds}", "bold"),
         f" · objective {plan.objective}\npredicted makespan {format_seconds(plan.predicted_makespan_s)}",
         f", lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}",
+        f"\nchosen by auto: {plan.why}" if plan.why else "",
     )
 
 
-def _more(plan: Plan) -> list[RenderableType]:
+def more_rounds(plan: Plan) -> list[RenderableType]:
+    """Say how many rounds of a plan are not shown, if any."""
     hidden = len(plan.rounds) - ROUNDS_SHOWN
     return [Text(f"and {hidden} more round{'s' * (hidden != 1)}", "dim")] if hidden > 0 else []
 

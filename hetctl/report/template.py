@@ -1,12 +1,12 @@
-"""The page's HTML and CSS; Jinja escapes all that is put in."""
+"""The pages' HTML and CSS; Jinja escapes all that is put in."""
 
-TEMPLATE = """\
+BASE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ status.run }} · hetctl report</title>
+<title>{{ title }} · hetctl report</title>
 <style>
 :root { --ink: #22262e; --grey: #6b7280; --rule: #e3e6ea; --idle: #eef0f3; }
 * { box-sizing: border-box; }
@@ -69,10 +69,8 @@ footer { margin: 20px 4px 0; color: var(--grey); font-size: 13px; }
 <body>
 <main>
 <header>
-<h1>{{ status.run }}</h1>
-<p><span class="state {{ status.state }}">{{ status.state }}</span> {{ status.reason }}</p>
-<p>Ensemble {{ status.ensemble }} of {{ status.members | length }} members on site {{ status.site }},
-{{ status.gpus }} {{ device if status.gpus == 1 else devices }}, planner {{ status.planner }}; {{ time }}.</p>
+<h1>{{ title }}</h1>
+{% block about %}{% endblock %}
 </header>
 
 <div class="cards">
@@ -81,9 +79,6 @@ footer { margin: 20px 4px 0; color: var(--grey); font-size: 13px; }
 {% endfor %}
 </div>
 
-{% if not gantt %}
-<section><p>No step has started yet; figures appear as members train.</p></section>
-{% endif %}
 {% macro key() %}
 <ul class="legend">
 {% for member, swatch in legend %}
@@ -95,6 +90,26 @@ footer { margin: 20px 4px 0; color: var(--grey); font-size: 13px; }
 {{ caller() }}
 </ul>
 {% endmacro %}
+
+{% block sections %}{% endblock %}
+
+<footer>Made by hetctl.</footer>
+</main>
+</body>
+</html>
+"""
+
+RUN = """\
+{% extends "base" %}
+{% block about %}
+<p><span class="state {{ status.state }}">{{ status.state }}</span> {{ status.reason }}</p>
+<p>Ensemble {{ status.ensemble }} of {{ status.members | length }} members on site {{ status.site }},
+{{ status.gpus }} {{ device if status.gpus == 1 else devices }}, planner {{ status.planner }}; {{ time }}.</p>
+{% endblock %}
+{% block sections %}
+{% if not gantt %}
+<section><p>No step has started yet; figures appear as members train.</p></section>
+{% endif %}
 
 {% if gantt %}
 <section>
@@ -186,9 +201,5 @@ runs. A thin line starts a round; white is time without a job.</p>
 </details>
 </section>
 {% endif %}
-
-<footer>Made by hetctl.</footer>
-</main>
-</body>
-</html>
+{% endblock %}
 """

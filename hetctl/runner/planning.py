@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.catalog.catalog import Catalog
@@ -15,12 +15,17 @@ from hetctl.core.profile import MemberProfile, ProfilePoint, Progress
 from hetctl.core.site import Cluster, Site
 from hetctl.perf.work import candidates
 from hetctl.planners import planner_named
-from hetctl.planners.base import options_from
+from hetctl.planners.base import Options, options_from
 from hetctl.runner.jobs import JobSize
 from hetctl.runner.project import Project
+from hetctl.simulator.auto import Choice, choose
 from hetctl.simulator.forecast import forecast
-from hetctl.simulator.world import Clock
+from hetctl.simulator.world import Arrival, Clock, World
 
+AUTO = "auto"
+"""Stands for the planner that a simulation finds best."""
+IMPORTED = "imported"
+"""The framework, and the site, of an ensemble that is a rate table and nothing else."""
 ROUND_OVERHEAD_S = 0.5
 """From the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
@@ -36,8 +41,12 @@ class PlanRequest:
 
     Parameters
     ----------
+    planner : str
+        A planner's name, or ``auto``.
     options : mapping
         The planner's, as in `planners.base.Options`.
+    explain : bool
+        Say of each round why its members got their GPUs and the others wait.
     """
 
     ensemble: Ensemble
@@ -45,11 +54,11 @@ class PlanRequest:
     size: JobSize
     planner: str = "flotilla"
     options: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no planner takes before anything is opened."""
-        planner_named(self.planner)
-        options_from(self.options)
+        check_planner(self.planner, self.options)
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
@@ -75,18 +84,36 @@ def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Pro
     site, size = request.site, request.size
     profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, site)}
     _refuse_too_large(request.ensemble, site)
-    return forecast(
-        planner_named(request.planner),
-        candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node),
-        Cluster.of(size.gpus, site.gpus_per_node),
-        options_from(request.options),
-        Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S),
-    )
+    members = candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
+    cluster = Cluster.of(size.gpus, site.gpus_per_node)
+    clock = Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    options = options_from(request.options)
+    arrivals = [Arrival(member) for member in members]
+    choice = chosen(request.planner, arrivals, World(cluster, clock), options)
+    plan = forecast(choice.planner, members, cluster, options, clock, explain=request.explain)
+    return replace(plan, why=choice.why)
+
+
+def check_planner(name: str, options: Mapping[str, Any]) -> None:
+    """Raise BadInputError if there is no such planner, or an option is wrong."""
+    if name != AUTO:
+        planner_named(name)
+    options_from(options)
+
+
+def chosen(name: str, arrivals: Sequence[Arrival], world: World, options: Options) -> Choice:
+    """Return the planner of that name, or for ``auto`` the one that does best."""
+    return choose(arrivals, world, options) if name == AUTO else Choice(planner_named(name))
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
     """Return the profiles of the members as they are now; points of other batch sizes do not count."""
-    points = catalog.points(ensemble.name, site.name)
+    return profiles_at(catalog, ensemble, site.name)
+
+
+def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[MemberProfile, ...]:
+    """Return the profiles at the site of that name."""
+    points = catalog.points(ensemble.name, site)
     by_member = {member.name: current_points(points, ensemble, member.name) for member in ensemble.members}
     return tuple(_profile(name, own) for name, own in by_member.items() if own)
 

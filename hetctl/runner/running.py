@@ -107,7 +107,7 @@ def submit(project: Project, request: SubmitRequest) -> Advance:
         if unfinished:
             return _go_on(project, catalog, unfinished, request.budget)
         plan = make_plan(catalog, request.plan)
-        spec = _new_spec(project, catalog, request)
+        spec = replace(_new_spec(project, catalog, request), planner=plan.planner)
         return _begin(project, catalog, spec, plan)
 
 

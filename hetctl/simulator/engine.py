@@ -82,7 +82,8 @@ class Engine:
         self._running: dict[str, int] = {}
         self._leaving: set[int] = set()
         self._pending: list[Allocation] = []
-        self._flotillas: list[Flotilla] = []
+        self._flotillas: dict[int, Flotilla] = {}
+        self._rounds = 0
         self._events: list[tuple[float, Event, int, str]] = []
         self._memory: object = None
         self._again_s = math.inf
@@ -161,7 +162,7 @@ class Engine:
             candidates=candidates,
             nodes=self._machine.free,
             gpus=self._machine.gpus,
-            round_index=len(self._flotillas),
+            round_index=self._rounds,
             options=self._options,
             held=held,
             cluster=self._machine.up,
@@ -212,21 +213,36 @@ class Engine:
         self._pending = waiting
         if not ready:
             return
-        flotilla, start_s = Flotilla(), self._next_start_s()
-        rate = min(a.rate for a in ready) if self._planner.shares and self._world.lockstep else None
-        for allocation in ready:
+        start_s = self._next_start_s()
+        for group in self._groups(ready):
+            self._start_group(group, start_s)
+
+    def _groups(self, allocations: list[Allocation]) -> Iterable[list[Allocation]]:
+        """Return who trains together: those on one type of GPU, unless types may be mixed."""
+        if not self._planner.shares or self._options.mix_types:
+            return [allocations]
+        groups: dict[str | None, list[Allocation]] = {}
+        for allocation in allocations:
+            groups.setdefault(self._machine.type_of(allocation), []).append(allocation)
+        return groups.values()
+
+    def _start_group(self, group: list[Allocation], start_s: float) -> None:
+        flotilla = Flotilla()
+        rate = min(a.rate for a in group) if self._planner.shares and self._world.lockstep else None
+        for allocation in group:
             candidate = self._left[allocation.member]
-            step = begin(candidate, allocation, len(self._flotillas), start_s, self._deadline, rate)
+            step = begin(candidate, allocation, self._rounds, start_s, self._deadline, rate)
             if step is not None:
                 self._start(step, flotilla)
         if flotilla.steps:
-            self._flotillas.append(flotilla)
+            self._flotillas[self._rounds] = flotilla
+            self._rounds += 1
             self._fresh = False
 
     def _start(self, step: Step, flotilla: Flotilla) -> None:
         allocation = step.allocation
         self._machine.take(allocation)
-        self._waiting.remove(step.candidate)
+        self._waiting.remove(step.candidate.name)
         index = self._running[allocation.member] = len(self.steps)
         self.steps.append(step)
         flotilla.allocated += allocation.gpus
@@ -262,7 +278,7 @@ class Engine:
                 touched.update(self._happen(*event[1:]))
         self._welcome()
         for round_index in touched:
-            self._look_after(self._flotillas[round_index])
+            self._look_after(round_index)
         if idle and self._clock.wall_s is not None:
             self._open_job(self.now)
 
@@ -320,11 +336,14 @@ class Engine:
             self._left[candidate.name] = candidate
             self._waiting.add(candidate)
 
-    def _look_after(self, flotilla: Flotilla) -> None:
+    def _look_after(self, round_index: int) -> None:
         """After members left a round: stop it if too few GPUs are active, else set the pace anew."""
-        if not flotilla.steps or not self._planner.shares:
+        flotilla = self._flotillas[round_index]
+        if not flotilla.steps:
+            del self._flotillas[round_index]
+        elif not self._planner.shares:
             return
-        if self._should_stop(flotilla):
+        elif self._should_stop(flotilla):
             flotilla.stopped = True
             for index in flotilla.steps:
                 self._stop(index)

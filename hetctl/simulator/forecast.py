@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,17 +14,29 @@ from hetctl.core.site import Cluster
 from hetctl.perf.bounds import fluid_bound
 from hetctl.planners.base import Decision, Options, Planner, Request
 from hetctl.simulator.engine import Engine
+from hetctl.simulator.reasons import reasons_for
 from hetctl.simulator.step import Step
 from hetctl.simulator.world import Arrival, Clock, World
 
 
 def forecast(
-    planner: Planner, candidates: Sequence[Candidate], cluster: Cluster, options: Options, clock: Clock
+    planner: Planner,
+    candidates: Sequence[Candidate],
+    cluster: Cluster,
+    options: Options,
+    clock: Clock,
+    *,
+    explain: bool = False,
 ) -> Plan:
     """Predict every round until all candidates have converged, and how long they take.
 
     A member converges when its samples are done. In the global paradigm a round ends when all of its
     steps have; in the others rounds overlap, one for each time that GPUs were given away.
+
+    Parameters
+    ----------
+    explain : bool
+        Fill the rounds' `reasons`.
 
     Raises
     ------
@@ -35,10 +48,10 @@ def forecast(
     reasons: dict[int, dict[str, str]] = {}
 
     def note(request: Request, decision: Decision) -> None:
-        reasons.setdefault(request.round_index, {}).update(planner.reasons(request, decision))
+        reasons[request.round_index] = reasons_for(planner, request, decision)
 
     arrivals = [Arrival(candidate) for candidate in candidates]
-    steps = Engine(planner, arrivals, World(cluster, clock), options, note).run().steps
+    steps = Engine(planner, arrivals, World(cluster, clock), options, note if explain else None).run().steps
     makespan_s = max((step.end_s for step in steps), default=0.0)
     lower_bound_s = fluid_bound(candidates, cluster.gpus)
     return Plan(
@@ -59,13 +72,15 @@ def _rounds(steps: Sequence[Step], reasons: dict[int, dict[str, str]]) -> tuple[
     by_round: dict[int, list[Step]] = defaultdict(list)
     for step in steps:
         by_round[step.round_index].append(step)
+    # Who waits for GPUs that are to become free starts in a later round than was decided on.
+    decided = sorted(reasons)
     return tuple(
         Round(
             index=index,
             predicted_s=max(step.end_s for step in those) - those[0].start_s,
             allocations=tuple(step.allocation for step in those),
             start_s=those[0].start_s,
-            reasons=reasons.get(index, {}),
+            reasons=reasons[decided[bisect_right(decided, index) - 1]] if decided else {},
         )
         for index, those in by_round.items()
     )

@@ -1,0 +1,153 @@
+"""``hetctl simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hetctl.cli.options import (
+    Duration,
+    OutputFile,
+    Seconds,
+    ensemble_option,
+    given_options,
+    json_option,
+    planner_options,
+)
+from hetctl.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from hetctl.runner.project import Project
+    from hetctl.runner.simulating import Outcome, SimulateRequest
+
+MOST_GPUS = MOST_JOBS = 1_000_000
+LEAST_MTBF_S = 600
+"""Failures more frequent than checkpoints leave nothing to simulate."""
+
+
+@click.command("simulate")
+@click.argument("name", required=False)
+@ensemble_option
+@click.option("-s", "--site", metavar="NAME", help="Where the rates were measured, if at several sites.")
+@click.option("--gpus", type=click.IntRange(1, MOST_GPUS), required=True, help="GPUs of the cluster.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1, MOST_GPUS), help="Of each node.  [default: the site's, or 4]"
+)
+@planner_options
+@click.option(
+    "--restart-seconds",
+    "restart_s",
+    type=Seconds(least=0),
+    help="What each restart takes, in place of the measured start-up, evaluation and checkpoints.",
+)
+@click.option(
+    "--round-limit", "--time", "round_limit_s", type=Duration(), help="Wall-clock limit of each job: 2h."
+)
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Draw so many jobs from the members.")
+@click.option("--arrival-mean", "arrival_mean_s", type=Seconds(), help="Mean gap between arrivals: 500, 10m.")
+@click.option(
+    "--sharing",
+    type=click.Choice(["lockstep", "independent"]),
+    default="independent",
+    show_default=True,
+    help="Whether the members of a flotilla all go at the slowest one's rate.",
+)
+@click.option(
+    "--node-mtbf", "node_mtbf_s", type=Seconds(least=LEAST_MTBF_S), help="Nodes fail, after 30d on average."
+)
+@click.option(
+    "--work",
+    type=click.Choice(["clairvoyant", "predicted"]),
+    default="clairvoyant",
+    show_default=True,
+    help="Whether planners know the work left, or only what the loss so far tells.",
+)
+@click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart.")
+@click.option("--trace", type=OutputFile(), help="Write a line of JSON for each interval of each member.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **wishes: Any
+) -> None:
+    """Run a planner on ensemble NAME of the catalog under a virtual clock.
+
+    NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
+
+    Example: hetctl simulate zoo --gpus 80 --gpus-per-node 4 --planner auto --restart-seconds 10
+    """
+    if wishes["name"] and "ensemble" in given_options(context):
+        raise click.UsageError("an ensemble is given twice: as NAME and with --ensemble", context)
+    from hetctl.runner.project import Project
+    from hetctl.runner.simulating import run_simulation
+
+    project = Project.here()
+    request = _request(project, **wishes)
+    outcome = run_simulation(project, request)
+    _write(report, trace, request.ensemble.name, outcome)
+    if as_json:
+        print_json(_fields(request, outcome))
+    else:
+        _print(request, outcome, [path for path in (report, trace) if path])
+
+
+def _request(
+    project: Project, name: str | None, ensemble: str | None, sharing: str, work: str, **wishes: Any
+) -> SimulateRequest:
+    from hetctl.runner.simulating import SimulateRequest
+
+    names = set(SimulateRequest.__dataclass_fields__)
+    return SimulateRequest(
+        ensemble=project.ensemble(name or ensemble),
+        lockstep=sharing == "lockstep",
+        predicted=work == "predicted",
+        options={key: value for key, value in wishes.items() if key not in names and value is not None},
+        **{key: value for key, value in wishes.items() if key in names},
+    )
+
+
+def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Outcome) -> None:
+    if trace:
+        from hetctl.runner.simulating import trace_of
+
+        _save(trace, trace_of(outcome.simulation))
+    if report:
+        from hetctl.report.simulation_page import render_simulation
+
+        _save(report, render_simulation(ensemble, outcome.simulation, outcome.arrivals))
+
+
+def _save(path: Path, text: str) -> None:
+    from hetctl.core.errors import BadInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _fields(request: SimulateRequest, outcome: Outcome) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from hetctl.core.codec import encode
+
+    fields: dict[str, Any] = encode(replace(outcome.simulation, intervals=()))
+    del fields["intervals"]
+    world = ("restart_s", "round_limit_s", "jobs", "arrival_mean_s", "node_mtbf_s")
+    return {
+        "ensemble": request.ensemble.name,
+        "site": outcome.site,
+        **fields,
+        **{name: getattr(request, name) for name in world},
+        "work_errors": encode(outcome.work_errors),
+    }
+
+
+def _print(request: SimulateRequest, outcome: Outcome, written: list[Path]) -> None:
+    from hetctl.report.simulation_table import simulation_table
+
+    source = f"{request.ensemble.name}, rates of {outcome.site}"
+    print_table(simulation_table(outcome.simulation, source, outcome.work_errors))
+    for path in written:
+        click.echo(f"wrote {path}")

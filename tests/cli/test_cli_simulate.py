@@ -1,0 +1,293 @@
+"""Rate tables as ensembles, simulations of them, and plans that say why."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+
+import pytest
+from workbench import RATES, alive, new_project, python_without_training, wait_for
+
+from hetctl.cli.options import PLANNERS as NAMED
+from hetctl.planners import PLANNERS
+
+LOCAL = {"HETCTL_SITE": "local"}
+KEYS = {
+    "schema_version", "planner", "makespan_s", "mean_jct_s", "lower_bound_s", "ratio", "rounds", "restarts",
+    "gpu_busy_fraction", "plan_seconds",
+}  # fmt: skip
+CLOCKED = {"plan_seconds", "slowest_plan_seconds"}
+ZOO = "member,gpus,rate,samples\n" + "".join(
+    f"net-{i},{gpus},{(10 + i) * gpus**0.9:.3f},{1000 * (1 + i % 3)}\n"
+    for i in range(6)
+    for gpus in (1, 2, 4)
+)
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """A folder without an ensemble file, site or network, but for a catalog with a rate table."""
+    project = new_project(tmp_path / "project")
+    for name in ("ensemble.yaml", "nets.py"):
+        (project.path / name).unlink()
+    (project.path / "zoo.csv").write_text(ZOO)
+    assert project.here("profile", "import", "zoo.csv", "--name", "zoo").code == 0
+    return project
+
+
+@pytest.fixture
+def profiled(tmp_path):
+    project = new_project(tmp_path / "project")
+    assert project.here("profile", "import", "rates.csv", **LOCAL).code == 0
+    return project
+
+
+def simulated(project, *arguments):
+    done = project.here("simulate", *arguments, "--json")
+    assert done.code == 0, done.stdout
+    return done.json
+
+
+def refused(project, *arguments, code=2, **environment):
+    before = project.tree()
+    done = project.here(*arguments, "--json", **environment)
+    assert done.code == code, done.stdout
+    assert project.here(*arguments, **environment).stdout == ""
+    assert project.tree() == before
+    return f"{done.error['message']} {done.error['hint']}"
+
+
+def test_a_rate_table_becomes_an_ensemble_that_can_be_simulated(zoo):
+    again = zoo.here("profile", "import", "zoo.csv", "--name", "zoo", "--json").json
+    assert (again["ensemble"], again["site"], again["imported"], again["members"]) == (
+        "zoo",
+        "imported",
+        18,
+        6,
+    )
+    result = simulated(zoo, "zoo", "--gpus", "8", "--gpus-per-node", "4")
+    assert result.keys() >= KEYS
+    assert "intervals" not in result
+    assert (result["planner"], result["gpus"], result["gpus_per_node"]) == ("flotilla", 8, 4)
+    assert result["makespan_s"] >= result["lower_bound_s"] > 0
+    assert result["ratio"] == pytest.approx(result["makespan_s"] / result["lower_bound_s"])
+    assert 0 < result["gpu_busy_fraction"] <= 1
+    for reference in ([], ["-e", "zoo"]):
+        again = simulated(zoo, *reference, "--gpus", "8")
+        assert {key: again[key] for key in again.keys() - CLOCKED} == {
+            key: result[key] for key in result.keys() - CLOCKED
+        }
+
+
+def test_importing_again_replaces_members_rates_and_work(zoo):
+    before = simulated(zoo, "zoo", "--gpus", "4")
+    (zoo.path / "zoo.csv").write_text("member,gpus,rate,samples\nnet-0,1,10,100\nonly,1,5,100\n")
+    assert zoo.here("profile", "import", "zoo.csv", "--name", "zoo").code == 0
+    after = simulated(zoo, "zoo", "--gpus", "1", "--planner", "independent")
+    assert {member["member"] for member in after["members"]} == {"net-0", "only"}
+    assert after["makespan_s"] == pytest.approx(30)
+    assert len(before["members"]) == 6
+
+
+def test_two_tables_live_side_by_side(zoo):
+    (zoo.path / "small.csv").write_text("member,gpus,rate,samples\na,1,10,100\n")
+    assert zoo.here("profile", "import", "small.csv", "--name", "small").code == 0
+    assert len(simulated(zoo, "small", "--gpus", "1")["members"]) == 1
+    assert len(simulated(zoo, "zoo", "--gpus", "1")["members"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("member,gpus,rate\na,1,5\n", "zoo.csv:1: column 'samples' is missing"),
+        ("member,gpus,rate,samples\na,1,5,10\nb,1,5,\nb,2,9,\n", "zoo.csv:3: samples: member 'b' has none"),
+        ("member,gpus,rate,samples\na,1,5,10\na,2,9,20\n", "zoo.csv:3: samples: must be the same"),
+        (
+            "member,gpus,rate,samples,gpu_type\na,1,5,10,A\na,2,9,10,B\n",
+            "zoo.csv:3: gpu_type: must be the same",
+        ),
+        ("member,gpus,rate,sample\na,1,5,10\n", "unknown column 'sample'; did you mean 'samples'?"),
+    ],
+)
+def test_a_table_that_does_not_tell_all_is_refused_whole(zoo, table, said):
+    (zoo.path / "zoo.csv").write_text(table)
+    assert said in refused(zoo, "profile", "import", "zoo.csv", "--name", "zoo")
+    assert len(simulated(zoo, "zoo", "--gpus", "1")["members"]) == 6
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "x" * 65])
+def test_a_name_must_be_safe(zoo, name):
+    assert "name: must be 1 to 64" in refused(zoo, "profile", "import", "zoo.csv", f"--name={name}")
+
+
+def test_an_ensemble_with_networks_is_not_replaced(profiled):
+    said = refused(profiled, "profile", "import", "rates.csv", "--name", "trio")
+    assert "trio is in the catalog and has networks" in said
+
+
+def test_what_goes_without_a_site_is_given_none(zoo):
+    said = refused(zoo, "profile", "import", "zoo.csv", "--name", "zoo", "--site", "local")
+    assert "--site does not go with --name" in said
+    assert zoo.here("profile", "import", "zoo.csv", "--name", "zoo", **LOCAL).code == 0
+
+
+@pytest.mark.parametrize("command", [["plan"], ["submit"], ["render"], ["profile"], ["profile", "show"]])
+def test_a_rate_table_has_nothing_to_run(zoo, command):
+    assert "it has no networks to train `hetctl simulate zoo" in refused(zoo, *command, **LOCAL)
+
+
+def test_options_before_a_sub_command_are_not_lost_silently(profiled):
+    said = refused(profiled, "profile", "--site", "local", "show")
+    assert "--site goes after the sub-command: hetctl profile show .." in said
+    assert profiled.here("profile", "show", **LOCAL).code == 0
+
+
+def test_the_trace_adds_up_to_the_result(zoo):
+    arguments = ("zoo", "--gpus", "4", "--restart-seconds", "10", "--planner", "flotilla", "--alpha", "1")
+    result = simulated(zoo, *arguments, "--trace", "t.jsonl")
+    lines = [json.loads(line) for line in (zoo.path / "t.jsonl").read_text().splitlines()]
+    assert {tuple(line) for line in lines} == {("member", "gpus", "start_s", "end_s", "restart_s", "samples")}
+    assert max(line["end_s"] for line in lines) == result["makespan_s"]
+    samples = defaultdict(float)
+    for line in lines:
+        samples[line["member"]] += line["samples"]
+    assert samples == pytest.approx({f"net-{i}": 1000.0 * (1 + i % 3) for i in range(6)})
+    assert result["restarts"] == len(lines) - 6 > 0
+    assert sum(line["restart_s"] for line in lines) == pytest.approx(10 * result["restarts"])
+    busy = math.fsum(line["gpus"] * (line["end_s"] - line["start_s"] - line["restart_s"]) for line in lines)
+    assert result["gpu_busy_fraction"] == pytest.approx(busy / (4 * result["makespan_s"]))
+
+
+def test_jobs_are_drawn_and_arrive_by_the_seed_alone(zoo):
+    arguments = ("zoo", "--gpus", "8", "--jobs", "12", "--arrival-mean", "500", "--planner", "independent")
+    first = simulated(zoo, *arguments, "--seed", "1")
+    names = [member["member"] for member in first["members"]]
+    assert [name[-5:] for name in names] == [f"-{number:04d}" for number in range(1, 13)]
+    assert {name[:-5] for name in names} <= {f"net-{i}" for i in range(6)}
+    assert simulated(zoo, *arguments, "--seed", "1")["mean_jct_s"] == first["mean_jct_s"]
+    assert simulated(zoo, *arguments, "--seed", "2")["mean_jct_s"] != first["mean_jct_s"]
+    assert first["mean_jct_s"] < first["makespan_s"] / 2
+    in_minutes = tuple("500s" if word == "500" else word for word in arguments)
+    assert simulated(zoo, *in_minutes, "--seed", "1")["makespan_s"] == first["makespan_s"]
+
+
+def test_a_page_is_written(zoo):
+    done = zoo.here("simulate", "zoo", "--gpus", "8", "--report", "page.html")
+    assert done.stdout.endswith("wrote page.html\n")
+    page = (zoo.path / "page.html").read_text()
+    assert "zoo, simulated" in page
+    assert "<svg" in page
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize("path", ["nowhere/x", "."])
+@pytest.mark.parametrize("option", ["--report", "--trace"])
+def test_what_could_not_be_written_is_refused_first(zoo, option, path):
+    assert path.partition("/")[0] in refused(zoo, "simulate", "zoo", "--gpus", "8", option, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "0"], "--gpus"),
+        (["--jobs", "0"], "--jobs"),
+        (["--arrival-mean", "0"], "--arrival-mean"),
+        (["--arrival-mean", "nan"], "--arrival-mean"),
+        (["--arrival-mean", "soon"], "soon"),
+        (["--restart-seconds", "-1"], "--restart-seconds"),
+        (["--restart-seconds", "inf"], "--restart-seconds"),
+        (["--node-mtbf", "5m"], "--node-mtbf"),
+        (["--round-limit", "2"], "write 2s, 2m or 2h"),
+        (["--gpus-per-node", "0"], "--gpus-per-node"),
+        (["--sharing", "none"], "lockstep"),
+        (["--work", "known"], "clairvoyant"),
+        (["--objective", "jct"], "mean-jct"),
+        (["--planner", "fluidd"], "fluid"),
+        (["--plan-seconds", "0"], "plan_seconds"),
+        (["-e", "zoo"], "given twice"),
+        (["--site", "local"], "there is one at: imported"),
+    ],
+)
+def test_parameters_out_of_range_are_usage_errors(zoo, arguments, said):
+    assert said in refused(zoo, "simulate", "zoo", "--gpus", "4", *arguments)
+
+
+def test_an_unknown_ensemble_names_those_there_are(zoo):
+    assert "no ensemble 'zo' in the catalog, which has: zoo" in refused(zoo, "simulate", "zo", "--gpus", "4")
+
+
+def test_gpus_must_be_given(zoo):
+    assert "--gpus" in refused(zoo, "simulate", "zoo")
+
+
+def test_a_limit_too_short_for_an_epoch_is_infeasible(tmp_path):
+    project = new_project(tmp_path / "project")
+    (project.path / "rates.csv").write_text(RATES.replace("b,1,100,400", "b,1,1e-6,400"))
+    assert project.here("profile", "import", "rates.csv", "--name", "slow").code == 0
+    arguments = ("simulate", "slow", "--gpus", "1", "--round-limit", "1s", "--restart-seconds", "2")
+    assert simulated(project, "slow", "--gpus", "1", "--restart-seconds", "2")["rounds"] > 0
+    assert "round limit" in refused(project, *arguments, code=3)
+
+
+def test_the_project_s_own_ensemble_is_simulated_on_what_was_measured(profiled):
+    result = simulated(profiled, "--gpus", "2")
+    assert (result["ensemble"], result["site"], result["gpus_per_node"]) == ("trio", "local", 2)
+    assert result["makespan_s"] == pytest.approx(6)
+
+
+def test_of_several_sites_one_must_be_chosen(profiled):
+    assert profiled.here("profile", "import", "rates.csv", HETCTL_SITE="summit").code == 0
+    assert "several sites: local, summit" in refused(profiled, "simulate", "--gpus", "2")
+    assert simulated(profiled, "--gpus", "12", "--site", "summit")["gpus_per_node"] == 6
+
+
+def test_auto_takes_the_best_and_says_why(zoo):
+    result = simulated(zoo, "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2")
+    assert result["planner"] in PLANNERS
+    assert result["why"].startswith(f"simulated makespan of each planner: {result['planner']} ")
+    assert all(f" {name} " in result["why"] for name in PLANNERS)
+    shown = zoo.here("simulate", "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2").stdout
+    assert "chosen by auto: simulated makespan" in shown
+
+
+def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
+    arguments = ("--planner", "auto", "--plan-seconds", "0.2")
+    plan = profiled.here("plan", *arguments, "--json", **LOCAL).json
+    assert plan["planner"] in PLANNERS
+    assert plan["why"].startswith("simulated makespan")
+    assert profiled.here("render", *arguments, **LOCAL).code == 0
+    assert profiled.here("submit", "--dry-run", *arguments, **LOCAL).code == 0
+
+
+def test_a_run_never_hears_of_auto(tmp_path):
+    project = new_project(tmp_path / "project", python=python_without_training(tmp_path), environment=LOCAL)
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = project.hetctl("submit", "--planner", "auto", "--plan-seconds", "0.2", "--wait", "--json")
+    assert (done.code, done.json["state"]) == (0, "finished")
+    assert done.json["planner"] in PLANNERS
+    assert json.loads(project.home.run("trio-001").spec.read_text())["planner"] == done.json["planner"]
+    wait_for(lambda: not alive(str(project.path)))
+
+
+def test_a_plan_is_explained_only_if_asked(profiled):
+    for planner in (*PLANNERS, "fixed-1"):
+        arguments = ("plan", "--planner", planner, "--plan-seconds", "0.1", "--json")
+        assert not any(one["reasons"] for one in profiled.here(*arguments, **LOCAL).json["rounds"])
+        first = profiled.here(*arguments, "--explain", **LOCAL).json["rounds"][0]
+        assert {a["member"] for a in first["allocations"]} <= first["reasons"].keys() <= {"a", "b", "c"}
+        assert all(first["reasons"].values())
+
+
+def test_an_explanation_can_be_read(profiled):
+    shown = profiled.here("plan", "--planner", "independent", "--explain", **LOCAL).stdout
+    assert "Round 0, from 0 s" in shown
+    assert "waits: all GPUs are taken by" in shown
+
+
+def test_every_planner_is_named_in_the_help(profiled):
+    assert [name for name in (*PLANNERS, "fixed-K", "auto") if name not in NAMED] == []
+    for command in ("plan", "submit", "render", "simulate"):
+        shown = " ".join(profiled.here(command, "--help").stdout.split())
+        assert "--objective [makespan|mean-jct]" in shown
+        assert "doubling-exploratory" in shown
