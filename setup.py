@@ -49,6 +49,8 @@ setup(
         "jinja2>=3.1",
         "matplotlib>=3.8",
         "numpy>=1.26",
+        # TensorFlow 2.18 needs protobuf below 6, which 9.13 and later do not take.
+        "ortools>=9.12,<9.13",
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13.7",

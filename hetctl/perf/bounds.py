@@ -1,4 +1,4 @@
-"""What no schedule can beat."""
+"""What no schedule can beat. On GPUs of several types, all count as the fastest for each member."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:
     member's rate curve, time-sharing below one GPU included: members may be resized at will and
     for nothing. Start-up, evaluation and checkpoints are left out, so real schedules take longer.
     """
-    works = [(c.samples_left, envelope_of(c.rates, gpus)) for c in candidates if c.samples_left > 0]
+    works = [(c.samples_left, envelope_of(c.highest_rates, gpus)) for c in candidates if c.samples_left > 0]
     return fluid_time(works, gpus)
 
 
@@ -46,11 +46,11 @@ def mean_jct_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
 
 
 def _least_s(candidate: Candidate, gpus: int) -> float:
-    return candidate.samples_left / max(rate for m, rate in candidate.rates.items() if m <= gpus)
+    return candidate.samples_left / max(rate for m, rate in candidate.highest_rates.items() if m <= gpus)
 
 
 def _least_work(candidate: Candidate, gpus: int) -> float:
-    return min(m * candidate.samples_left / rate for m, rate in candidate.rates.items() if m <= gpus)
+    return min(m * candidate.samples_left / rate for m, rate in candidate.highest_rates.items() if m <= gpus)
 
 
 def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:

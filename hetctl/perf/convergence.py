@@ -178,10 +178,12 @@ def predict_epochs(
         start = guess or Guess(float(stop.planned_epochs), 0.5)
         return _beyond(start, done), start.spread
     logs = [math.log(min(max(epochs_to_converge(c, stop), 1.0), MOST_EPOCHS)) for c in likelihood.curves]
-    weights = [math.exp(fit + _belief(log, guess)) for fit, log in zip(likelihood.logs, logs, strict=True)]
+    beliefs = [fit + _belief(log, guess) for fit, log in zip(likelihood.logs, logs, strict=True)]
+    largest = max(beliefs)
+    weights = [math.exp(belief - largest) for belief in beliefs]
     possible = [(w, log) for w, log in zip(weights, logs, strict=True) if math.exp(log) > done]
     total = math.fsum(w for w, _ in possible)
-    if total <= 1e-12 * (math.fsum(weights) or 1.0):
+    if total <= 1e-12:
         return done + max(0.5, 0.03 * done), 0.1
     mean = math.fsum(w * log for w, log in possible) / total
     variance = math.fsum(w * (log - mean) ** 2 for w, log in possible) / total

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.errors import BadInputError
 from hetctl.core.profile import Candidate, MemberProfile, Progress
+from hetctl.perf.outlook import predicted_epochs
 from hetctl.perf.scaling import rate_curve, usable_rates
 
 
@@ -30,8 +31,16 @@ def candidates(
     done = {m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members}
     active = [member for member in ensemble.members if done[member.name].active]
     _refuse_gaps(active, profiles)
+    outlook = predicted_epochs(ensemble.members, done)
     return tuple(
-        _candidate(member, profiles[member.name], done[member.name], max_gpus, gpus_per_node)
+        _candidate(
+            member,
+            profiles[member.name],
+            done[member.name],
+            outlook.get(member.name),
+            max_gpus,
+            gpus_per_node,
+        )
         for member in active
     )
 
@@ -50,11 +59,16 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
 
 
 def _candidate(
-    member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
+    member: Member,
+    profile: MemberProfile,
+    progress: Progress,
+    outlook: tuple[int, str] | None,
+    max_gpus: int,
+    gpus_per_node: int,
 ) -> Candidate:
     limit = min(max_gpus, member.max_gpus or max_gpus)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
-    samples_left, overdue = _samples_left(member, profile, progress)
+    samples_left, remarks = _samples_left(member, profile, progress, outlook)
     return Candidate(
         name=member.name,
         rates=_up_to_the_peak(rates),
@@ -63,7 +77,7 @@ def _candidate(
         startup_s=profile.startup_s,
         evaluate_s=profile.evaluate_s,
         checkpoint_s=profile.checkpoint_s,
-        notes=notes + overdue,
+        notes=notes + remarks,
     )
 
 
@@ -73,11 +87,14 @@ def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
 
 
 def _samples_left(
-    member: Member, profile: MemberProfile, progress: Progress
+    member: Member, profile: MemberProfile, progress: Progress, outlook: tuple[int, str] | None
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the samples left, and a note if the member takes longer than was expected."""
+    """Return the samples left, and notes on how that is known, or that it is more than was expected."""
     epoch = profile.samples_per_epoch or 0
-    expected = member.stop.planned_epochs * epoch if profile.samples is None else profile.samples
+    epochs, how = outlook or (member.stop.planned_epochs, "")
+    expected = epochs * epoch if profile.samples is None else profile.samples
+    notes = (how,) if how and profile.samples is None else ()
     left = expected - len(progress.epochs) * epoch
-    notes = () if left > 0 else ("longer than expected: one more epoch is assumed",)
-    return max(float((left if left > 0 else epoch) - progress.part_samples), 0.0), notes
+    if left <= 0:
+        left, notes = epoch, (*notes, "longer than expected: one more epoch is assumed")
+    return max(float(left - progress.part_samples), 0.0), notes

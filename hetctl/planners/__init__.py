@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
 from hetctl.core.errors import BadInputError
 from hetctl.planners.base import Planner, nearest
+from hetctl.planners.doubling import DOUBLING
+from hetctl.planners.exploratory import EXPLORATORY
+from hetctl.planners.fixed import fixed
 from hetctl.planners.flotilla import FLOTILLA
+from hetctl.planners.flotilla_local import FLOTILLA_LOCAL
+from hetctl.planners.fluid import FLUID
+from hetctl.planners.homogeneous import HOMOGENEOUS
 from hetctl.planners.independent import INDEPENDENT
+from hetctl.planners.optimus import OPTIMUS
+from hetctl.planners.static import STATIC
+from hetctl.planners.types import by_type
 
-PLANNERS: dict[str, Planner] = {planner.name: planner for planner in (INDEPENDENT, FLOTILLA)}
+PLANNERS: dict[str, Planner] = {
+    planner.name: by_type(planner)
+    for planner in (
+        INDEPENDENT,
+        HOMOGENEOUS,
+        FLOTILLA,
+        FLOTILLA_LOCAL,
+        OPTIMUS,
+        DOUBLING,
+        EXPLORATORY,
+        FLUID,
+        STATIC,
+    )
+}
+FIXED = re.compile(r"fixed-(\d{1,6})")
+"""``fixed-K``, for any K."""
 
 
 def planner_named(name: str) -> Planner:
@@ -18,6 +44,13 @@ def planner_named(name: str) -> Planner:
     BadInputError
         If there is none; the hint gives the nearest name.
     """
+    found = FIXED.fullmatch(name)
+    if found and int(found[1]) > 0:
+        return by_type(fixed(int(found[1])))
+    if name.startswith("fixed"):
+        raise BadInputError(
+            f"planner {name!r} does not say how many GPUs each member gets, 1 or more", hint="such as fixed-4"
+        )
     if name not in PLANNERS:
-        raise BadInputError(f"unknown planner {name!r}", hint=nearest(name, PLANNERS))
+        raise BadInputError(f"unknown planner {name!r}", hint=nearest(name, {**PLANNERS, "fixed-K": fixed}))
     return PLANNERS[name]

@@ -38,6 +38,8 @@ class Options:
         How long a planner that searches may do so, for a whole plan.
     exploration : str
         Whether members of a family explore their rates together (``shared``) or ``each`` for itself.
+    mix_types : bool
+        Whether a member may have GPUs of several types at once.
     """
 
     delta: float | None = None
@@ -48,6 +50,7 @@ class Options:
     objective: str = MAKESPAN
     plan_seconds: float = 2.0
     exploration: str = "shared"
+    mix_types: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,5 +255,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "objective": (lambda v: v in OBJECTIVES, f"one of: {', '.join(OBJECTIVES)}"),
     "plan_seconds": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
+    "mix_types": (lambda v: isinstance(v, bool), "true or false"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}

@@ -54,6 +54,10 @@ class Job:
         return (self.seconds(before) - self.seconds(after)) / (after - before)
 
 
+Choose = Callable[[Sequence[Job], Sequence[Node]], dict[str, int]]
+"""From members, and nodes with the GPUs that are to be had, to GPUs by member."""
+
+
 def jobs_of(request: Request) -> list[Job]:
     """Return all members: first those in training, then those that wait in the order they came."""
     held = [Job(h.candidate, h.candidate.rates, h.allocation.gpus, h.fixed) for h in request.held]
@@ -74,28 +78,52 @@ def movable_nodes(request: Request) -> list[Node]:
 def allot(jobs: Sequence[Job], nodes: Sequence[Node], step: Step) -> dict[str, int]:
     """Return GPUs by member: the least for each as long as there are any, then steps for who gains most.
 
-    A member stays where it is if its next step gains nothing, or if there are not enough GPUs for it
-    on as few nodes as the member then needs. Fixed members are left out.
+    Members in training come first, as far as they are to keep what they have: nobody is made smaller
+    for what others gain, but only so that all have their least. A member stays where it is if its next
+    step gains nothing, or if there are not enough GPUs for it on as few nodes as the member then
+    needs. Fixed members are left out.
     """
     room = Room(nodes)
     growing = [job for job in jobs if not job.fixed and room.left and room.change(0, job.least)]
-    counts = [job.least for job in growing]
-    steps = [entry for order, job in enumerate(growing) for entry in _next(job, order, job.least, step)]
+    counts = {job.name: job.least for job in growing}
+    kept = {job.name: _kept(job, step) for job in growing}
+    _grow([job for job in growing if kept[job.name] > job.least], counts, room, step, kept)
+    _grow(growing, counts, room, step, {})
+    return counts
+
+
+def _kept(job: Job, step: Step) -> int:
+    """Return the number up to what a member holds that is best for it, a restart counted."""
+    best = gpus = job.least
+    while (gpus := step(gpus)) <= job.holds and gpus in job.rates:
+        if job.seconds(gpus) <= job.seconds(best):
+            best = gpus
+    return best
+
+
+def _grow(
+    jobs: Sequence[Job], counts: dict[str, int], room: Room, step: Step, kept: Mapping[str, int]
+) -> None:
+    """Take step after step, that with the greatest gain first: all up to what is kept, else who gains."""
+
+    def following(order: int) -> list[tuple[float, int, int]]:
+        job = jobs[order]
+        before = counts[job.name]
+        after = step(before)
+        if after not in job.rates or after > kept.get(job.name, after):
+            return []
+        gain = job.gain(before, after)
+        return [(-gain, order, after)] if gain > 0 or job.name in kept else []
+
+    steps = [entry for order in range(len(jobs)) for entry in following(order)]
     heapq.heapify(steps)
     while steps and room.left:
         _, order, after = heapq.heappop(steps)
-        if room.change(counts[order], after):
-            counts[order] = after
-            for entry in _next(growing[order], order, after, step):
+        name = jobs[order].name
+        if room.change(counts[name], after):
+            counts[name] = after
+            for entry in following(order):
                 heapq.heappush(steps, entry)
-    return {job.name: count for job, count in zip(growing, counts, strict=True)}
-
-
-def _next(job: Job, order: int, before: int, step: Step) -> list[tuple[float, int, int]]:
-    """Return the next step, if there is one that gains anything, the greatest gain sorting first."""
-    after = step(before)
-    gain = job.gain(before, after) if after in job.rates else 0.0
-    return [(-gain, order, after)] if gain > 0 else []
 
 
 def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
@@ -116,11 +144,11 @@ def _reached(gpus: int, step: Step) -> int:
     return reached
 
 
-def by_gain(name: str, step: Step) -> Planner:
-    """Return the elastic planner that goes on with `step` from one GPU each."""
+def by_gain(name: str, step: Step, choose: Choose) -> Planner:
+    """Return the elastic planner that gives what `choose` says, by steps from one GPU each."""
 
     def decide(request: Request) -> Decision:
-        return give(request, allot(jobs_of(request), movable_nodes(request), step), step)
+        return give(request, choose(jobs_of(request), movable_nodes(request)), step)
 
     def reasons(request: Request, decision: Decision) -> dict[str, str]:
         return explain(request, decision, jobs_of(request), step)
@@ -147,7 +175,7 @@ def given_by(request: Request, decision: Decision) -> dict[str, int]:
 
 
 def _holds(job: Job, gpus: int, step: Step) -> str:
-    count = f"{gpus} GPU{'s' * (gpus != 1)}"
+    count = count_of(gpus)
     if job.fixed:
         return f"{count}: it can be neither stopped nor moved"
     if step(gpus) not in job.rates:
@@ -156,3 +184,8 @@ def _holds(job: Job, gpus: int, step: Step) -> str:
     if gain_s <= 0:
         return f"{count}: {step(gpus)} would save no time"
     return f"{count}: {step(gpus)} would save {gain_s:.3g} s for each GPU more"
+
+
+def count_of(gpus: int) -> str:
+    """Return ``1 GPU``, ``2 GPUs``, .."""
+    return f"{gpus} GPU{'s' * (gpus != 1)}"

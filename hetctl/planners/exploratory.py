@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import Candidate
 from hetctl.planners.base import Decision, Planner, Request
-from hetctl.planners.doubling import twice
-from hetctl.planners.elastic import Job, allot, explain, give, given_by, jobs_of, movable_nodes
+from hetctl.planners.doubling import double, twice
+from hetctl.planners.elastic import count_of, explain, give, given_by, jobs_of, movable_nodes
 from hetctl.planners.learned import EXPLORED, STAGE_S, Known, powers_of_two, ready_s
 from hetctl.planners.room import Room
 
@@ -72,21 +72,25 @@ def _together(request: Request, known: Known) -> Exploration:
         replace(job, rates={}, least=stages[job.name]) if job.name in stages else known.job(job)
         for job in jobs_of(request)
     ]
-    counts = allot(jobs, movable_nodes(request), twice)
+    counts = double(jobs, movable_nodes(request))
     return Exploration(give(request, counts, twice), tuple(stages), {})
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
     """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
+    jobs = jobs_of(request)
+    stages = {job.name: known.next_stage(job.candidate) for job in jobs if not job.fixed}
+    if not any(stages.values()):
+        return {}
     room = Room(movable_nodes(request))
-    explorers: dict[str, tuple[Job, int]] = {}
-    for job in jobs_of(request):
+    explorers: dict[str, tuple[str, int]] = {}
+    for job in jobs:
         if job.fixed or not room.left or not room.change(0, 1):
             continue
-        stage, key = known.next_stage(job.candidate), known.key(job.candidate)
-        if stage is not None and (key not in explorers or job.holds == stage > 1):
-            explorers[key] = job, stage
-    return {job.name: stage for job, stage in explorers.values() if room.change(1, stage)}
+        stage, key = stages[job.name], known.key(job.candidate)
+        if stage and (key not in explorers or job.holds == stage > 1):
+            explorers[key] = job.name, stage
+    return {name: stage for name, stage in explorers.values() if room.change(1, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:
@@ -100,7 +104,7 @@ def _apart(request: Request, known: Known) -> Exploration:
         for job in jobs
         if not job.fixed and known.next_stage(job.candidate, most)
     }
-    counts = allot([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest), twice)
+    counts = double([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest))
     decision = give(rest, counts, twice)
     others = [allocation for allocation in decision.start if allocation.member not in new]
     for name, parts in _placements(rest, decision).items():
@@ -172,7 +176,7 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     explorers = _stages(request, known) if _shared(request) else kept
     for name in explorers:
         if name in given:
-            words[name] = f"explores its rate on {given[name]} GPUs"
+            words[name] = f"explores its rate on {count_of(given[name])}"
     for name, parts in kept.items():
         words[name] += f" of the {sum(len(gpus) for _, gpus in parts)} that are kept for it"
     return words

@@ -65,7 +65,7 @@ def _most(request: Request, k: int) -> int:
 def _pack(
     queue: Sequence[Item], request: Request
 ) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
-    return pack(queue, request.nodes, max_permutations=1)
+    return pack(queue, request.nodes, 1, request.all_nodes)
 
 
 def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:

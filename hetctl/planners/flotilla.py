@@ -89,7 +89,9 @@ def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placeme
     Who is left without any waits for the next round.
     """
     while True:
-        placements, unplaced = pack(tuple(counts.items()), request.nodes, request.options.max_permutations)
+        placements, unplaced = pack(
+            tuple(counts.items()), request.nodes, request.options.max_permutations, request.all_nodes
+        )
         if not unplaced:
             return placements
         for name in unplaced:

@@ -6,7 +6,19 @@ when all of it are done. Sets follow one another in the order in which `independ
 
 from __future__ import annotations
 
-from hetctl.planners.base import Planner
+from hetctl.planners.base import Decision, Planner, Request
 from hetctl.planners.independent import decide, drawn
 
-HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, alpha=0.0)
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Say who is in the set, and how many sets come before one that waits."""
+    size = len(decision.start)
+    words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
+    waiting = (candidate.name for candidate in request.candidates if candidate.name not in words)
+    return words | {
+        name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"
+        for place, name in enumerate(waiting)
+    }
+
+
+HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=reasons, alpha=0.0)

@@ -7,7 +7,10 @@ several would.
 
 from __future__ import annotations
 
-from hetctl.planners.elastic import by_gain
+from collections.abc import Sequence
+
+from hetctl.core.site import Node
+from hetctl.planners.elastic import Job, allot, by_gain
 
 
 def one_more(gpus: int) -> int:
@@ -15,4 +18,9 @@ def one_more(gpus: int) -> int:
     return gpus + 1
 
 
-OPTIMUS = by_gain("optimus", one_more)
+def add(jobs: Sequence[Job], nodes: Sequence[Node]) -> dict[str, int]:
+    """Return GPUs by member."""
+    return allot(jobs, nodes, one_more)
+
+
+OPTIMUS = by_gain("optimus", one_more, add)

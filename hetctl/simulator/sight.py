@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.core.ensemble import StopRule
@@ -52,8 +52,43 @@ class _Member:
     losses: list[float] = field(default_factory=list)
     likelihood: Likelihood | None = None
     predicted: float = FIRST_GUESS.epochs
-    seen_with: tuple[int, Guess] | None = None
+    predicted_from: tuple[int, Guess] | None = None
     errors: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> float:
+        """To convergence."""
+        return self.samples / self.epoch
+
+    def trained(self, candidate: Candidate) -> float:
+        """Return the epochs that are done."""
+        return (self.samples - candidate.samples_left) / self.epoch
+
+    def observe(self, epochs: int) -> None:
+        """See the losses of finished epochs, and fit them anew if there are more than before."""
+        seen = len(self.losses)
+        for epoch in range(seen + 1, epochs + 1):
+            self.losses.append(self.curve.loss(epoch) * (1 + NOISE * self.noise.gauss(0, 1)))
+        if epochs > seen:
+            self.likelihood, _ = fit_losses(self.losses)
+            self.predict(self.predicted_from[1] if self.predicted_from else FIRST_GUESS)
+
+    def predict(self, guess: Guess) -> None:
+        """Predict the epochs in all, unless nothing is new."""
+        done = len(self.losses)
+        if self.predicted_from != (done, guess):
+            self.predicted, _ = predict_epochs(self.likelihood, RULE, done, guess)
+            self.predicted_from = done, guess
+            self._note_errors(guess)
+
+    def _note_errors(self, guess: Guess) -> None:
+        """Note what was predicted at each share of the run that is over: from the losses up to it."""
+        for share in SHARES:
+            if share not in self.errors and len(self.losses) >= share * self.epochs:
+                seen = int(share * self.epochs)
+                likelihood, _ = fit_losses(self.losses[:seen])
+                predicted, _ = predict_epochs(likelihood, RULE, seen, guess)
+                self.errors[share] = abs(predicted - self.epochs) / self.epochs
 
 
 class Sight:
@@ -76,8 +111,13 @@ class Sight:
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the members with the work that is predicted to be left."""
-        guess = self._guess({candidate.name for candidate in candidates})
-        return [self._seen(candidate, guess) for candidate in candidates]
+        trained = {c.name: self._members[c.name].trained(c) for c in candidates}
+        for name, epochs in trained.items():
+            self._members[name].observe(int(epochs + 1e-9))
+        guess = self._guess(trained.keys())
+        for name in trained:
+            self._members[name].predict(guess)
+        return [self._seen(candidate, trained[candidate.name]) for candidate in candidates]
 
     def errors(self) -> dict[float, float]:
         """Return the median of |predicted work - work| / work, by share of a member's run."""
@@ -86,45 +126,21 @@ class Sight:
         }
         return {share: statistics.median(errors) for share, errors in found.items() if errors}
 
-    def _guess(self, left: set[str]) -> Guess:
+    def _guess(self, left: Collection[str]) -> Guess:
         known = [
-            math.log(member.samples / member.epoch if name not in left else member.predicted)
+            math.log(member.predicted if name in left else member.epochs)
             for name, member in self._members.items()
             if name not in left or member.likelihood
         ]
         if len(known) < LEAST_POINTS:
             return FIRST_GUESS
-        spread = statistics.stdev(known)
-        return Guess(round(math.exp(statistics.fmean(known)), 1), round(min(max(spread, 0.15), 1.0), 2))
+        spread = min(max(statistics.stdev(known), 0.15), 1.0)
+        return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
-    def _seen(self, candidate: Candidate, guess: Guess) -> Candidate:
+    def _seen(self, candidate: Candidate, trained: float) -> Candidate:
         member = self._members[candidate.name]
-        trained = (member.samples - candidate.samples_left) / member.epoch
-        self._observe(member, int(trained + 1e-9), guess)
-        self._note_errors(member, guess)
         left = max(member.predicted - trained, 0.25) * member.epoch
         return replace(candidate, samples_left=left)
-
-    def _observe(self, member: _Member, epochs: int, guess: Guess) -> None:
-        if member.seen_with == (epochs, guess):
-            return
-        for epoch in range(len(member.losses) + 1, epochs + 1):
-            member.losses.append(member.curve.loss(epoch) * (1 + NOISE * member.noise.gauss(0, 1)))
-            member.likelihood = None
-        if member.likelihood is None:
-            member.likelihood, _ = fit_losses(member.losses)
-        member.predicted, _ = predict_epochs(member.likelihood, RULE, epochs, guess)
-        member.seen_with = epochs, guess
-
-    def _note_errors(self, member: _Member, guess: Guess) -> None:
-        """Note what was predicted at each share of the run that is over: from the losses up to it."""
-        epochs = member.samples / member.epoch
-        for share in SHARES:
-            seen = int(share * epochs)
-            if share not in member.errors and len(member.losses) >= share * epochs:
-                likelihood, _ = fit_losses(member.losses[:seen])
-                predicted, _ = predict_epochs(likelihood, RULE, seen, guess)
-                member.errors[share] = abs(predicted - epochs) / epochs
 
 
 def _course(candidate: Candidate, draw: random.Random) -> _Member:

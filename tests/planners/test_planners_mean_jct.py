@@ -59,5 +59,5 @@ def test_it_says_who_waits() -> None:
     members = (member("a", 3000), member("b", 1000))
     asked = Request(members, Cluster.of(1, 4).nodes, 1, 0, OPTIONS)
     words = FLUID.reasons(asked, FLUID.decide(asked))
-    assert words["a"].startswith("waits, 0 before it")
-    assert words["b"].startswith("1 GPU: 2 would save")
+    assert words["a"] == "waits: 1 members have less work left than its 300 GPU-seconds"
+    assert words["b"] == "1 GPU for 100 GPU-seconds of work left: it can use no more"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -80,6 +81,47 @@ def test_more_orders_find_room_that_the_first_does_not() -> None:
 def test_no_gpus_place_nobody() -> None:
     assert pack([("a", 1)], (), 1024) == ({}, ("a",))
     assert pack([("a", 3)], nodes_of(1, 1), 1024) == ({}, ("a",))
+
+
+def test_as_few_nodes_as_on_the_whole_cluster() -> None:
+    cluster = Cluster.of(16, 4).nodes
+    fragments = tuple(Node(node.name, node.gpus[:1]) for node in cluster)
+    assert pack([("a", 4)], fragments, 1024) == (
+        {"a": tuple(Placement(node.name, (0,)) for node in cluster)},
+        (),
+    )
+    assert pack([("a", 4), ("b", 1)], fragments, 1024, cluster) == (
+        {"b": (Placement("node-0", (0,)),)},
+        ("a",),
+    )
+
+
+def test_more_than_a_node_is_whole_nodes_and_a_part_where_least_is_left_over() -> None:
+    cluster = Cluster.of(16, 4).nodes
+    free = (*nodes_of(2, 3), *cluster[2:])
+    placements, unplaced = pack([("a", 10)], free, 1, cluster)
+    assert unplaced == ()
+    assert where(placements) == {"a": {"n0": 2, "node-2": 4, "node-3": 4}}
+    assert pack([("a", 12)], free, 1, cluster)[1] == ("a",)
+
+
+def test_thousands_of_members_are_packed_at_once() -> None:
+    counts = [(f"m{index}", 1 + index * 7 % 19) for index in range(10_000)]
+    cluster = Cluster.of(100_000, 4)
+    started = time.process_time()
+    placements, unplaced = pack(counts, cluster.nodes, 1024)
+    assert time.process_time() - started < 2
+    assert unplaced == ()
+    assert len(placements) == 10_000
+
+
+def test_hard_cases_do_not_take_long() -> None:
+    # Nothing fits exactly, so that all orders would have to be tried.
+    counts = [(f"m{index}", gpus) for index, gpus in enumerate([25, 23, 19, 17, 15, 13, 11, 9, 7, 5, 3] * 2)]
+    nodes = nodes_of(*[7, 8, 5, 8, 6] * 9)
+    started = time.process_time()
+    pack(counts, nodes, 1024)
+    assert time.process_time() - started < 0.1
 
 
 layouts = st.lists(st.integers(0, 8), min_size=1, max_size=6).map(lambda sizes: nodes_of(*sizes))

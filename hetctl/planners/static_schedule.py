@@ -1,0 +1,202 @@
+"""Schedules of members that run once, each on a constant number of GPUs of as few nodes as it needs."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from hetctl.perf.allotments import Allotments
+
+NEAR = 1e-3
+"""Of the bound: a schedule that near to it is good enough."""
+
+Heads = tuple[tuple[float, ...], ...]
+"""By node, when each of its GPUs becomes free, rising, in seconds from now."""
+
+
+Parts = tuple[tuple[int, int], ...]
+"""A share of the nodes, as (node, GPUs)."""
+
+
+class Run(NamedTuple):
+    """A member, by its number, on a number of GPUs for some seconds."""
+
+    member: int
+    gpus: int
+    seconds: float
+
+
+class Placed(NamedTuple):
+    """A run with its start, in seconds from now, and its share of the nodes."""
+
+    start_s: float
+    run: Run
+    parts: Parts
+
+    @property
+    def end_s(self) -> float:
+        """When its GPUs are free again."""
+        return self.start_s + self.run.seconds
+
+
+Schedule = tuple[Placed, ...]
+"""In the order of starts, so that `follow` comes to it again."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be scheduled.
+
+    Parameters
+    ----------
+    members : tuple of Allotments
+        Numbers of GPUs that fit on the nodes.
+    heads : Heads
+        Only nodes with GPUs.
+    bound_s : float
+        No schedule can be done sooner.
+    mean : bool
+        Whether the mean time to completion counts, and not the last one.
+    """
+
+    members: tuple[Allotments, ...]
+    heads: Heads
+    bound_s: float
+    mean: bool = False
+
+    @cached_property
+    def node_size(self) -> int:
+        """GPUs of the largest node."""
+        return max(len(head) for head in self.heads)
+
+    def run(self, member: int, choice: int) -> Run:
+        """Return a member's run on its `choice`-th number of GPUs."""
+        allotments = self.members[member]
+        return Run(member, allotments.gpus[choice], allotments.seconds[choice])
+
+    def cost(self, schedule: Iterable[Placed]) -> float:
+        """Return what is to be small, in seconds: the last end, or the sum of all."""
+        ends = [placed.start_s + placed.run.seconds for placed in schedule]
+        return math.fsum(ends) if self.mean else max(ends, default=0.0)
+
+    @cached_property
+    def least_cost(self) -> float:
+        """What no schedule can cost less than."""
+        return math.fsum(member.seconds[-1] for member in self.members) if self.mean else self.bound_s
+
+    def is_solved(self, cost: float) -> bool:
+        """Whether nothing is left to be had, or too little to search for it."""
+        return cost <= self.least_cost * (1 + NEAR)
+
+
+def placeable(node_sizes: Sequence[int]) -> frozenset[int]:
+    """Return the numbers of GPUs that fit on full nodes of the largest size and a part of one more."""
+    largest = max(node_sizes)
+    full = sum(size == largest for size in node_sizes)
+    rest = max((size for size in node_sizes if size < largest), default=0)
+    return frozenset(range(1, full * largest + rest + 1))
+
+
+def is_even(gpus: int, node_size: int) -> bool:
+    """Whether members with so many GPUs leave no odd rest of a node: a divisor of it, or whole nodes."""
+    return (node_size % gpus if gpus <= node_size else gpus % node_size) == 0
+
+
+def list_schedule(runs: Sequence[Run], heads: Heads) -> tuple[list[Placed], Heads]:
+    """Place runs in the given order, each where it can start first; return them and the heads they leave.
+
+    Among nodes where it can start equally early a run goes where fewest GPUs are left over.
+    """
+    skyline = Skyline(heads, {run.gpus for run in runs})
+    placed = [skyline.place(run) for run in runs]
+    return placed, tuple(map(tuple, skyline.free))
+
+
+def in_order(placed: Iterable[Placed], heads: Heads) -> Schedule:
+    """Return a schedule in the order of starts; nothing starts later than it did."""
+    by_start = sorted(placed, key=lambda p: p.start_s)
+    return follow([(p.run, p.parts) for p in by_start], heads)
+
+
+def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> Schedule:
+    """Start runs on their nodes in the given order, each as early as possible but not before the last one."""
+    free = [list(head) for head in heads]
+    now_s, placed = 0.0, []
+    for run, parts in assigned:
+        now_s = max(now_s, *(free[node][gpus - 1] for node, gpus in parts))
+        for node, gpus in parts:
+            occupy(free[node], gpus, now_s, now_s + run.seconds)
+        placed.append(Placed(now_s, run, parts))
+    return tuple(placed)
+
+
+class Skyline:
+    """When each GPU becomes free for good, and the best node for every number of GPUs."""
+
+    def __init__(self, heads: Heads, wanted: Iterable[int]) -> None:
+        self.free = [list(head) for head in heads]
+        self._size = max(len(head) for head in heads)
+        self._wanted = sorted({part for gpus in wanted for part in _parts_of(gpus, self._size)})
+        self._versions = [0] * len(heads)
+        self._heaps: dict[int, list[tuple[float, int, int, int]]] = {part: [] for part in self._wanted}
+        for node in range(len(heads)):
+            for part, entry in self._entries(node):
+                self._heaps[part].append(entry)
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+
+    def place(self, run: Run) -> Placed:
+        """Take the GPUs that are free first, on as few nodes as the run needs."""
+        whole, part = divmod(run.gpus, self._size)
+        found = [(*self._pop(self._size, set()), self._size) for _ in range(whole)]
+        if part:
+            found.append((*self._pop(part, {node for _, node, _ in found}), part))
+        start_s = max(ready_s for ready_s, _, _ in found)
+        for _, node, gpus in found:
+            self._take(node, gpus, start_s, start_s + run.seconds)
+        return Placed(start_s, run, tuple((node, gpus) for _, node, gpus in found))
+
+    def _pop(self, gpus: int, taken: set[int]) -> tuple[float, int]:
+        """Return when and where so many GPUs of one node are free first, but for the nodes in `taken`."""
+        heap, passed = self._heaps[gpus], []
+        while True:
+            ready_s, idle, node, version = heapq.heappop(heap)
+            if node in taken:
+                passed.append((ready_s, idle, node, version))
+            elif version == self._versions[node]:
+                break
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return ready_s, node
+
+    def _take(self, node: int, gpus: int, start_s: float, end_s: float) -> None:
+        occupy(self.free[node], gpus, start_s, end_s)
+        self._versions[node] += 1
+        for part, entry in self._entries(node):
+            heapq.heappush(self._heaps[part], entry)
+
+    def _entries(self, node: int) -> Iterable[tuple[int, tuple[float, int, int, int]]]:
+        free, version = self.free[node], self._versions[node]
+        for part in self._wanted:
+            if part > len(free):
+                return
+            ready_s = free[part - 1]
+            yield part, (ready_s, bisect_right(free, ready_s), node, version)
+
+
+def occupy(free: list[float], gpus: int, start_s: float, end_s: float) -> None:
+    """Take GPUs of a node from `start_s` to `end_s`: of those free by then, the last to become so."""
+    stop = bisect_right(free, start_s)
+    del free[stop - gpus : stop]
+    at = bisect_right(free, end_s)
+    free[at:at] = [end_s] * gpus
+
+
+def _parts_of(gpus: int, node_size: int) -> set[int]:
+    whole, part = divmod(gpus, node_size)
+    return ({node_size} if whole else set()) | ({part} if part else set())

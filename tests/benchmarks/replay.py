@@ -1,0 +1,184 @@
+"""The papers' evaluations simulated: FLEET's figures 5 and 6 and tables 3 and 4, Capes' table 3.
+
+python tests/benchmarks/replay.py [--seeds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from functools import cache
+
+import capes
+import fleet
+from tables import Row, Table
+
+from hetctl.core.simulation import Simulation
+from hetctl.core.site import Cluster
+from hetctl.planners import planner_named
+from hetctl.planners.base import Options
+from hetctl.simulator.simulate import simulate
+from hetctl.simulator.world import Arrival, World
+
+SEEDS = range(10)
+DELTA = 20.0
+"""Images/s between the rates in a flotilla."""
+
+BASELINE = "independent"
+SHARING = ("flotilla", "flotilla-local", "homogeneous")
+OURS = ("fluid", "static")
+
+SECONDS = dict(
+    zip(fleet.SIZES, (55200.1, 30204.8, 24495.0, 21891.0, 18359.1, 15323.9, 13366.3, 11825.2), strict=True)
+)
+SCHEDULING_S = dict(zip(fleet.SIZES, (20.1, 15.8, 14.0, 12.0, 10.1, 9.9, 9.3, 10.2), strict=True))
+CHECKPOINTING_S = dict(
+    zip(fleet.SIZES, (1496.0, 1156.0, 986.0, 816.0, 782.0, 680.0, 680.0, 748.0), strict=True)
+)
+"""Table 4: FLEET-G's total training time, and what scheduling and checkpointing take of it."""
+
+CHECKPOINT_S = 34.0
+"""All of Table 4's overheads are whole multiples: 20 at 120 GPUs and 22 at 160, the flotillas of 6.2."""
+
+SPREAD_GPUS, SPREAD_FLOTILLAS = 80, 6
+SPREAD: dict[str, tuple[float, float]] = {
+    "independent": (10372.2, 4178.9),
+    "flotilla-local": (6213.0, 3580.0),
+    "flotilla 0": (2067.9, 54.7),
+    "flotilla 1": (335.6, 48.4),
+    "flotilla 2": (2291.9, 26.0),
+    "flotilla 3": (415.5, 51.9),
+    "flotilla 4": (1072.2, 364.0),
+    "flotilla 5": (2322.3, 216.0),
+}
+"""Table 3: mean and standard deviation of the seconds that networks run."""
+
+
+@cache
+def run(planner: str, gpus: int, seed: int, lockstep: bool = False) -> Simulation:
+    """Simulate one run of FLEET's evaluation."""
+    arrivals = [Arrival(member) for member in fleet.members(seed, gpus)]
+    world = World(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
+    return simulate(planner_named(planner), arrivals, world, Options(delta=DELTA, seed=seed))
+
+
+def speedups(planner: str, gpus: int, seeds: Sequence[int], lockstep: bool = False) -> list[float]:
+    """Return the baseline's makespan over the planner's by seed; members of the baseline share nothing."""
+    return [
+        run(BASELINE, gpus, seed).makespan_s / run(planner, gpus, seed, lockstep).makespan_s for seed in seeds
+    ]
+
+
+def idle_s(result: Simulation) -> float:
+    """Return the mean seconds until the makespan in which a GPU is given to no member."""
+    held = sum(i.gpus * (i.end_s - i.start_s) for i in result.intervals)
+    return result.makespan_s - held / result.gpus
+
+
+def spread(result: Simulation, round_index: int | None = None) -> tuple[float, float]:
+    """Return mean and standard deviation of the seconds of intervals, of one round or of all."""
+    lengths = [i.end_s - i.start_s for i in result.intervals if round_index in (None, i.round_index)]
+    return statistics.fmean(lengths), statistics.pstdev(lengths)
+
+
+def figure5(seeds: Sequence[int] = SEEDS, lockstep: bool = False) -> Table:
+    """Speed-ups over the baseline; planners of ours share nothing, so that lockstep is all one to them."""
+    planners = SHARING if lockstep else (*SHARING, *OURS)
+    rows = [
+        (str(gpus), *(_with_spread(speedups(planner, gpus, seeds, lockstep), 2) for planner in planners))
+        for gpus in fleet.SIZES
+    ]
+    pace = (
+        "every member of a flotilla at the slowest one's pace" if lockstep else "each member at its own pace"
+    )
+    return Table(f"FLEET, Figure 5: speed-up over `{BASELINE}`, {pace}", ("GPUs", *planners), tuple(rows))
+
+
+def figure6(seeds: Sequence[int] = SEEDS) -> Table:
+    """Idle time."""
+    planners = (BASELINE, *SHARING, *OURS)
+    rows = [
+        (
+            str(gpus),
+            *(_with_spread([idle_s(run(planner, gpus, seed)) for seed in seeds], 0) for planner in planners),
+        )
+        for gpus in fleet.SIZES
+    ]
+    return Table("FLEET, Figure 6: seconds that a GPU waits", ("GPUs", *planners), tuple(rows))
+
+
+def table3(seed: int = SEEDS[0]) -> Table:
+    """Running lengths of one ensemble."""
+    whole = {planner: spread(run(planner, SPREAD_GPUS, seed)) for planner in (BASELINE, "flotilla-local")}
+    flotillas = run("flotilla", SPREAD_GPUS, seed)
+    rounds = {f"flotilla {i}": spread(flotillas, i) for i in range(SPREAD_FLOTILLAS)}
+    rows = [(name, *_numbers(found), *_numbers(SPREAD[name])) for name, found in (whole | rounds).items()]
+    header = ("", "mean", "standard deviation", "paper: mean", "paper: standard deviation")
+    return Table(f"FLEET, Table 3: seconds that a network runs, {SPREAD_GPUS} GPUs", header, tuple(rows))
+
+
+def table4(seeds: Sequence[int] = SEEDS) -> Table:
+    """Total time and flotillas."""
+    rows = []
+    for gpus in fleet.SIZES:
+        results = [run("flotilla", gpus, seed) for seed in seeds]
+        rows.append(
+            (
+                str(gpus),
+                _with_spread([result.makespan_s for result in results], 0),
+                f"{SECONDS[gpus]:.0f}",
+                _with_spread([result.rounds for result in results], 0),
+                f"{CHECKPOINTING_S[gpus] / CHECKPOINT_S:.0f}",
+            )
+        )
+    header = ("GPUs", "seconds", "paper: seconds", "flotillas", "paper: flotillas")
+    return Table("FLEET, Table 4: total time of `flotilla`, and flotillas", header, tuple(rows))
+
+
+def scheduling(seeds: Sequence[int] = SEEDS) -> Table:
+    """Time that all decisions of a run take: real time of this machine."""
+    rows = []
+    for gpus in fleet.SIZES:
+        ms = [
+            f"{1000 * statistics.median(run(planner, gpus, seed).plan_seconds for seed in seeds):.0f}"
+            for planner in ("flotilla", "fluid")
+        ]
+        rows.append((str(gpus), *ms, f"{1000 * SCHEDULING_S[gpus]:.0f}"))
+    header = ("GPUs", "flotilla", "fluid", "paper: FLEET-G")
+    return Table("FLEET, Table 4: milliseconds of scheduling in a whole run", header, tuple(rows))
+
+
+def capes3(seeds: Sequence[int] = SEEDS) -> Table:
+    """Hours from arrival to completion, the paper's in brackets."""
+    rows = []
+    for result in capes.table3((*capes.STRATEGIES, "fluid"), seeds):
+        paper = capes.PAPER.get(result.strategy)
+        hours = [f"{mean:.2f}" for mean in result.means.values()]
+        rows.append(
+            (result.strategy, *hours, *(f"{p:.2f}" for p in paper or ()), *([] if paper else ["", "", ""]))
+        )
+    header = ("strategy", *capes.CONTENTION, *(f"paper: {column}" for column in capes.CONTENTION))
+    return Table("Capes et al., Table 3: mean hours from arrival to completion", header, tuple(rows))
+
+
+def _with_spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.pstdev(values):.{digits}f}"
+
+
+def _numbers(values: Sequence[float]) -> Row:
+    return tuple(f"{value:.0f}" for value in values)
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    seeds = range(parser.parse_args().seeds)
+    for table in (figure5(seeds), figure5(seeds, lockstep=True), figure6(seeds), table3(), table4(seeds)):
+        print(f"{table}\n")
+    print(f"{scheduling(seeds)}\n\n{capes3(seeds)}")
+
+
+if __name__ == "__main__":
+    main()

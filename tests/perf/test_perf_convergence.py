@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+
+from hetctl.core.ensemble import StopRule
+from hetctl.perf.convergence import (
+    Guess,
+    LossCurve,
+    _line,
+    epochs_to_converge,
+    errors_as_losses,
+    fit_losses,
+    predict_epochs,
+)
+
+RULE = StopRule(patience=3, min_delta=0.01, max_epochs=1000)
+curves = st.builds(LossCurve, st.floats(0.05, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 2.0))
+
+
+def history(curve: LossCurve, epochs: int, noise: float = 0.0, seed: int = 0) -> list[float]:
+    draw = random.Random(seed)
+    return [curve.loss(epoch) * (1 + noise * draw.gauss(0, 1)) for epoch in range(1, epochs + 1)]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.01, 10)), min_size=3, max_size=12),
+)
+def test_the_line_is_non_negative_least_squares(points: list[tuple[float, float]]) -> None:
+    epochs = np.arange(1.0, len(points) + 1)
+    values = np.array([value for value, _ in points])
+    weights = np.array([weight for _, weight in points])
+    slope, start = _line(epochs, values[None], weights[None])
+    roots = np.sqrt(weights)
+    expected, _ = nnls(np.stack([epochs, np.ones_like(epochs)], axis=1) * roots[:, None], values * roots)
+    assert [slope[0], start[0]] == pytest.approx(list(expected), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("epochs", [5, 10, 30])
+def test_a_curve_without_noise_is_found_again(epochs: int) -> None:
+    likelihood, why = fit_losses(history(LossCurve(0.3, 0.2, 0.7), epochs))
+    assert likelihood is not None
+    assert why == ""
+    found = likelihood.best
+    assert found.loss(60) == pytest.approx(LossCurve(0.3, 0.2, 0.7).loss(60), rel=0.03)
+
+
+@given(curves, st.integers(1, 10), st.floats(0.001, 0.1))
+def test_convergence_is_when_patience_epochs_gain_no_more_than_min_delta(
+    curve: LossCurve, patience: int, min_delta: float
+) -> None:
+    rule = StopRule(patience=patience, min_delta=min_delta, max_epochs=10**9)
+    epochs = epochs_to_converge(curve, rule)
+    if epochs > patience:
+        assert curve.loss(epochs - patience) - curve.loss(epochs) == pytest.approx(min_delta)
+    else:
+        assert epochs == patience
+
+
+def test_a_target_is_reached_when_the_curve_is_that_low() -> None:
+    curve = LossCurve(0.5, 0.1, 0.2)
+    epochs = epochs_to_converge(curve, StopRule(target=0.4, min_delta=1e-6))
+    assert curve.loss(epochs) == pytest.approx(0.4)
+    assert epochs_to_converge(curve, StopRule(target=0.1, max_epochs=77, min_delta=1e-9)) == 77
+
+
+def test_without_min_delta_gains_below_the_noise_do_not_count() -> None:
+    quiet, noisy = LossCurve(0.3, 0.2, 0.7, 0.001), LossCurve(0.3, 0.2, 0.7, 0.05)
+    rule = StopRule(patience=3, max_epochs=1000)
+    assert epochs_to_converge(noisy, rule) < epochs_to_converge(quiet, rule) < 1000
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([3.0, 2.0, 1.5], "too few"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "does not fall"),
+        ([2.0, 2.0, 2.0, 2.0], "does not fall"),
+        ([3.0, 2.0, math.nan, 1.0], "not a number above 0"),
+        ([3.0, 2.0, 0.0, 1.0], "not a number above 0"),
+        ([3.0, 2.0, -1.0, 1.0], "not a number above 0"),
+        ([3.0, math.inf, 2.0, 1.0], "not a number above 0"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(losses: list[float], words: str) -> None:
+    likelihood, why = fit_losses(losses)
+    assert likelihood is None
+    assert words in why
+
+
+guesses = st.none() | st.builds(Guess, st.floats(1.0, 500.0), st.floats(0.05, 1.0))
+rules = st.builds(
+    StopRule,
+    patience=st.integers(1, 9),
+    min_delta=st.just(0.0) | st.floats(1e-9, 1.0),
+    target=st.none() | st.floats(0.0, 5.0),
+    max_epochs=st.integers(1, 500),
+)
+
+
+@given(st.lists(st.floats(), max_size=30), rules, guesses)
+def test_any_history_gives_more_epochs_than_are_done_and_a_finite_number(
+    losses: list[float], rule: StopRule, guess: Guess | None
+) -> None:
+    likelihood, _ = fit_losses(losses)
+    epochs, spread = predict_epochs(likelihood, rule, len(losses), guess)
+    assert math.isfinite(epochs)
+    assert math.isfinite(spread)
+    assert epochs > len(losses) or (guess is None and likelihood is None and epochs > 0)
+
+
+def test_a_guess_decides_while_the_losses_do_not() -> None:
+    curve = LossCurve(0.2, 0.2, 0.7)
+    true = epochs_to_converge(curve, RULE)
+    few, _ = fit_losses(history(curve, 4, noise=0.05, seed=1))
+    many, _ = fit_losses(history(curve, 20, noise=0.01, seed=1))
+    guess = Guess(80.0, 0.1)
+    assert predict_epochs(few, RULE, 4, guess)[0] > predict_epochs(few, RULE, 4, None)[0]
+    assert predict_epochs(many, RULE, 20, guess)[0] == pytest.approx(true, rel=0.35)
+    assert predict_epochs(None, RULE, 0, guess)[0] == 80
+    assert predict_epochs(None, RULE, 90, guess)[0] > 90
+
+
+def test_metrics_of_which_more_is_better_become_losses() -> None:
+    rule = StopRule(metric="val_accuracy", mode="max", target=0.9)
+    found = errors_as_losses([0.5, 0.75], rule)
+    assert found is not None
+    assert found[0] == [0.5, 0.25]
+    assert (found[1].mode, found[1].target) == ("min", pytest.approx(0.1))
+    assert errors_as_losses([12.0, 15.0], StopRule(mode="max")) is None
+    assert errors_as_losses([3.0], RULE) == ([3.0], RULE)

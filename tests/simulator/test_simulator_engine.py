@@ -1,0 +1,318 @@
+"""Small runs, computed by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hetctl.core.errors import InfeasibleError
+from hetctl.core.plan import Allocation, Placement
+from hetctl.core.profile import Candidate
+from hetctl.core.site import Cluster, Node
+from hetctl.planners.base import Decision, Options, Planner, Request
+from hetctl.simulator.engine import Engine
+from hetctl.simulator.machine import Machine
+from hetctl.simulator.queue import WaitingQueue
+from hetctl.simulator.simulate import simulate
+from hetctl.simulator.world import Arrival, Clock, Failures, World
+
+Row = tuple[str, int, float, float, float]
+"""Member, GPUs, start, end, samples."""
+
+
+def member(name: str, samples: float, **values: float) -> Candidate:
+    rates = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
+    return Candidate(name, rates, samples, **values)  # type: ignore[arg-type]
+
+
+def given(candidate: Candidate, *gpus: int, node: str = "node-0") -> Allocation:
+    count = len(gpus)
+    return Allocation(
+        candidate.name, count, "data-parallel", candidate.rates[count], (Placement(node, gpus),)
+    )
+
+
+def one_each(request: Request) -> Decision:
+    slots = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
+    pairs = zip(request.candidates, slots, strict=False)
+    return Decision(tuple(given(c, gpu, node=node) for c, (node, gpu) in pairs))
+
+
+LOCAL = Planner("local", "local", one_each)
+GROUP = Planner("group", "global", one_each, shares=True, alpha=0.0)
+
+
+def elastic(decide: Callable[[Request], Decision]) -> Planner:
+    return Planner("elastic", "elastic", decide)
+
+
+def run(
+    planner: Planner, arrivals: Sequence[Arrival], gpus: int = 4, per_node: int = 4, **world: object
+) -> list[Row]:
+    engine = Engine(planner, arrivals, World(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
+    return [
+        (s.candidate.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
+        for s in engine.steps
+    ]
+
+
+def test_members_start_when_they_come_and_wait_when_all_is_taken() -> None:
+    arrivals = [Arrival(member("b", 50), 5.0), Arrival(member("a", 100)), Arrival(member("c", 10), 30.0)]
+    assert run(LOCAL, arrivals, gpus=1) == [
+        ("a", 1, 0.0, 10.0, 100),
+        ("b", 1, 10.0, 15.0, 50),
+        ("c", 1, 30.0, 31.0, 10),
+    ]
+
+
+def test_start_up_evaluations_and_checkpoints_take_their_time() -> None:
+    costly = member("a", 200, samples_per_epoch=100, startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(costly)]) == [("a", 1, 0.0, 3 + 2 * 13, 200)]
+
+
+def test_a_resize_costs_a_checkpoint_and_a_restart() -> None:
+    """On 1 GPU until b comes at 20, then a has 3: stopped with 200 done, 2 s checkpoint, 5 s restart."""
+    a, b = member("a", 500, startup_s=0.0, restart_s=5.0, checkpoint_s=2.0), member("b", 100)
+
+    def decide(request: Request) -> Decision:
+        waiting = {c.name: c for c in request.candidates}
+        if "b" in waiting:
+            return Decision((given(request.held[0].candidate, 0, 1, 2), given(waiting["b"], 3)))
+        return Decision(tuple(given(c, 0) for c in request.candidates))
+
+    assert run(elastic(decide), [Arrival(a), Arrival(b, 20.0)]) == [
+        ("a", 1, 0.0, 22.0, 200),
+        ("b", 1, 20.0, 30.0, 100),
+        ("a", 3, 22.0, 22 + 5 + 10 + 2, 300),
+    ]
+
+
+def test_the_same_planner_is_told_how_far_who_trains_has_come() -> None:
+    seen: list[tuple[float, float, float]] = []
+
+    def decide(request: Request) -> Decision:
+        seen.extend((request.now_s, h.candidate.samples_left, h.candidate.startup_s) for h in request.held)
+        return one_each(request)
+
+    run(
+        elastic(decide),
+        [Arrival(member("a", 100, startup_s=3.0, restart_s=4.0)), Arrival(member("b", 1), 8.0)],
+    )
+    assert (8.0, 50.0, 4.0) in seen
+
+
+def test_who_is_stopped_waits_and_goes_on() -> None:
+    """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
+
+    def decide(request: Request) -> Decision:
+        waiting = {c.name: c for c in request.candidates}
+        if request.now_s == 0:
+            return Decision((given(waiting["a"], 0),), again_s=4.0, memory="stop")
+        if request.held and request.memory == "stop":
+            return Decision((given(waiting["b"], 0),), stop=("a",))
+        return one_each(request) if not request.held else Decision()
+
+    rows = run(elastic(decide), [Arrival(member("a", 100)), Arrival(member("b", 50))], gpus=1)
+    assert rows == [("a", 1, 0.0, 4.0, 40), ("b", 1, 4.0, 9.0, 50), ("a", 1, 9.0, 15.0, 60)]
+
+
+def test_a_planner_cannot_ask_for_the_past() -> None:
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        again_s = request.now_s if len(asked) < 3 else None
+        return Decision(one_each(request).start, again_s=again_s)
+
+    assert run(elastic(decide), [Arrival(member("a", 100))]) == [("a", 1, 0.0, 10.0, 100)]
+    assert asked[:3] == pytest.approx([0.0, 0.001, 0.002])
+
+
+def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
+    """Slow has 5 samples/s and ends at 20; fast has done 100 of 300 by then and does 200 more at 10."""
+    slow = Candidate("slow", {1: 5.0}, 100)
+    arrivals = [Arrival(slow), Arrival(member("fast", 300))]
+    assert run(GROUP, arrivals, lockstep=True) == [
+        ("slow", 1, 0.0, 20.0, 100),
+        ("fast", 1, 0.0, 40.0, 300),
+    ]
+    assert run(GROUP, arrivals)[1] == ("fast", 1, 0.0, 30.0, 300)
+
+
+def test_lockstep_is_for_groups_alone() -> None:
+    arrivals = [Arrival(Candidate("slow", {1: 5.0}, 100)), Arrival(member("fast", 300))]
+    assert run(LOCAL, arrivals, lockstep=True)[1] == ("fast", 1, 0.0, 30.0, 300)
+
+
+def test_the_pace_changes_twice_in_mid_epoch() -> None:
+    """At 2/s until 50, at 5/s until 60, then at 10/s; epochs of 100 samples end with 1 s checkpoints.
+
+    fast: 100 done at 50, checkpoint until 51, 45 done by 60, 55 more by 65.5, checkpoint until 66.5.
+    """
+    slowest, slow = Candidate("slowest", {1: 2.0}, 100), Candidate("slow", {1: 5.0}, 150)
+    fast = member("fast", 200, samples_per_epoch=100, checkpoint_s=1.0)
+    rows = run(GROUP, [Arrival(slowest), Arrival(slow), Arrival(fast)], lockstep=True)
+    assert rows == [
+        ("slowest", 1, 0.0, 50.0, 100),
+        ("slow", 1, 0.0, 60.0, 150),
+        ("fast", 1, 0.0, 66.5, 200),
+    ]
+
+
+def test_a_global_planner_waits_for_all_of_its_round() -> None:
+    planner = Planner("global", "global", one_each)
+    arrivals = [Arrival(member("a", 100)), Arrival(member("b", 30)), Arrival(member("c", 10))]
+    assert run(planner, arrivals, gpus=2)[2] == ("c", 1, 10.0, 11.0, 10)
+
+
+class _Drawn(random.Random):
+    """Failures at times that are known: the first draw is the first node's, and so on."""
+
+    times: list[float] = []  # noqa: RUF012
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return self.times.pop(0) if self.times else 1e9 * lambd
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failures]:
+    def at(*times: float, **values: float) -> Failures:
+        _Drawn.times = list(times)
+        return Failures(1.0, **values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hetctl.simulator.engine.random.Random", _Drawn)
+    return at
+
+
+def test_a_failure_costs_what_came_after_the_last_epoch(failing: Callable[..., Failures]) -> None:
+    """Two epochs of 100 are done when the node fails at 25; it is back at 35, and a restart takes 4 s."""
+    a = member("a", 400, samples_per_epoch=100, restart_s=4.0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(25.0, repair_s=10.0)) == [
+        ("a", 1, 0.0, 25.0, 200),
+        ("a", 1, 35.0, 35 + 4 + 20.0, 200),
+    ]
+
+
+def test_without_epochs_it_costs_what_came_after_the_last_checkpoint(
+    failing: Callable[..., Failures],
+) -> None:
+    failures = failing(25.0, repair_s=10.0, checkpoint_every_s=8.0)
+    assert run(LOCAL, [Arrival(member("a", 400, startup_s=2.0))], gpus=1, failures=failures) == [
+        ("a", 1, 0.0, 25.0, 160),
+        ("a", 1, 35.0, 35 + 2 + 24.0, 240),
+    ]
+
+
+def test_others_go_on_and_the_failed_goes_elsewhere(failing: Callable[..., Failures]) -> None:
+    arrivals = [Arrival(member("a", 100)), Arrival(member("b", 50)), Arrival(member("c", 100))]
+    rows = run(LOCAL, arrivals, gpus=2, per_node=1, failures=failing(3.0, repair_s=100.0))
+    assert rows == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 5.0, 50),
+        ("a", 1, 5.0, 15.0, 100),
+        ("c", 1, 15.0, 25.0, 100),
+    ]
+
+
+def test_an_epoch_that_is_being_evaluated_is_lost(failing: Callable[..., Failures]) -> None:
+    a = member("a", 200, samples_per_epoch=100, evaluate_s=4.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(14.5, repair_s=1.0))[0] == ("a", 1, 0.0, 14.5, 0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(15.5, repair_s=1.0))[0] == (
+        ("a", 1, 0.0, 15.5, 100)
+    )
+
+
+def test_a_group_is_stopped_only_after_an_evaluation_that_is_going_on() -> None:
+    """At 50 the first two are done, and fast, which has just changed its pace, is in its evaluation."""
+    alike = [Arrival(Candidate(name, {1: 2.0}, 100)) for name in ("a", "b")]
+    fast = member("fast", 200, samples_per_epoch=100, evaluate_s=3.0)
+    planner = Planner("group", "global", one_each, shares=True, alpha=0.5)
+    rows = run(planner, [*alike, Arrival(fast), Arrival(member("later", 10))], gpus=3, lockstep=True)
+    assert rows[2:] == [
+        ("fast", 1, 0.0, 53.0, 100),
+        ("fast", 1, 53.0, 66.0, 100),
+        ("later", 1, 53.0, 54.0, 10),
+    ]
+
+
+def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Callable[..., Failures]) -> None:
+    """Told at 4 to move, its checkpoint would be over at 6; the node fails at 5, and it begins anew."""
+    a = member("a", 100, checkpoint_s=2.0)
+
+    def decide(request: Request) -> Decision:
+        if request.held and request.now_s == 4.0:
+            return Decision((given(request.held[0].candidate, 0, node="node-1"),))
+        again_s = 4.0 if request.now_s < 4 else None
+        return Decision(one_each(request).start if not request.held else (), again_s=again_s)
+
+    failures = failing(5.0, repair_s=100.0)
+    assert run(elastic(decide), [Arrival(a)], gpus=2, per_node=1, failures=failures) == [
+        ("a", 1, 0.0, 5.0, 0),
+        ("a", 1, 5.0, 17.0, 100),
+    ]
+
+
+def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
+    """Epochs of 10 s, a limit of 26 s with 1 s of grace: two in the first job; 3 s later the third."""
+    a = member("a", 300, samples_per_epoch=100)
+    clock = Clock(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
+    assert run(LOCAL, [Arrival(a)], clock=clock) == [
+        ("a", 1, 0.0, 20.0, 200),
+        ("a", 1, 23.0, 33.0, 100),
+    ]
+
+
+def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint() -> None:
+    a = member("a", 300, checkpoint_s=2.0)
+    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+        ("a", 1, 0.0, 20.0, 180),
+        ("a", 1, 20.0, 34.0, 120),
+    ]
+
+
+def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
+    a = member("a", 300, samples_per_epoch=300)
+    with pytest.raises(InfeasibleError, match="round limit 0:00:20 is shorter than one epoch of a"):
+        run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0))
+
+
+def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:
+    a = member("a", 200, samples_per_epoch=100)
+    assert run(LOCAL, [Arrival(a, 15.0)], clock=Clock(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
+
+
+def test_what_a_run_comes_to() -> None:
+    arrivals = [Arrival(member("a", 100, restart_s=1.0)), Arrival(member("b", 50), 5.0)]
+    result = simulate(LOCAL, arrivals, World(Cluster.of(1, 1)), Options())
+    assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
+    assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
+
+
+def test_a_machine_lists_what_is_free_in_the_clusters_order() -> None:
+    cluster = Cluster.of_types({"v100": (4, 2), "p100": (2, 2)})
+    machine = Machine(cluster)
+    both = Allocation("a", 3, "data-parallel", 1.0, (Placement("node-1", (0, 1)), Placement("node-0", (1,))))
+    machine.take(both)
+    assert machine.free == (Node("node-0", (0,), "v100"), Node("node-2", (0, 1), "p100"))
+    assert not machine.can_hold(both)
+    machine.fail("node-0")
+    machine.release(both)
+    assert [node.name for node in machine.free] == ["node-1", "node-2"]
+    assert (machine.gpus, machine.any_down, machine.can_hold(both)) == (4, True, False)
+    machine.repair("node-0")
+    assert machine.free == machine.up == cluster.nodes
+    assert (machine.gpus, machine.any_down, machine.can_hold(both)) == (6, False, True)
+    assert machine.type_of(both) == "v100"
+
+
+def test_who_comes_back_has_its_place_before_those_who_came_later() -> None:
+    queue = WaitingQueue(LOCAL, Options())
+    for name in "abc":
+        queue.add(member(name, 100))
+    queue.remove("a")
+    assert [c.name for c in queue.candidates] == ["b", "c"]
+    queue.add(member("a", 50))
+    assert [(c.name, c.samples_left) for c in queue.candidates] == [("a", 50), ("b", 100), ("c", 100)]
+    assert [c.name for c in queue.without({"b"})] == ["a", "c"]
