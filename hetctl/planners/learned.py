@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from hetctl.core.profile import Candidate
+from hetctl.perf.speed import fitted_rates
 from hetctl.planners.base import Held
 from hetctl.planners.elastic import Job
 
@@ -45,18 +47,16 @@ class Known:
     def rates(self, candidate: Candidate) -> dict[int, float]:
         """Return the rates on powers of two up to the first one that is still to be explored.
 
-        Beyond what is explored, a doubling is taken to add as many samples/s as the last known one did.
+        Beyond what is explored stands Equation 5 of Capes et al., fitted to what is known.
         """
         known = self._counts[self.key(candidate)]
+        tried = {gpus: candidate.rates[gpus] for gpus in powers_of_two(candidate.max_gpus) if gpus in known}
         rates: dict[int, float] = {}
-        added = 0.0
         for gpus in powers_of_two(candidate.max_gpus):
-            before = rates.get(gpus // 2, 0.0)
-            if gpus in known:
-                rates[gpus] = candidate.rates[gpus]
-                added = rates[gpus] - before
-            elif gpus > EXPLORED and rates:
-                rates[gpus] = before + added
+            if gpus in tried:
+                rates[gpus] = tried[gpus]
+            elif gpus > EXPLORED and tried:
+                rates[gpus] = _fitted(tuple(tried.items()), candidate.max_gpus)[gpus]
             else:
                 break
         return rates
@@ -68,6 +68,11 @@ class Known:
     def memory(self) -> dict[str, list[int]]:
         """Return what to remember."""
         return {key: sorted(counts) for key, counts in self._counts.items() if counts}
+
+
+@lru_cache(maxsize=1 << 12)
+def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
+    return fitted_rates(dict(tried), max_gpus)[0]
 
 
 def ready_s(held: Held) -> float:
