@@ -9,6 +9,7 @@ import click
 
 from hetctl.cli.options import (
     Duration,
+    GpusByType,
     OutputFile,
     Seconds,
     ensemble_option,
@@ -31,7 +32,7 @@ LEAST_MTBF_S = 600
 @click.argument("name", required=False)
 @ensemble_option
 @click.option("-s", "--site", metavar="NAME", help="Where the rates were measured, if at several sites.")
-@click.option("--gpus", type=click.IntRange(1, MOST_GPUS), required=True, help="GPUs of the cluster.")
+@click.option("--gpus", type=GpusByType(), required=True, help="GPUs of the cluster: 80, or v100:40,p100:40.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(1, MOST_GPUS), help="Of each node.  [default: the site's, or 4]"
 )

@@ -92,6 +92,23 @@ def given_options(context: click.Context) -> list[str]:
     return [name for name in context.params if context.get_parameter_source(name) is written]
 
 
+class GpusByType(click.ParamType):  # type: ignore[type-arg]
+    """``80``, or ``v100:40,p100:40``: GPUs by type, "" where there is only one."""
+
+    name = "gpus"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
+        """Parse, with the file readers' own rule."""
+        from hetctl.files.gpus import parse_gpus
+
+        if isinstance(value, dict):
+            return value
+        try:
+            return parse_gpus(value)
+        except BadInputError as error:
+            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
+
+
 def json_option(command: F) -> F:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
@@ -150,6 +167,12 @@ def planner_options(command: F) -> F:
             "--exploration",
             type=click.Choice(["shared", "each"]),
             help="Whether alike jobs explore their rates together.  [default: shared]",
+        ),
+        click.option(
+            "--mix-types",
+            is_flag=True,
+            default=None,
+            help="Let a member train on several types of GPU at once, at the slowest one's pace.",
         ),
         click.option("--seed", type=int, help="Of random choices.  [default: 0]"),
     ]

@@ -83,6 +83,14 @@ class RoundFolder:
         """Trainers checkpoint and leave as soon as this file exists; its text says why."""
         return self.path / "stop"
 
+    def events_of(self, member: str) -> Path:
+        """Return the file of a member's events."""
+        return self.events / f"{member}.jsonl"
+
+    def stop_of(self, member: str) -> Path:
+        """Return what `stop` is for one member alone."""
+        return self.path / f"stop-{member}"
+
     def log_of(self, member: str) -> Path:
         """Output of a member's step."""
         return self.logs / f"{member}.log"

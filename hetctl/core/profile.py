@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 
@@ -24,6 +24,8 @@ class MemberProfile:
         Per epoch.
     peak_memory_bytes : int
         The largest of the ranks.
+    rates_by_type : mapping
+        `rates` by type of GPU, where more than one type was measured; `rates` are the newest one's.
     """
 
     member: str
@@ -35,6 +37,7 @@ class MemberProfile:
     checkpoint_s: float = 0.0
     peak_memory_bytes: int = 0
     gpu_type: str | None = None
+    rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,8 @@ class Candidate:
         The same for every start after that; None: as `startup_s`.
     family : str
         Members of one family have the same rates, so what is learned of one holds for all.
+    rates_by_type : mapping
+        `rates` on types of GPU that differ, by the type's name.
     """
 
     name: str
@@ -155,6 +160,7 @@ class Candidate:
     notes: tuple[str, ...] = field(default=())
     restart_s: float | None = None
     family: str = ""
+    rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     @property
     def interruption_s(self) -> float:
@@ -170,3 +176,27 @@ class Candidate:
     def max_gpus(self) -> int:
         """The most GPUs that make sense for this member."""
         return max(self.rates)
+
+    def on_type(self, gpu_type: str) -> Candidate:
+        """Return the member as it is on GPUs of one type."""
+        if not self.rates_by_type:
+            return self
+        return replace(self, rates=self.rates_by_type.get(gpu_type, self.rates), rates_by_type={})
+
+    def on_slowest(self, gpu_types: Iterable[str]) -> Candidate:
+        """Return the member as it is on GPUs of several types at once: the slowest sets its pace."""
+        if not self.rates_by_type:
+            return self
+        curves = [self.rates_by_type.get(gpu_type, self.rates) for gpu_type in gpu_types]
+        shared = set.intersection(*(set(curve) for curve in curves))
+        rates = {gpus: min(curve[gpus] for curve in curves) for gpus in sorted(shared)}
+        return replace(self, rates=rates, rates_by_type={})
+
+    @property
+    def highest_rates(self) -> Mapping[int, float]:
+        """Samples/s by number of GPUs on whichever type is fastest."""
+        if not self.rates_by_type:
+            return self.rates
+        curves = (self.rates, *self.rates_by_type.values())
+        counts = sorted({gpus for curve in curves for gpus in curve})
+        return {gpus: max(curve.get(gpus, 0.0) for curve in curves) for gpus in counts}

@@ -73,6 +73,8 @@ class RoundFile:
     ----------
     deadline : float
         Seconds since the epoch; an epoch that would end later is not started.
+    memory : Any
+        What the planner wanted to remember when the round was opened; the next job goes on from it.
     """
 
     run: str
@@ -83,6 +85,7 @@ class RoundFile:
     allocations: tuple[Allocation, ...]
     checkpoints: str
     device: str = "gpu"
+    memory: Any = None
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

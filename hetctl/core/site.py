@@ -70,7 +70,7 @@ class Site:
         return max(1, self.cores_per_node // self.gpus_per_node)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of an allocation, with the GPUs that are ours on it; all of them are of one type."""
 
@@ -92,6 +92,17 @@ class Cluster:
         for index in range(-(-gpus // gpus_per_node)):
             here = min(gpus_per_node, gpus - index * gpus_per_node)
             nodes.append(Node(f"node-{index}", tuple(range(here))))
+        return cls(tuple(nodes))
+
+    @classmethod
+    def of_types(cls, gpus: Mapping[str, tuple[int, int]]) -> Cluster:
+        """Describe GPUs of several types, (how many, at most so many per node) by type; "" is unknown."""
+        nodes: list[Node] = []
+        for gpu_type, (count, gpus_per_node) in gpus.items():
+            nodes += [
+                Node(f"node-{index}", node.gpus, gpu_type or None)
+                for index, node in enumerate(cls.of(count, gpus_per_node).nodes, start=len(nodes))
+            ]
         return cls(tuple(nodes))
 
     @property

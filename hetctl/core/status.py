@@ -65,7 +65,8 @@ class RoundSpan:
     Parameters
     ----------
     ended_by : str or None
-        ``converged``, ``alpha`` (too few active GPUs), ``deadline``, ``failed``, ``signal`` or a budget.
+        ``converged``, ``alpha`` (too few active GPUs), ``resize`` or ``preempted`` (the planner took the
+        last member's GPUs), ``deadline``, ``failed``, ``signal`` or a budget.
     """
 
     index: int

@@ -8,6 +8,7 @@ from hetctl.core.errors import BadInputError
 from hetctl.files.refusal import shown
 
 COUNT = re.compile(r"[0-9]{1,7}")
+MOST = 1_000_000
 PART = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,7})")
 
 
@@ -38,6 +39,6 @@ def parse_gpus(text: str) -> dict[str, int]:
 
 def _count(digits: str, text: str) -> int:
     count = int(digits)
-    if count == 0:
-        raise BadInputError(f"GPUs {shown(text)} must be at least 1 of each type")
+    if not 1 <= count <= MOST:
+        raise BadInputError(f"GPUs {shown(text)} must be at least 1 of each type, and at most {MOST}")
     return count

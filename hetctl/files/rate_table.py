@@ -165,13 +165,9 @@ def _contradictions(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]
 
 
 def _gaps(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]]:
-    firsts: dict[str, tuple[Place, RateRow]] = {}
+    firsts: dict[str, Place] = {}
     problems = []
     for place, row in rows:
-        first_place, first = firsts.setdefault(row.member, (place, row))
-        if row.samples is None and place == first_place:
+        if row.samples is None and place == firsts.setdefault(row.member, place):
             problems.append((place, f"samples: member '{row.member}' has none, so its work is unknown"))
-        if row.gpu_type != first.gpu_type:
-            rule = f"gpu_type: must be the same in all rows of member '{row.member}', got {row.gpu_type}"
-            problems.append((place, f"{rule} here and {first.gpu_type} in line {first_place.line}"))
     return problems

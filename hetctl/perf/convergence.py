@@ -97,7 +97,10 @@ def fit_losses(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
     half = len(losses) // 2
     if _mean(losses[half:]) >= _mean(losses[:half]):
         return None, "the loss does not fall: no fit"
-    return _fit(losses)
+    import numpy as np
+
+    with np.errstate(all="ignore"):  # what comes of it is not usable, and left out
+        return _fit(losses)
 
 
 def _fit(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
@@ -222,4 +225,4 @@ def errors_as_losses(values: Sequence[float], stop: StopRule) -> tuple[list[floa
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return math.fsum(value / len(values) for value in values)

@@ -72,6 +72,10 @@ def _candidate(
     return Candidate(
         name=member.name,
         rates=_up_to_the_peak(rates),
+        rates_by_type={
+            gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node)[0])
+            for gpu_type, measured in profile.rates_by_type.items()
+        },
         samples_left=samples_left,
         samples_per_epoch=profile.samples_per_epoch,
         startup_s=profile.startup_s,

@@ -159,9 +159,13 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
 
 
 def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:
-    newest = {point.gpus: point for point in sorted(points, key=lambda point: point.measured_at)}
+    last = max(points, key=lambda point: point.measured_at)
+    by_type = {p.machine.gpu_type: _newest(points, p.machine.gpu_type) for p in points}
+    newest = by_type[last.machine.gpu_type]
     used = list(newest.values())
-    last = max(used, key=lambda point: point.measured_at)
+    rates_by_type = {
+        gpu_type: {gpus: here[gpus].rate for gpus in sorted(here)} for gpu_type, here in by_type.items()
+    }
     return MemberProfile(
         member=member,
         rates={gpus: newest[gpus].rate for gpus in sorted(newest)},
@@ -172,7 +176,13 @@ def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:
         checkpoint_s=_mean(p.checkpoint_s for p in used if p.gpus == min(newest)),
         peak_memory_bytes=max(p.peak_memory_bytes for p in used),
         gpu_type=last.machine.gpu_type,
+        rates_by_type=rates_by_type if len(rates_by_type) > 1 else {},
     )
+
+
+def _newest(points: Iterable[ProfilePoint], gpu_type: str) -> dict[int, ProfilePoint]:
+    here = [point for point in points if point.machine.gpu_type == gpu_type]
+    return {point.gpus: point for point in sorted(here, key=lambda point: point.measured_at)}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
-from hetctl.core.profile import Candidate
+from hetctl.core.profile import Candidate, MemberProfile
 from hetctl.core.simulation import Simulation
 from hetctl.core.site import Cluster
 from hetctl.perf.work import candidates
@@ -34,6 +34,8 @@ class SimulateRequest:
     ----------
     site : str or None
         Where the rates were measured; None: the one place where they were.
+    gpus : mapping of str to int
+        By type of GPU; under "" if there is only one.
     gpus_per_node : int or None
         None: as at that site.
     planner : str
@@ -56,7 +58,7 @@ class SimulateRequest:
     """
 
     ensemble: Ensemble
-    gpus: int
+    gpus: Mapping[str, int]
     gpus_per_node: int | None = None
     site: str | None = None
     planner: str = "flotilla"
@@ -109,7 +111,8 @@ def run_simulation(project: Project, request: SimulateRequest) -> Outcome:
         site = _site_of(catalog, request.ensemble, request.site)
         per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
         profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
-    members = candidates(request.ensemble, profiles, {}, request.gpus, per_node)
+    _refuse_unknown_types(request, profiles.values())
+    members = candidates(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
     arrivals = _arrivals(_as_restarting(members, request.restart_s), request, options.seed)
     world = _world(request, per_node, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
@@ -152,6 +155,22 @@ def _site_of(catalog: Catalog, ensemble: Ensemble, wanted: str | None) -> str:
     return found[0]
 
 
+def _refuse_unknown_types(request: SimulateRequest, profiles: Iterable[MemberProfile]) -> None:
+    for profile in profiles:
+        known = sorted(profile.rates_by_type or {profile.gpu_type or ""})
+        example = ",".join(f"{gpu_type}:N" for gpu_type in known)
+        if "" in request.gpus and len(known) > 1:
+            raise BadInputError(
+                f"{profile.member} was measured on several types of GPU: {', '.join(known)}",
+                f"say how many there are of each: --gpus {example}",
+            )
+        for gpu_type in request.gpus.keys() - {"", *known}:
+            raise BadInputError(
+                f"{profile.member} was not measured on GPUs of type {gpu_type!r}, only on {', '.join(known)}",
+                f"import its rates there, or use --gpus {example}",
+            )
+
+
 def _gpus_per_node(catalog: Catalog, site: str) -> int:
     measured_at = catalog.site(site)
     return measured_at.gpus_per_node if measured_at else GPUS_PER_NODE
@@ -184,7 +203,7 @@ def _arrivals(members: Sequence[Candidate], request: SimulateRequest, seed: int)
 
 def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> World:
     return World(
-        cluster=Cluster.of(request.gpus, gpus_per_node),
+        cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
         clock=Clock(request.round_limit_s),
         lockstep=request.lockstep,
         failures=Failures(request.node_mtbf_s, seed=seed) if request.node_mtbf_s else None,

@@ -43,6 +43,20 @@ def test_a_member_that_has_not_begun_is_thought_to_be_like_the_others() -> None:
     assert sight(begun)[-1].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
 
+@pytest.mark.parametrize("others", [12, 38])
+def test_members_out_of_sight_do_not_betray_their_work(others: int) -> None:
+    true = members(20, *[others] * 6)
+    (found,) = Sight(true, 0)(true[:1])
+    assert found.samples_left == FIRST_GUESS.epochs * EPOCH
+
+
+def test_what_was_seen_of_members_that_are_gone_still_counts() -> None:
+    true = members(30, *[40] * 6)
+    sight = Sight(true, 1)
+    sight(after(true[1:], 25))
+    assert sight(true[:1])[0].samples_left / EPOCH == pytest.approx(40, rel=0.15)
+
+
 def test_what_is_left_is_above_nothing_even_past_the_prediction() -> None:
     true = members(12)
     sight = Sight(true, 0)
