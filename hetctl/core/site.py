@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,23 @@ class Queue:
     name: str
     max_nodes: int | None = None
     max_wall_s: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Nodes of a site that have the same type of GPU.
+
+    Parameters
+    ----------
+    gpu_type : str
+        As profiles name it.
+    hosts : tuple of str
+        Patterns of the nodes' names, with * for any text.
+    """
+
+    gpu_type: str
+    nodes: int
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,8 @@ class Site:
         Variables that every step gets.
     mpi : str or None
         The launcher's MPI plugin (``srun --mpi=...``).
+    node_types : tuple of NodeType
+        Of a site with several types of GPU; jobs are planned as if they got nodes in this order.
     """
 
     name: str
@@ -58,6 +78,14 @@ class Site:
     python: str | None = None
     max_queued_jobs: int | None = None
     host_patterns: tuple[str, ...] = ()
+    node_types: tuple[NodeType, ...] = ()
+
+    def type_of(self, node: str) -> str | None:
+        """Return the type of a node's GPUs, if the site has several."""
+        for node_type in self.node_types:
+            if any(fnmatch.fnmatch(node, pattern) for pattern in node_type.hosts):
+                return node_type.gpu_type
+        return None
 
     @property
     def gpus(self) -> int:
@@ -93,6 +121,18 @@ class Cluster:
             here = min(gpus_per_node, gpus - index * gpus_per_node)
             nodes.append(Node(f"node-{index}", tuple(range(here))))
         return cls(tuple(nodes))
+
+    @classmethod
+    def at(cls, site: Site, gpus: int) -> Cluster:
+        """Describe `gpus` GPUs of a site, of the types that come first there."""
+        parts: dict[str, tuple[int, int]] = {}
+        left = gpus
+        for node_type in site.node_types:
+            here = min(left, node_type.nodes * site.gpus_per_node)
+            if here:
+                parts[node_type.gpu_type] = here, site.gpus_per_node
+            left -= here
+        return cls.of_types(parts) if parts else cls.of(gpus, site.gpus_per_node)
 
     @classmethod
     def of_types(cls, gpus: Mapping[str, tuple[int, int]]) -> Cluster:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import Queue, Site
+from hetctl.core.site import NodeType, Queue, Site
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.refusal import shown, suggestion
 from hetctl.files.site_model import SiteModel
@@ -37,6 +37,9 @@ def read_site(path: Path, *, project: Path | None = None, home: Path | None = No
     if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
         known = suggestion(model.queue, (queue.name for queue in model.queues))
         raise source.refusal([(("queue",), f"is none of the queues, got '{model.queue}'{known}")])
+    of_types = sum(node_type.nodes for node_type in model.node_types)
+    if model.node_types and of_types != model.nodes:
+        raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
     return _site(name, model)
 
 
@@ -122,7 +125,8 @@ class _Search:
 
 
 def _site(name: str, model: SiteModel) -> Site:
-    values = model.model_dump(exclude={"extends", "queues", "memory_per_node"})
+    values = model.model_dump(exclude={"extends", "queues", "memory_per_node", "node_types"})
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
-    return Site(name=name, queues=queues, memory_per_node=model.memory_per_node, **values)
+    types = tuple(NodeType(one.gpu_type, one.nodes, tuple(one.hosts)) for one in model.node_types)
+    return Site(name=name, queues=queues, memory_per_node=model.memory_per_node, node_types=types, **values)

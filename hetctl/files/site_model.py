@@ -81,6 +81,16 @@ class QueueModel(Strict):
     )
 
 
+class NodeTypeModel(Strict):
+    """Nodes with the same type of GPU, at a machine that has several."""
+
+    gpu_type: Line = Field(description="The type, as `hetctl profile` names it.")
+    nodes: int = Field(ge=1, description="How many nodes have it.")
+    hosts: list[Line] = Field(
+        min_length=1, description="Names of these nodes, * for any text; they tell a job's nodes apart."
+    )
+
+
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
     """Entries of one name are bins by the number of nodes, as on Summit."""
     most: dict[str, float] = {}
@@ -108,6 +118,10 @@ class SiteModel(Strict):
         default="gpu", description="slot at a machine without GPUs, where a slot stands for a GPU."
     )
     gpu_type: Line | None = Field(default=None, description="Model of the GPUs, as V100.")
+    node_types: list[NodeTypeModel] = Field(
+        default_factory=list,
+        description="The types of GPU of a machine that has several; their nodes must add up to `nodes`.",
+    )
     queues: Annotated[list[QueueModel], Field(min_length=1), AfterValidator(_limits_rise)] = Field(
         description="The queues; several entries of one name, max_nodes rising, are its bins by size."
     )

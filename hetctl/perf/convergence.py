@@ -111,12 +111,12 @@ def _fit(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
     floors = (observed.min() * (1 - np.geomspace(1e-3, 1, FLOORS)))[:, None]
     above = observed - floors
     slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
-    usable = (slope > 1e-9) & (start >= 0)
+    expected = 1 / (slope[:, None] * epochs + start[:, None]) + floors
+    squares = (((observed - expected) / observed) ** 2).sum(axis=1)
+    usable = (slope > 1e-9) & (start >= 0) & np.isfinite(squares)
     if not usable.any():
         return None, "the loss does not follow Equation 1: no fit"
-    slope, start, floor = slope[usable], start[usable], floors[usable, 0]
-    expected = 1 / (slope[:, None] * epochs + start[:, None]) + floor[:, None]
-    squares = (((observed - expected) / observed) ** 2).sum(axis=1)
+    slope, start, floor, squares = slope[usable], start[usable], floors[usable, 0], squares[usable]
     variance = max(squares.min() / max(len(losses) - 3, 1), LEAST_NOISE**2)
     logs = -(squares - squares.min()) / (2 * variance)
     noise = math.sqrt(variance)

@@ -85,7 +85,7 @@ def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Pro
     profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, site)}
     _refuse_too_large(request.ensemble, site)
     members = candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
-    cluster = Cluster.of(size.gpus, site.gpus_per_node)
+    cluster = Cluster.at(site, size.gpus)
     clock = Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     options = options_from(request.options)
     arrivals = [Arrival(member) for member in members]

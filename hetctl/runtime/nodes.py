@@ -28,7 +28,9 @@ def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
     names = parse_nodes(site.batch_system, os.environ, output)
     each = site.gpus_per_node
     left = [min(each, (gpus or site.gpus) - each * index) for index in range(len(names))]
-    return tuple(Node(name, tuple(range(n))) for name, n in zip(names, left, strict=True) if n > 0)
+    return tuple(
+        Node(name, tuple(range(n)), site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
+    )
 
 
 def _run(command: tuple[str, ...]) -> str:

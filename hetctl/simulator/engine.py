@@ -134,7 +134,9 @@ class Engine:
         paradigm = self._planner.paradigm
         if paradigm == "elastic":
             return True
-        return bool(self._waiting.candidates) and (paradigm == "local" or not self._running)
+        if not self._waiting.candidates or not self._machine.any_free:
+            return False
+        return paradigm == "local" or not self._running
 
     def _decide(self) -> None:
         request = self._request()

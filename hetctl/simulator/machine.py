@@ -35,6 +35,11 @@ class Machine:
         return tuple(self._listing)
 
     @property
+    def any_free(self) -> bool:
+        """Whether a GPU is free on a node that is up."""
+        return bool(self._listing)
+
+    @property
     def any_down(self) -> bool:
         """Whether a node is to come back."""
         return bool(self._down)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.core.ensemble import StopRule
@@ -96,9 +96,10 @@ class Sight:
 
     Each member's losses follow Equation 1 of Capes et al. with parameters drawn for it, such that
     `RULE` holds when its work is done; each epoch gives one loss with 2 % multiplicative noise. Work
-    left is predicted from the losses of finished epochs, and from what is known of the other members:
-    how many epochs those took that are done, and those are predicted to take that have losses to fit.
-    A member without known epochs is given 10 to 40.
+    left is predicted from the losses of finished epochs, and from the other members: how many epochs
+    those are predicted to take that have losses to fit. A member that is not asked about may have
+    converged, be in training or not have arrived, and nobody says which: what was last predicted of it
+    stands. A member without known epochs is given 10 to 40.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ class Sight:
         trained = {c.name: self._members[c.name].trained(c) for c in candidates}
         for name, epochs in trained.items():
             self._members[name].observe(int(epochs + 1e-9))
-        guess = self._guess(trained.keys())
+        guess = self._guess()
         for name in trained:
             self._members[name].predict(guess)
         return [self._seen(candidate, trained[candidate.name]) for candidate in candidates]
@@ -126,12 +127,8 @@ class Sight:
         }
         return {share: statistics.median(errors) for share, errors in found.items() if errors}
 
-    def _guess(self, left: Collection[str]) -> Guess:
-        known = [
-            math.log(member.predicted if name in left else member.epochs)
-            for name, member in self._members.items()
-            if name not in left or member.likelihood
-        ]
+    def _guess(self) -> Guess:
+        known = [math.log(member.predicted) for member in self._members.values() if member.likelihood]
         if len(known) < LEAST_POINTS:
             return FIRST_GUESS
         spread = min(max(statistics.stdev(known), 0.15), 1.0)

@@ -100,7 +100,8 @@ def begin(
 
 def paced(step: Step, now: float, rate: float, deadline_s: float) -> Step:
     """Return the step as it goes if it trains at `rate` from `now` on."""
-    start_s, left = max(now, step.paced_s), step.left_at(now)
+    start_s = _trains_on_s(step, now)
+    left = step.left_at(start_s)
     candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
     rest = begin(candidate, step.allocation, 0, start_s, deadline_s, rate)
     if rest is None:
@@ -108,6 +109,16 @@ def paced(step: Step, now: float, rate: float, deadline_s: float) -> Step:
     return replace(
         step, end_s=rest.end_s, samples_left=rest.samples_left, rate=rate, paced_s=start_s, paced_left=left
     )
+
+
+def _trains_on_s(step: Step, now: float) -> float:
+    """Return when a step trains from `now` on: at once, or after the start-up or evaluation that it is in."""
+    if now <= step.paced_s:
+        return step.paced_s
+    course = Course(step.candidate, step.rate, step.paced_left)
+    epochs = course.epochs_within(now - step.paced_s)
+    trained = (now - step.paced_s - course.end_of(epochs)) * step.rate
+    return now if trained < course.size_of(epochs) else step.paced_s + course.end_of(epochs + 1)
 
 
 def stopped(step: Step, now: float) -> Step:
@@ -119,8 +130,8 @@ def stopped(step: Step, now: float) -> Step:
     ending = now + step.candidate.checkpoint_s
     if step.end_s <= ending:
         return step
-    if now <= step.ready_s:
-        return replace(step, end_s=step.ready_s, samples_left=step.candidate.samples_left)
+    if now <= step.paced_s:
+        return replace(step, end_s=step.paced_s, samples_left=step.paced_left)
     course = Course(step.candidate, step.rate, step.paced_left)
     epochs = course.epochs_within(now - step.paced_s)
     trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
@@ -139,7 +150,9 @@ def lost(step: Step, now: float, checkpoint_every_s: float) -> Step:
         return replace(step, end_s=now, samples_left=step.candidate.samples_left)
     epoch = step.candidate.samples_per_epoch
     if epoch:
-        kept = math.ceil(step.left_at(now) / epoch - TOLERANCE) * epoch
+        course = Course(step.candidate, step.rate, step.paced_left)
+        left = course.left_after(course.epochs_within(now - step.paced_s))
+        kept = math.ceil(left / epoch - TOLERANCE) * epoch
         return replace(step, end_s=now, samples_left=min(kept, step.candidate.samples_left))
     last_s = now - (now - step.ready_s) % checkpoint_every_s
     return replace(step, end_s=now, samples_left=step.left_at(last_s))

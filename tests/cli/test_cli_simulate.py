@@ -103,10 +103,6 @@ def test_two_tables_live_side_by_side(zoo):
         ("member,gpus,rate\na,1,5\n", "zoo.csv:1: column 'samples' is missing"),
         ("member,gpus,rate,samples\na,1,5,10\nb,1,5,\nb,2,9,\n", "zoo.csv:3: samples: member 'b' has none"),
         ("member,gpus,rate,samples\na,1,5,10\na,2,9,20\n", "zoo.csv:3: samples: must be the same"),
-        (
-            "member,gpus,rate,samples,gpu_type\na,1,5,10,A\na,2,9,10,B\n",
-            "zoo.csv:3: gpu_type: must be the same",
-        ),
         ("member,gpus,rate,sample\na,1,5,10\n", "unknown column 'sample'; did you mean 'samples'?"),
     ],
 )
@@ -291,3 +287,19 @@ def test_every_planner_is_named_in_the_help(profiled):
         shown = " ".join(profiled.here(command, "--help").stdout.split())
         assert "--objective [makespan|mean-jct]" in shown
         assert "doubling-exploratory" in shown
+
+
+def test_members_may_be_measured_on_several_types_of_gpu(zoo):
+    table = "member,gpus,rate,gpu_type,samples\n" + "".join(
+        f"{member},1,{rate},{gpu_type},1000\n"
+        for member in ("a", "b", "c")
+        for gpu_type, rate in (("fast", 20), ("slow", 10))
+    )
+    (zoo.path / "typed.csv").write_text(table)
+    assert zoo.here("profile", "import", "typed.csv", "--name", "typed").code == 0
+    both = simulated(zoo, "typed", "--gpus", "fast:2,slow:1", "--planner", "fluid")
+    assert (both["gpus"], both["makespan_s"]) == (3, 100)
+    assert simulated(zoo, "typed", "--gpus", "slow:3")["makespan_s"] == 100
+    assert simulated(zoo, "typed", "--gpus", "fast:3")["makespan_s"] == 50
+    assert "--gpus fast:N,slow:N" in refused(zoo, "simulate", "typed", "--gpus", "3")
+    assert "type 'old'" in refused(zoo, "simulate", "typed", "--gpus", "old:3")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import Queue, Site
+from hetctl.core.site import Cluster, Queue, Site
 from hetctl.files.site_file import detect_site, find_site, list_sites, read_site
 from hetctl.files.site_model import SiteModel
 
@@ -206,3 +206,26 @@ def test_summit_has_the_bins_of_its_guide():
         7,
         "file",
     )
+
+
+TYPES = """
+node_types:
+  - {gpu_type: V100, nodes: 2, hosts: ["a*"]}
+  - {gpu_type: P100, nodes: 1, hosts: [b1, b2]}
+"""
+
+
+def test_a_site_may_have_several_types_of_gpu(tmp_path: Path) -> None:
+    (tmp_path / "mixed.yaml").write_text("extends: slurm-docker\nnodes: 3\ngpus_per_node: 4\n" + TYPES)
+    site = read_site(tmp_path / "mixed.yaml")
+    assert [site.type_of(name) for name in ("a7", "b2", "c")] == ["V100", "P100", None]
+    assert [node.gpu_type for node in Cluster.at(site, 12).nodes] == ["V100", "V100", "P100"]
+    assert [len(node.gpus) for node in Cluster.at(site, 9).nodes] == [4, 4, 1]
+    assert [node.gpu_type for node in Cluster.at(site, 6).nodes] == ["V100", "V100"]
+
+
+def test_nodes_of_all_types_must_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text("extends: slurm-docker\nnodes: 5\ngpus_per_node: 4\n" + TYPES)
+    with pytest.raises(BadInputError, match=r"mixed.yaml:\d+: node_types: add up to 3 nodes, but nodes is 5"):
+        read_site(path)

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
@@ -113,6 +113,21 @@ def test_any_history_gives_more_epochs_than_are_done_and_a_finite_number(
     assert math.isfinite(epochs)
     assert math.isfinite(spread)
     assert epochs > len(losses) or (guess is None and likelihood is None and epochs > 0)
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.lists(st.floats(5e-324, 1.7e308), min_size=3, max_size=30), rules, guesses)
+@example([1.7e308, 1.7e308, 1.0, 1.0], RULE, None)
+@example([1.0, 1.0, 9e307, 9e307], RULE, None)
+@example([1.0, 1e154, 1.0, 1.0], RULE, None)
+@example([1.0, 1.0, 0.5, 1e-231], StopRule(patience=5), None)
+def test_losses_of_any_size_are_borne_without_a_word(
+    losses: list[float], rule: StopRule, guess: Guess | None
+) -> None:
+    likelihood, _ = fit_losses(losses)
+    epochs, _ = predict_epochs(likelihood, rule, len(losses), guess)
+    assert math.isfinite(epochs)
+    assert epochs > 0
 
 
 def test_a_guess_decides_while_the_losses_do_not() -> None:
