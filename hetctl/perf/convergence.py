@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
     Array = NDArray[float64]
 
-LEAST_POINTS = 4
+LEAST_POINTS = 3
 """Equation 1 has three parameters; fewer points than this say nothing about them."""
 FLOORS = 64
 """Values of beta_2 that are tried."""
+USUAL_NOISE = 0.02
+"""Of losses, as a share of them; it counts as much as `USUAL_POINTS` residuals of a history's own, as
+few points on a curve of three parameters say little of their noise."""
+USUAL_POINTS = 4
 LEAST_NOISE = 0.005
 """Losses are never taken to be more exact than this share of them."""
 MOST_EPOCHS = 1e4
@@ -117,7 +121,8 @@ def _fit(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
     if not usable.any():
         return None, "the loss does not follow Equation 1: no fit"
     slope, start, floor, squares = slope[usable], start[usable], floors[usable, 0], squares[usable]
-    variance = max(squares.min() / max(len(losses) - 3, 1), LEAST_NOISE**2)
+    free = len(losses) - LEAST_POINTS
+    variance = (USUAL_POINTS * USUAL_NOISE**2 + squares.min()) / (USUAL_POINTS + free)
     logs = -(squares - squares.min()) / (2 * variance)
     noise = math.sqrt(variance)
     curves = zip(slope.tolist(), start.tolist(), floor.tolist(), strict=True)

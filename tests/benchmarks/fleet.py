@@ -29,25 +29,29 @@ MEMBERS = 100
 GPUS_PER_NODE = 4
 SAMPLES_PER_EPOCH = 30_606
 EPOCHS = (12, 16)
+WIDE_EPOCHS = (10, 40)
+"""More unequal than the paper's can have been: harder to plan, and to predict."""
 RESTART_S = 10.0
 SLOWEST, FASTEST = 21.0, 176.0
 MEDIAN, SIGMA = 44.0, 0.4
 LOSSES = (0.02, 0.06)
 
 
-def members(seed: int, gpus: int) -> list[Candidate]:
+def members(seed: int, gpus: int, epochs: tuple[int, int] = EPOCHS) -> list[Candidate]:
     """Return the ensemble; only how far the rate curves go depends on `gpus`."""
     draw = random.Random(seed)
     singles = [SLOWEST, *(_single_rate(draw) for _ in range(MEMBERS - 2)), FASTEST]
     profiled = largest_profile(singles, GPUS_PER_NODE)
-    return [_member(index, single, profiled, gpus, draw) for index, single in enumerate(singles)]
+    return [_member(index, single, profiled, gpus, epochs, draw) for index, single in enumerate(singles)]
 
 
 def _single_rate(draw: random.Random) -> float:
     return min(max(draw.lognormvariate(math.log(MEDIAN), SIGMA), SLOWEST), FASTEST)
 
 
-def _member(index: int, single: float, profiled: int, gpus: int, draw: random.Random) -> Candidate:
+def _member(
+    index: int, single: float, profiled: int, gpus: int, epochs: tuple[int, int], draw: random.Random
+) -> Candidate:
     kept = 1 - draw.uniform(*LOSSES)
     measured = {m: m * single * kept ** (m - 1) for m in range(1, profiled + 1)}
     rates, notes = rate_curve(measured, gpus, GPUS_PER_NODE)
@@ -55,7 +59,7 @@ def _member(index: int, single: float, profiled: int, gpus: int, draw: random.Ra
     return Candidate(
         name=f"d{index:03}",
         rates={m: rate for m, rate in rates.items() if m <= peak},
-        samples_left=float(draw.randint(*EPOCHS) * SAMPLES_PER_EPOCH),
+        samples_left=float(draw.randint(*epochs) * SAMPLES_PER_EPOCH),
         samples_per_epoch=SAMPLES_PER_EPOCH,
         notes=notes,
         restart_s=RESTART_S,

@@ -79,7 +79,7 @@ def test_without_min_delta_gains_below_the_noise_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
-        ([3.0, 2.0, 1.5], "too few"),
+        ([3.0, 2.0], "too few"),
         ([1.0, 2.0, 3.0, 4.0, 5.0], "does not fall"),
         ([2.0, 2.0, 2.0, 2.0], "does not fall"),
         ([3.0, 2.0, math.nan, 1.0], "not a number above 0"),

@@ -46,7 +46,7 @@ def test_an_accuracy_is_seen_as_an_error_rate() -> None:
 def test_results_that_cannot_be_fitted_say_nothing() -> None:
     rising = Progress("a", tuple(EpochResult(e, {"val_loss": float(e)}, 1, 1, 0) for e in range(1, 9)))
     assert predicted_epochs([member("a")], {"a": rising}) == {}
-    assert predicted_epochs([member("a")], {"a": after("a", 3)}) == {}
+    assert predicted_epochs([member("a")], {"a": after("a", 2)}) == {}
 
 
 def test_a_member_without_results_goes_by_the_others_unless_its_author_knows_better() -> None:
