@@ -148,10 +148,10 @@ def _follow_the_optimum(jobs: list[Job], room: Room, time_s: float) -> None:
     for job in sorted(
         jobs, key=lambda job: (job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s)
     ):
-        if job.share_s > LEAST_SHARE_S or not job.gpus:
-            job.grow(room, job.high)
+        if (job.share_s > LEAST_SHARE_S or not job.gpus) and room.change(job.gpus, job.high):
+            job.gpus = job.high
     for job in sorted(jobs, key=lambda job: -job.share_s):
-        job.grow(room, job.holds)
+        job.grow(room, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
 
 
 def _finish(jobs: list[Job], room: Room) -> None:
