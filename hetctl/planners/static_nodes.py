@@ -11,6 +11,8 @@ from hetctl.planners.static_schedule import Placed, Problem, Run, Schedule, in_o
 
 STEP_S, RUN_S = 2e-6, 0.5e-6
 """About the time of a step, and of each run on the two nodes of it, on a slow machine."""
+MOST_NODES = 1000
+"""On more nodes a list stays as it is: each better schedule would take a look at all of them."""
 HOT, COLD = 3e-3, 1e-4
 """Temperatures, as a share of the bound."""
 AMBITION = 0.3
@@ -30,8 +32,8 @@ def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: r
     Members on more than one node stay where the list puts them.
     """
     annealing = _Annealing(problem, runs, draw)
-    steps = int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads)))
-    annealing.go(steps)
+    if len(problem.heads) <= MOST_NODES:
+        annealing.go(int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads))))
     return annealing.schedule()
 
 

@@ -39,7 +39,8 @@ def project(tmp_path: Path) -> Project:
 
 
 def request(**values: object) -> SimulateRequest:
-    values = {"planner": "independent", "gpus": 2, "gpus_per_node": 2, **values}
+    gpus = {"": values.pop("gpus", 2)}
+    values = {"planner": "independent", "gpus": gpus, "gpus_per_node": 2, **values}
     return SimulateRequest(ENSEMBLE, **values)  # type: ignore[arg-type]
 
 
