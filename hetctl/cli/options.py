@@ -144,7 +144,7 @@ def site_options(command: F) -> F:
 def planner_options(command: F) -> F:
     """Add the planner and its options."""
     options = [
-        click.option("--planner", default="flotilla", show_default=True, help=PLANNERS),
+        click.option("--planner", default="fluid", show_default=True, help=PLANNERS),
         click.option(
             "--objective",
             type=click.Choice(["makespan", "mean-jct"]),

@@ -52,7 +52,7 @@ class PlanRequest:
     ensemble: Ensemble
     site: Site
     size: JobSize
-    planner: str = "flotilla"
+    planner: str = "fluid"
     options: Mapping[str, Any] = field(default_factory=dict)
     explain: bool = False
 

@@ -61,7 +61,7 @@ class SimulateRequest:
     gpus: Mapping[str, int]
     gpus_per_node: int | None = None
     site: str | None = None
-    planner: str = "flotilla"
+    planner: str = "fluid"
     options: Mapping[str, Any] = field(default_factory=dict)
     restart_s: float | None = None
     round_limit_s: int | None = None
