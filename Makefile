@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs clean setup-demo setup-test
+.PHONY: help demo test check bench results docs clean setup-demo setup-test
 
 PYTHON ?= python3
 export PYTHON
@@ -22,6 +22,12 @@ check: setup-test ## lint, types, direction of imports, and that the docs are co
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py tests/test_docs.py
+
+bench: setup-test ## how far planners are from the limits; HETCTL_DATA names the folder of measured tables
+	$(BIN)/python tests/benchmarks/bench.py
+
+results: setup-test ## replay the papers and measure anew: docs/results.md (takes about ten minutes)
+	$(BIN)/python tests/benchmarks/results.py
 
 docs: setup-test ## build the documentation into site/
 	$(BIN)/mkdocs build --strict --site-dir site

@@ -54,6 +54,15 @@ def python_without_training(folder: Path) -> Path:
     return path
 
 
+def mpirun_of_one_rank(folder: Path) -> Path:
+    """Write an executable that stands for ``mpirun``; return its folder, for the PATH."""
+    path = folder / "mpi" / "mpirun"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('#!/bin/sh\nwhile [ "$1" != none ]; do shift; done; shift\nexec "$@"\n')
+    path.chmod(0o755)
+    return path.parent
+
+
 @dataclass
 class Result:
     """What a command printed, and its exit code."""
@@ -213,11 +222,12 @@ def train(path: Path, name: str) -> int:
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
     SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
-    does whose next epoch would not fit.
+    does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to.
     """
     folder, round_file = RoundFolder(path.parent), read_round(path)
     config = round_file.ensemble.member(name).config
     events = EventWriter(folder.events, name)
+    stops = folder.stop, folder.stop_of(name)
     state = round_file.checkpoint_folder(name) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0
@@ -230,8 +240,9 @@ def train(path: Path, name: str) -> int:
         while True:
             time.sleep(1)
     while done < config.get("epochs", 3):
-        reason = "deadline" if config.get("no_room") else _wait(folder.stop, round_file.deadline, config)
+        reason = "deadline" if config.get("no_room") else _wait(stops, round_file.deadline, config)
         if reason:
+            time.sleep(config.get("leave_s", 0.0))
             events.write("stopped", reason=reason, part_samples=0)
             return 0
         done += 1
@@ -246,13 +257,13 @@ def train(path: Path, name: str) -> int:
     return 0
 
 
-def _wait(stop: Path, deadline: float, config) -> str:
+def _wait(stops: tuple[Path, ...], deadline: float, config) -> str:
     """Train one epoch; return why it was not finished."""
     end = time.time() + config.get("epoch_s", 0.1)
     if end > deadline:
         return "deadline"
     while time.time() < end:
-        if stop.exists():
+        if stop := next((stop for stop in stops if stop.exists()), None):
             return stop.read_text().strip()
         time.sleep(0.01)
     return ""

@@ -39,7 +39,7 @@ def train(folder: RoundFolder, name: str) -> Group:
         checkpoints=CheckpointFolder(round_file.checkpoint_folder(name)),
         group=rank.group,
         events=reporter(folder.events, name, rank.group),
-        stop=StopSignal(folder.stop, round_file.deadline),
+        stop=StopSignal((folder.stop, folder.stop_of(name)), round_file.deadline),
         gpus=allocation.gpus,
         expected_epoch_s=len(rank.training[0]) / allocation.rate,
         launched_at=launched,

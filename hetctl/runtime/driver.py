@@ -6,28 +6,32 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hetctl.control.budget import exceeded
 from hetctl.control.flotilla import should_stop
 from hetctl.core.codec import encode
-from hetctl.core.events import DRIVER, EventWriter, read_events
-from hetctl.core.layout import RoundFolder, RunFolder, write_private
+from hetctl.core.events import DRIVER, EventWriter
+from hetctl.core.layout import RoundFolder, RunFolder
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
-from hetctl.core.progress import events_in, progress_in
-from hetctl.core.run import RoundFile, RunSpec, read_spec, write_round
+from hetctl.core.progress import events_in
+from hetctl.core.run import RoundFile, RunSpec, read_round, read_spec, write_round
 from hetctl.core.usage import usage_of
 from hetctl.perf.course import least_step_s
 from hetctl.perf.rounds import round_s, step_s
-from hetctl.perf.work import candidates
 from hetctl.planners import planner_named
-from hetctl.planners.base import Request, ask, options_from
+from hetctl.planners.base import Decision, Request, ask, options_from
+from hetctl.runtime.members import Members, Seen
 from hetctl.runtime.nodes import nodes_of_this_job
+from hetctl.runtime.rounds import DEADLINE, OpenRound
 from hetctl.runtime.steps import EndedStep, StepPool
 
 POLL_S = 0.05
@@ -35,39 +39,15 @@ EARLIEST_WARNING_S = 60
 """Before the time it was asked for, a warning of the time limit may come (sbatch's --signal)."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that have not left are terminated, and killed."""
-
-
-@dataclass
-class OpenRound:
-    """A round with steps that are still running.
-
-    Parameters
-    ----------
-    allocated : int
-        GPUs that the round was given.
-    active : dict
-        Members whose steps run.
-    held : dict
-        GPUs by member; a member whose step failed holds none.
-    """
-
-    folder: RoundFolder
-    events: EventWriter
-    allocated: int
-    active: dict[str, Allocation] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-    stopped_by: str | None = None
-    failed: bool = False
-
-    def stop(self, reason: str) -> None:
-        """Ask the trainers to checkpoint and leave; the first reason stands."""
-        if self.stopped_by is None:
-            self.stopped_by = reason
-            write_private(self.folder.stop, reason + "\n")
+RESIZE, PREEMPTED = "resize", "preempted"
+"""Why the planner takes a member's GPUs: to give it others, or to let it wait."""
 
 
 class Driver:
-    """Runs as many rounds as fit in one allocation.
+    """Carries out a planner's decisions in one allocation.
+
+    Members that start together are a round. While somebody waits for GPUs that others are about to
+    leave, the planner is not asked.
 
     Parameters
     ----------
@@ -88,16 +68,21 @@ class Driver:
         self._deadline = started + self._spec.wall_s - self._spec.grace_s
         self._planner = planner_named(self._spec.planner)
         self._options = options_from(self._spec.options)
+        self._alpha = self._planner.stop_share(self._options)
         self._nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._pool = StepPool(self._spec.site, self._nodes)
         self._gpus = sum(len(node.gpus) for node in self._nodes)
+        self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
+        self._run_began = _began_at(folder)
+        self._members = Members(folder, self._spec, self._gpus, self._run_began)
+        self._memory = _last_memory(folder)
         self._open: list[OpenRound] = []
+        self._pending: list[Allocation] = []
         self._no_room: dict[str, int] = {}
+        self._again_at = math.inf
         self._changed = True
         self._released = False
         self._ending: str | None = None
-        self._ended_at = 0.0
-        self._killing = False
 
     def run(self) -> str:
         """Run rounds until nothing is left or the job has to end; return why it ended."""
@@ -106,6 +91,7 @@ class Driver:
             self._reap()
             self._watch_the_clock()
             self._watch_the_flotillas()
+            self._watch_who_leaves()
             self._start_round()
             if self._ending and not self._open:
                 break
@@ -116,7 +102,7 @@ class Driver:
     def end(self, reason: str) -> None:
         """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
         if self._ending is None:
-            self._ending, self._ended_at = reason, time.time()
+            self._ending = reason
 
     def heed_warning(self) -> None:
         """End the job, unless the warning is one of the time limit, which the driver knows better.
@@ -132,119 +118,131 @@ class Driver:
             self._close_step(open_round, step)
 
     def _close_step(self, open_round: OpenRound, step: EndedStep) -> None:
-        del open_round.active[step.name]
         self._changed = self._released = True
-        if step.exit_code != 0:
-            del open_round.held[step.name]
-            open_round.failed = True
-        elif _had_no_room(open_round, step.name):
+        open_round.close(step)
+        if step.exit_code == 0 and open_round.had_no_room(step.name):
             self._no_room[step.name] = step.allocation.gpus
-        fault = step.exit_code != 0 and not self._killing
-        open_round.events.write(
-            "step_ended", member=step.name, exit_code=step.exit_code, cause=step.cause, fault=fault
-        )
         if not open_round.active:
-            open_round.events.write("round_ended", ended_by=open_round.stopped_by or self._end_of(open_round))
+            open_round.end(self._members.left())
             self._open.remove(open_round)
 
-    def _end_of(self, open_round: OpenRound) -> str:
-        """Say why a round ended that nobody stopped: trainers see the deadline for themselves."""
-        if open_round.failed:
-            return "failed"
-        left = self._waiting(including_open=True).keys() & open_round.held.keys()
-        return "deadline" if left else "converged"
-
     def _watch_the_clock(self) -> None:
-        """At the job's end ask every trainer to checkpoint and leave, then make them leave."""
-        if self._ending is None and time.time() >= self._deadline:
-            self.end("deadline")
-        if self._ending is None:
-            return
-        for open_round in self._open:
-            open_round.stop(self._ending)
-        overdue = time.time() - self._ended_at
-        self._killing = overdue > WARN_SHARE * self._spec.grace_s
-        if overdue > KILL_SHARE * self._spec.grace_s:
-            self._pool.signal(signal.SIGKILL)
-        elif self._killing:
-            self._pool.signal(signal.SIGTERM)
+        """Ask the planner again when it wanted that; at the job's end ask every trainer to leave."""
+        if time.time() >= self._again_at:
+            self._again_at, self._changed = math.inf, True
+        if time.time() >= self._deadline:
+            self.end(DEADLINE)
+        if self._ending:
+            for open_round in self._open:
+                open_round.stop(self._ending, {})
 
     def _watch_the_flotillas(self) -> None:
         """Stop a round when too few of its GPUs are active (FLEET, section 4.3.2, "Training")."""
-        alpha = self._planner.stop_share(self._options)
-        if not alpha or not self._released:
+        if not self._alpha or not self._released:
             return
         self._released = False
-        waiting = self._waiting(including_open=True)
+        left = self._members.left()
         for open_round in self._open:
-            active = {name: gpus for name, gpus in open_round.held.items() if name in waiting}
+            active = {name: gpus for name, gpus in open_round.held.items() if name in left}
             if should_stop(
                 active,
                 open_round.allocated,
-                alpha,
-                waiting=len(waiting) > len(active),
-                max_gpus={name: waiting[name].max_gpus for name in active},
+                self._alpha,
+                waiting=len(left) > len(active),
+                max_gpus={name: left[name].max_gpus for name in active},
             ):
-                open_round.stop("alpha")
+                open_round.stop("alpha", self._busy_s)
+
+    def _watch_who_leaves(self) -> None:
+        """Make those leave that were told to and have not done so within the grace."""
+        for open_round in self._open:
+            for name, seconds in open_round.overdue():
+                if seconds > WARN_SHARE * self._spec.grace_s:
+                    open_round.terminated.add(name)
+                    kill = seconds > KILL_SHARE * self._spec.grace_s
+                    self._pool.signal(signal.SIGKILL if kill else signal.SIGTERM, name)
 
     def _start_round(self) -> None:
-        """Ask the planner, if it may be asked now, and launch what it allocates."""
-        if self._ending or not self._changed or not self._may_plan():
+        """Ask the planner, if it may be asked now, and start those whose GPUs are free."""
+        if self._ending:
             return
-        self._changed = False
-        waiting = self._waiting()
-        if not waiting:
-            if not self._open:
-                self.end("finished")
-            return
-        if reason := exceeded(self._spec.budget, usage_of(events_in(self._folder), time.time())):
-            self.end(reason)
-            return
-        allocations = self._plan(waiting)
-        if allocations:
-            self._open_round(allocations, waiting)
-        elif not self._open:
-            self.end("deadline")
+        if self._changed and not self._pending and self._may_plan():
+            self._changed = False
+            self._decide()
+        if ready := [allocation for allocation in self._pending if self._pool.can_hold(allocation)]:
+            self._pending = [allocation for allocation in self._pending if allocation not in ready]
+            self._start(ready)
 
     def _may_plan(self) -> bool:
         """Ask a global planner only when all GPUs are free, a local one when any is."""
-        return not self._open or (self._planner.paradigm == "local" and bool(self._pool.free_nodes()))
+        if not self._open or self._planner.paradigm == "elastic":
+            return True
+        return self._planner.paradigm == "local" and bool(self._pool.free_nodes())
 
-    def _waiting(self, *, including_open: bool = False) -> dict[str, Candidate]:
-        """Members that need training, without those that a step is training."""
-        spec = self._spec
-        progress = progress_in(self._folder, spec.ensemble, spec.retries)
-        profiles = {profile.member: profile for profile in spec.profiles}
-        active = candidates(spec.ensemble, profiles, progress, self._gpus, spec.site.gpus_per_node)
-        rounds = () if including_open else self._open
-        busy = {name for open_round in rounds for name in open_round.active}
-        return {candidate.name: candidate for candidate in active if candidate.name not in busy}
+    def _decide(self) -> None:
+        """Ask the planner; tell those to leave whose GPUs it takes, and note who gets some."""
+        seen = self._members.seen(self._open, time.time())
+        request = self._request(seen)
+        if not request.candidates and not request.held:
+            if not self._open:
+                self.end("finished")
+            return
+        if not request.nodes and not request.held:
+            return
+        decision, _ = ask(self._planner, request, lambda allocation: self._fits(seen.left, allocation))
+        self._memory = decision.memory
+        self._again_at = math.inf if decision.again_s is None else self._run_began + decision.again_s
+        self._pending = list(decision.start)
+        self._tell_to_leave(decision)
+        if not self._open and not self._pending:
+            self.end(DEADLINE)
 
-    def _plan(self, waiting: dict[str, Candidate]) -> tuple[Allocation, ...]:
-        in_order = sorted(waiting.values(), key=lambda c: self._planner.order(c, self._options))
-        request = Request(
-            candidates=in_order,
+    def _request(self, seen: Seen) -> Request:
+        return Request(
+            candidates=sorted(seen.waiting, key=lambda c: self._planner.order(c, self._options)),
             nodes=self._pool.free_nodes(),
             gpus=self._gpus,
             round_index=self._next_folder().index,
             options=self._options,
+            held=seen.held if self._planner.paradigm == "elastic" else (),
+            cluster=self._nodes,
+            now_s=time.time() - self._run_began,
+            memory=self._memory,
         )
-        left = self._deadline - time.time()
 
-        def fits(allocation: Allocation) -> bool:
-            name = allocation.member
-            more = allocation.gpus > self._no_room.get(name, 0)
-            return more and least_step_s(waiting[name], allocation.rate) <= left
+    def _fits(self, left: Mapping[str, Candidate], allocation: Allocation) -> bool:
+        """Whether the member would get an epoch done before the deadline, whatever it has left at most.
 
-        decision, _ = ask(self._planner, request, fits)
-        return decision.start
+        Going by a guess, it might lose its GPUs and then find no room on others.
+        """
+        name = allocation.member
+        more = allocation.gpus > self._no_room.get(name, 0)
+        return more and least_step_s(left[name], allocation.rate) <= self._deadline - time.time()
+
+    def _tell_to_leave(self, decision: Decision) -> None:
+        given = {allocation.member for allocation in decision.start}
+        for open_round in self._open:
+            for name in open_round.active.keys() & {*given, *decision.stop}:
+                open_round.stop_member(name, RESIZE if name in given else PREEMPTED, self._busy_s)
+
+    def _start(self, ready: Sequence[Allocation]) -> None:
+        """Start members as one round, but for those that have got done, or too late, by now."""
+        left = self._members.left()
+        allocations = [a for a in ready if a.member in left and self._fits(left, a)]
+        self._changed |= len(allocations) < len(ready)
+        if not allocations:
+            return
+        if reason := exceeded(self._spec.budget, usage_of(events_in(self._folder), time.time())):
+            self.end(reason)
+        else:
+            self._open_round(allocations, left)
 
     def _next_folder(self) -> RoundFolder:
         if not self._first_round.file.exists():
             return self._first_round
         return self._folder.round(self._folder.next_index())
 
-    def _open_round(self, allocations: tuple[Allocation, ...], waiting: dict[str, Candidate]) -> None:
+    def _open_round(self, allocations: Sequence[Allocation], left: Mapping[str, Candidate]) -> None:
         folder = self._next_folder().create()
         if folder != self._first_round:
             folder.script.symlink_to(Path("..") / self._first_round.path.name / folder.script.name)
@@ -258,22 +256,22 @@ class Driver:
                 job=self._job,
                 deadline=self._deadline,
                 ensemble=replace(spec.ensemble, members=members),
-                allocations=allocations,
+                allocations=tuple(allocations),
                 checkpoints=spec.checkpoints,
                 device=spec.site.device,
+                memory=self._memory,
             ),
         )
         events = EventWriter(folder.events, DRIVER)
-        ends = [(step_s(waiting[a.member], a.rate), a.gpus) for a in allocations]
-        alpha = self._planner.stop_share(self._options)
+        ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
         events.write(
             "round_started",
             index=folder.index,
             job=self._job,
-            predicted_s=round_s(ends, alpha),
+            predicted_s=round_s(ends, self._alpha),
             members=[allocation.member for allocation in allocations],
         )
-        self._open.append(OpenRound(folder, events, sum(a.gpus for a in allocations)))
+        self._open.append(OpenRound(folder, events, sum(a.gpus for a in allocations), time.time()))
         for allocation in allocations:
             self._launch(self._open[-1], allocation)
 
@@ -288,10 +286,15 @@ class Driver:
         self._pool.launch(name, allocation, command, open_round.folder.log_of(name))
 
 
-def _had_no_room(open_round: OpenRound, member: str) -> bool:
-    """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
-    events = read_events(open_round.folder.events / f"{member}.jsonl")
-    return any(event.kind == "stopped" and event.data["reason"] == "deadline" for event in events)
+def _began_at(folder: RunFolder) -> float:
+    """Return when the first job of the run started, in seconds since the epoch."""
+    return min((event.time for event in events_in(folder)), default=time.time())
+
+
+def _last_memory(folder: RunFolder) -> Any:
+    """Return what the planner remembered when the newest round of the run was opened."""
+    planned = [opened for opened in folder.rounds() if opened.file.exists()]
+    return read_round(planned[-1].file).memory if planned else None
 
 
 def main() -> int:

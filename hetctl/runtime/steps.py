@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.core.layout import write_private
@@ -61,14 +61,17 @@ class StepPool:
 
     def free_nodes(self) -> tuple[Node, ...]:
         """Return the nodes with the GPUs that no step holds, without full nodes."""
-        held = {
-            (place.node, gpu)
-            for step in self._running
-            for place in step.allocation.placement
-            for gpu in place.gpus
-        }
-        free = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self._nodes)
+        held = {gpu for step in self._running for gpu in _gpus_of(step.allocation)}
+        free = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self._nodes)
         return tuple(node for node in free if node.gpus)
+
+    def can_hold(self, allocation: Allocation) -> bool:
+        """Whether no step of the member runs, and none holds any of these GPUs."""
+        wanted = set(_gpus_of(allocation))
+        return all(
+            step.name != allocation.member and wanted.isdisjoint(_gpus_of(step.allocation))
+            for step in self._running
+        )
 
     def launch(self, name: str, allocation: Allocation, command: Sequence[str], log: Path) -> None:
         """Start a step; its output is appended to `log`."""
@@ -90,10 +93,15 @@ class StepPool:
         self._running = [step for step in self._running if step not in over]
         return [EndedStep(s.name, s.allocation, _exit_code(s.process.returncode)) for s in over]
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every step that is left."""
+    def signal(self, number: signal.Signals, name: str | None = None) -> None:
+        """Send a signal to the step of that name, or to every step that is left."""
         for step in self._running:
-            step.process.send_signal(number)
+            if name in (None, step.name):
+                step.process.send_signal(number)
+
+
+def _gpus_of(allocation: Allocation) -> Iterator[tuple[str, int]]:
+    return ((place.node, gpu) for place in allocation.placement for gpu in place.gpus)
 
 
 def _exit_code(code: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from hetctl.runtime.frameworks import Network
 from hetctl.runtime.group import Group
 
 STOP_POLL_S = 0.2
-"""How often the stop file is looked for: a file system call per batch would be too many."""
+"""How often stop files are looked for: file system calls for every batch would be too many."""
 
 
 class Reporter(Protocol):
@@ -32,10 +32,10 @@ class Reporter(Protocol):
 
 
 class StopSignal:
-    """Why training should pause now, if it should: the stop file, or the deadline."""
+    """Why training should pause now, if it should: a stop file, or the deadline."""
 
-    def __init__(self, file: Path, deadline: float) -> None:
-        self._file = file
+    def __init__(self, files: Sequence[Path], deadline: float) -> None:
+        self._files = files
         self._deadline = deadline
         self._next_look = 0.0
         self.reason: str | None = None
@@ -45,8 +45,8 @@ class StopSignal:
         now = time.time()
         if self.reason is None and now >= self._next_look:
             self._next_look = now + STOP_POLL_S
-            if self._file.exists():
-                self.reason = self._file.read_text(encoding="utf-8").strip() or "stop"
+            if found := next((file for file in self._files if file.exists()), None):
+                self.reason = found.read_text(encoding="utf-8").strip() or "stop"
             elif now >= self._deadline:
                 self.reason = "deadline"
         return self.reason is not None

@@ -9,6 +9,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 
 import capes
 import fleet
@@ -54,11 +55,16 @@ SPREAD: dict[str, tuple[float, float]] = {
 }
 """Table 3: mean and standard deviation of the seconds that networks run."""
 
+PEAKS = (125, 59, 20)
+"""Capes, section 7: simultaneous jobs by column."""
+
 
 @cache
-def run(planner: str, gpus: int, seed: int, lockstep: bool = False) -> Simulation:
+def run(
+    planner: str, gpus: int, seed: int, lockstep: bool = False, epochs: tuple[int, int] = fleet.EPOCHS
+) -> Simulation:
     """Simulate one run of FLEET's evaluation."""
-    arrivals = [Arrival(member) for member in fleet.members(seed, gpus)]
+    arrivals = [Arrival(member) for member in fleet.members(seed, gpus, epochs)]
     world = World(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
     return simulate(planner_named(planner), arrivals, world, Options(delta=DELTA, seed=seed))
 
@@ -149,17 +155,39 @@ def scheduling(seeds: Sequence[int] = SEEDS) -> Table:
     return Table("FLEET, Table 4: milliseconds of scheduling in a whole run", header, tuple(rows))
 
 
+@cache
+def hours(strategy: str, seeds: tuple[int, ...]) -> dict[str, float]:
+    """Return a strategy's mean hours from arrival to completion by column of Capes' table 3."""
+    (row,) = capes.table3([strategy], seeds)
+    return row.means
+
+
 def capes3(seeds: Sequence[int] = SEEDS) -> Table:
-    """Hours from arrival to completion, the paper's in brackets."""
+    """Capes' strategies and ours, with the paper's hours."""
     rows = []
-    for result in capes.table3((*capes.STRATEGIES, "fluid"), seeds):
-        paper = capes.PAPER.get(result.strategy)
-        hours = [f"{mean:.2f}" for mean in result.means.values()]
-        rows.append(
-            (result.strategy, *hours, *(f"{p:.2f}" for p in paper or ()), *([] if paper else ["", "", ""]))
-        )
+    for strategy in (*capes.STRATEGIES, "fluid"):
+        found = [f"{mean:.2f}" for mean in hours(strategy, tuple(seeds)).values()]
+        paper = [f"{mean:.2f}" for mean in capes.PAPER.get(strategy, ())] or [""] * len(found)
+        rows.append((strategy, *found, *paper))
     header = ("strategy", *capes.CONTENTION, *(f"paper: {column}" for column in capes.CONTENTION))
     return Table("Capes et al., Table 3: mean hours from arrival to completion", header, tuple(rows))
+
+
+def peaks(seeds: Sequence[int] = SEEDS) -> Table:
+    """Jobs that are there at once, at most."""
+    fixed = [strategy for strategy in capes.STRATEGIES if strategy.startswith("fixed")]
+    found = [
+        _with_spread([max(_peak(strategy, column, seed) for strategy in fixed) for seed in seeds], 0)
+        for column in capes.CONTENTION
+    ]
+    rows = (("simulated", *found), ("paper", *(str(jobs) for jobs in PEAKS)))
+    return Table("Capes et al., section 7: peaks of simultaneous jobs", ("", *capes.CONTENTION), rows)
+
+
+def _peak(strategy: str, column: str, seed: int) -> int:
+    came = [(arrival.at_s, 1) for arrival in capes.arrivals(*capes.CONTENTION[column], seed)]
+    gone = [(member.done_s, -1) for member in capes.run(strategy, column, seed).members]
+    return max(accumulate(change for _, change in sorted(came + gone)))
 
 
 def _with_spread(values: Sequence[float], digits: int) -> str:
@@ -177,7 +205,7 @@ def main() -> None:
     seeds = range(parser.parse_args().seeds)
     for table in (figure5(seeds), figure5(seeds, lockstep=True), figure6(seeds), table3(), table4(seeds)):
         print(f"{table}\n")
-    print(f"{scheduling(seeds)}\n\n{capes3(seeds)}")
+    print(f"{scheduling(seeds)}\n\n{capes3(seeds)}\n\n{peaks(seeds)}")
 
 
 if __name__ == "__main__":

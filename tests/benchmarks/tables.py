@@ -18,7 +18,7 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        return self.value <= self.bar
+        return self.value <= self.bar * (1 + 1e-9)
 
     @property
     def row(self) -> Row:

@@ -1,5 +1,7 @@
 """Networks for tests: seconds to build, real data, real convergence."""
 
+import time
+
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
@@ -35,6 +37,9 @@ def model_fn(config):
 
 
 def fit_train_fn(data, model, optimizer, config):
-    """A train_fn that uses Keras' own training step."""
-    losses = [float(model.train_on_batch(x, y)[0]) for x, y in data]
+    """A train_fn that uses Keras' own training step, and rests for `pause_s` after each."""
+    losses = []
+    for x, y in data:
+        losses.append(float(model.train_on_batch(x, y)[0]))
+        time.sleep(config.get("pause_s", 0.0))
     return {"loss": float(np.mean(losses)) if losses else 0.0}

@@ -4,87 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from workbench import alive, python_without_training, wait_for
+from driven_job import Job
+from workbench import wait_for
 
-from hetctl.core.ensemble import Ensemble, Functions, Member
-from hetctl.core.events import DRIVER
-from hetctl.core.layout import RunFolder
-from hetctl.core.profile import MemberProfile
-from hetctl.core.progress import events_in, progress_in
-from hetctl.core.run import Budget, RunSpec, write_spec
-from hetctl.core.site import Queue, Site
-
-FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")
-
-
-class Job:
-    """One batch job of a run, on a local site with a number of slots."""
-
-    def __init__(self, folder: Path, members: dict[str, dict], *, slots: int = 2, rates=None, **spec) -> None:
-        self.python = python_without_training(folder)
-        self.run = RunFolder(folder / "runs" / "r")
-        site = Site("local", "local", "local", 1, slots, slots, 2**30, (Queue("local"),), device="slot")
-        ensemble = Ensemble(
-            "e", "tensorflow", FUNCTIONS, tuple(Member(n, c, max_gpus=1) for n, c in members.items()), "/x"
-        )
-        known = {name: (rates or {}).get(name, {1: 100.0}) for name in members}
-        profiles = tuple(MemberProfile(name, known[name], None, 10) for name in members)
-        defaults = {"planner": "flotilla", "gpus": slots, "wall_s": 3600, "grace_s": 10}
-        self.run.round(0).create()
-        self.spec = RunSpec(
-            run="r", ensemble=ensemble, site=site, queue="local", profiles=profiles,
-            checkpoints=str(folder / "checkpoints"), **defaults | spec,
-        )  # fmt: skip
-        write_spec(self.run, self.spec)
-
-    def start(self, number: int = 0, first_round: int = 0, started: float | None = None) -> subprocess.Popen:
-        command = [
-            self.python, "-m", "hetctl.runtime.driver", self.run.path, "--round", str(first_round),
-            "--job", str(number), "--started", str(time.time() if started is None else started),
-        ]  # fmt: skip
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def drive(self, **how) -> str:
-        """Run a job to its end; return what the driver said."""
-        process = self.start(**how)
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output
-        assert not alive(str(self.run.path))
-        self.hold_no_gpu_twice()
-        return output
-
-    def events(self, kind: str, source: str = DRIVER) -> list:
-        return [e for e in events_in(self.run) if e.kind == kind and e.source == source]
-
-    @property
-    def reason(self) -> str:
-        return self.events("job_ended")[-1].data["reason"]
-
-    def rounds(self) -> list[list[str]]:
-        return [event.data["members"] for event in self.events("round_started")]
-
-    def progress(self):
-        return progress_in(self.run, self.spec.ensemble, self.spec.retries)
-
-    def trained(self, member: str) -> list[int]:
-        return [event.data["epoch"] for event in self.events("epoch", member)]
-
-    def hold_no_gpu_twice(self) -> None:
-        held: dict[tuple[str, int], str] = {}
-        for event in (e for e in events_in(self.run) if e.source == DRIVER):
-            member = event.data.get("member")
-            if event.kind == "step_started":
-                ours = [(p["node"], gpu) for p in event.data["placement"] for gpu in p["gpus"]]
-                assert not set(ours) & set(held), (member, held)
-                held |= dict.fromkeys(ours, member)
-            elif event.kind == "step_ended":
-                held = {gpu: holder for gpu, holder in held.items() if holder != member}
-        assert not held
+from hetctl.core.run import Budget
 
 
 def test_rounds_follow_one_another_until_all_have_converged(tmp_path):

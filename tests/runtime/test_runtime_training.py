@@ -36,7 +36,7 @@ class StopAfter(StopSignal):
     """Stops after a number of looks, one of which is taken before each batch."""
 
     def __init__(self, looks):
-        super().__init__(Path("/nonexistent"), float("inf"))
+        super().__init__((), float("inf"))
         self.looks = looks
 
     def __call__(self):
@@ -140,18 +140,20 @@ def test_a_schedule_follows_the_gpus_too(tmp_path):
 
 
 def test_no_epoch_is_started_that_would_not_fit(tmp_path):
-    late = trainer(tmp_path, {}, stop=StopSignal(tmp_path / "stop", time.time() + 0.5))
+    late = trainer(tmp_path, {}, stop=StopSignal((), time.time() + 0.5))
     late.expected_epoch_s = 60.0
     late.run()
     assert late.events.kinds() == ["started", "stopped"]
     assert late.events[-1][1]["reason"] == "deadline"
 
 
-def test_the_stop_file_ends_an_epoch_in_its_midst(tmp_path):
-    (tmp_path / "stop").write_text("alpha\n")
-    stopped = trainer(tmp_path / "m", {}, stop=StopSignal(tmp_path / "stop", float("inf")))
+@pytest.mark.parametrize("name", ["stop", "stop-m"])
+def test_a_stop_file_ends_an_epoch_in_its_midst(tmp_path, name):
+    (tmp_path / name).write_text("why\n")
+    stop = StopSignal((tmp_path / "stop", tmp_path / "stop-m"), float("inf"))
+    stopped = trainer(tmp_path / "m", {}, stop=stop)
     stopped.run()
-    assert stopped.events[-1] == ("stopped", {"reason": "alpha", "part_samples": 0})
+    assert stopped.events[-1] == ("stopped", {"reason": "why", "part_samples": 0})
     assert weights(tmp_path / "m")[1].part_samples == 0
 
 

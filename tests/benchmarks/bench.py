@@ -1,0 +1,344 @@
+"""How far planners are from the limits, with the bars that they must not pass beside the figures.
+
+    python tests/benchmarks/bench.py [SECTION ..] [--quick]
+
+``static`` reads rate tables of others from the folder that HETCTL_DATA names. Exit code 1: a bar is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import capes
+import doubling_exact
+import fleet
+import planning_time
+import replay
+import static_bench
+from tables import Figure, Table
+
+from hetctl.core.profile import Candidate
+from hetctl.core.simulation import Simulation
+from hetctl.core.site import Cluster
+from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.planners import PLANNERS, planner_named
+from hetctl.planners.base import Options
+from hetctl.planners.doubling import double
+from hetctl.planners.static_schedule import Problem, list_schedule, placeable
+from hetctl.simulator.sight import SHARES, Sight
+from hetctl.simulator.simulate import simulate
+from hetctl.simulator.world import Arrival, World
+
+Epochs = tuple[int, int]
+PLAN_SECONDS = 2.0
+EVENTS = 1_000_000
+
+
+def clairvoyant(quick: bool = False, epochs: Epochs = fleet.EPOCHS) -> Table:
+    """FLEET's set-up, the work left known."""
+    seeds = _seeds(quick, 10)
+    rows, medians, worst = [], [], []
+    for gpus in fleet.SIZES:
+        found = ratios("fluid", gpus, seeds, epochs)
+        others = [f"{statistics.median(ratios(planner, gpus, seeds, epochs)):.3f}" for planner in RIVALS]
+        medians.append(statistics.median(found))
+        worst.append(max(found))
+        rows.append((str(gpus), *others, f"{medians[-1]:.4f}", f"{worst[-1]:.4f}"))
+    return Table(
+        f"Makespan over the fluid bound, work known, {_range(epochs)} epochs",
+        ("GPUs", *RIVALS, "fluid", "fluid, worst"),
+        tuple(rows),
+        (
+            Figure("fluid, median of the worst size", max(medians), 1.03),
+            Figure("fluid, worst of all runs", max(worst), 1.05),
+        ),
+        f"FLEET's set-up, {_count(seeds)}, medians.",
+    )
+
+
+RIVALS = ("independent", "flotilla")
+
+
+def ratios(planner: str, gpus: int, seeds: Sequence[int], epochs: Epochs = fleet.EPOCHS) -> list[float]:
+    """Return makespans over the fluid bound."""
+    return [replay.run(planner, gpus, seed, epochs=epochs).ratio for seed in seeds]
+
+
+def predicted(quick: bool = False, epochs: Epochs = fleet.EPOCHS) -> Table:
+    """FLEET's set-up, the work left predicted from noisy losses."""
+    seeds = _seeds(quick, 10)
+    rows, medians = [], []
+    for gpus in fleet.SIZES:
+        runs = [predicted_run("fluid", gpus, seed, epochs) for seed in seeds]
+        found = [result.ratio for result, _ in runs]
+        errors = [f"{statistics.median(error[share] for _, error in runs):.1%}" for share in SHARES]
+        medians.append(statistics.median(found))
+        rows.append((str(gpus), f"{medians[-1]:.4f}", f"{max(found):.4f}", *errors))
+    return Table(
+        f"Makespan over the fluid bound, work predicted, {_range(epochs)} epochs",
+        ("GPUs", "fluid", "fluid, worst", *(f"error at {share:.0%}" for share in SHARES)),
+        tuple(rows),
+        (Figure("fluid, median of the worst size", max(medians), 1.08),),
+        f"FLEET's set-up, {_count(seeds)}, medians. Errors are those of the predicted work when that share "
+        "of a member's run is over.",
+    )
+
+
+def predicted_run(
+    planner: str, gpus: int, seed: int, epochs: Epochs
+) -> tuple[Simulation, dict[float, float]]:
+    """Simulate one run in which losses are all that is seen; return errors by share of a run, too."""
+    members = fleet.members(seed, gpus, epochs)
+    sight = Sight(members, seed)
+    world = World(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
+    options = Options(delta=replay.DELTA, seed=seed)
+    result = simulate(planner_named(planner), [Arrival(member) for member in members], world, options)
+    return result, sight.errors()
+
+
+def static(quick: bool = False) -> Table:
+    """Constant allotments on measured rates."""
+    title = "`static`: makespan over the bound of constant allotments"
+    folder = data_folder()
+    if folder is None:
+        sets = " and ".join(static_bench.SETS)
+        return Table(title, (), (), note=f"Not run: HETCTL_DATA names no folder with the tables {sets}.")
+    seeds = _seeds(quick, 20)
+    results = static_bench.rows(seeds, folder, PLAN_SECONDS)
+    groups = [
+        [row for row in results if (row.data, row.gpus_per_node) == (data, size)]
+        for data in static_bench.SETS
+        for size in static_bench.NODE_SIZES
+    ]
+    medians = [statistics.median(row.ratio for row in group) for group in groups]
+    over_plain = [max(_over_plain(row, folder) for row in group) for group in groups]
+    rows = [
+        (
+            group[0].data,
+            str(group[0].gpus_per_node),
+            f"{median:.4f}",
+            f"{max(row.ratio for row in group):.4f}",
+            f"{statistics.median(row.packing for row in group):.4f}",
+            f"{over:.4f}",
+            f"{max(row.first_s for row in group):.1f}",
+        )
+        for group, median, over in zip(groups, medians, over_plain, strict=True)
+    ]
+    return Table(
+        title,
+        (
+            "tables",
+            "GPUs per node",
+            "median",
+            "worst",
+            "over one node",
+            "over plain lists, worst",
+            "seconds, most",
+        ),
+        tuple(rows),
+        (
+            Figure("median of the worst group", max(medians), 1.06),
+            Figure("over the better of `independent` and a plain list", max(over_plain), 1.0),
+            Figure(
+                "seconds of planning, median", statistics.median(r.first_s for r in results), PLAN_SECONDS
+            ),
+        ),
+        f"{static_bench.MEMBERS} members, {static_bench.GPUS} GPUs, {_count(seeds)}.",
+    )
+
+
+def data_folder() -> Path | None:
+    """Return the folder of the tables, if all are there."""
+    folder = Path(os.environ.get("HETCTL_DATA") or os.devnull)
+    return folder if all(any(folder.glob(f"{data}*")) for data in static_bench.SETS) else None
+
+
+def _over_plain(row: static_bench.Row, folder: Path) -> float:
+    """Return the makespan over the better one of the baseline's and of a longest-first list's."""
+    size = row.gpus_per_node
+    members = static_bench.instance(static_bench.tables(folder, row.data), row.seed, size)
+    alone = static_bench.planned(members, size, row.seed, PLAN_SECONDS, "independent").makespan_s
+    sizes = [len(node.gpus) for node in Cluster.of(static_bench.GPUS, size).nodes]
+    allotments = tuple(allotments_of(member, placeable(sizes)) for member in members)
+    bound_s = allotment_bound(allotments, static_bench.GPUS)
+    problem = Problem(allotments, tuple((0.0,) * size for size in sizes), bound_s, False)
+    runs = [problem.run(i, member.within(bound_s)) for i, member in enumerate(allotments)]
+    listed, _ = list_schedule(sorted(runs, key=lambda run: -run.seconds), problem.heads)
+    return row.makespan_s / min(alone, problem.cost(listed))
+
+
+def doubling(quick: bool = False) -> Table:
+    """The sum of times that `doubling` makes small, over its exact optimum."""
+    seeds = _seeds(quick, 30)
+    rows, worst = [], []
+    for curve in doubling_exact.CURVES:
+        found = []
+        for gpus in doubling_exact.GPUS:
+            nodes = Cluster.of(gpus, 1).nodes
+            for seed in seeds:
+                jobs = doubling_exact.instance(curve, gpus, seed)
+                total_s = doubling_exact.total_s(jobs, double(jobs, nodes))
+                found.append(total_s / doubling_exact.exact_s(jobs, gpus))
+        worst.append(max(found))
+        rows.append((curve.__name__, str(len(found)), f"{statistics.median(found):.5f}", f"{worst[-1]:.5f}"))
+    return Table(
+        "`doubling`: sum of times over the exact optimum",
+        ("rates", "instances", "median", "worst"),
+        tuple(rows),
+        (Figure("worst of all instances", max(worst), 1.005),),
+        f"{', '.join(map(str, doubling_exact.GPUS))} GPUs, {_count(seeds)}; optima by dynamic programming.",
+    )
+
+
+def mean_jct(quick: bool = False) -> Table:
+    """Capes' arrivals: mean time to completion of ours over that of `doubling`."""
+    seeds = _seeds(quick, 10)
+    over = {strategy: over_doubling(strategy, tuple(seeds)) for strategy in ("fluid", "doubling-exploratory")}
+    rows = [(name, *(f"{found[column]:.4f}" for column in capes.CONTENTION)) for name, found in over.items()]
+    return Table(
+        "Mean time to completion over that of `doubling`",
+        ("planner", *capes.CONTENTION),
+        tuple(rows),
+        (
+            Figure("fluid, largest of the columns", max(over["fluid"].values()), 1.0),
+            Figure("fluid, smallest of the columns", min(over["fluid"].values()), 0.95),
+            Figure("doubling-exploratory, extreme", over["doubling-exploratory"]["extreme"], 1.15),
+            Figure(
+                "doubling-exploratory, largest of the columns",
+                max(over["doubling-exploratory"].values()),
+                1.15,
+            ),
+        ),
+        f"The arrivals of Capes et al., {_count(seeds)}; ratios of the mean over all.",
+    )
+
+
+def over_doubling(strategy: str, seeds: tuple[int, ...]) -> dict[str, float]:
+    """Return by column the mean hours over those of `doubling`."""
+    hours, doubled = (replay.hours(name, seeds) for name in (strategy, "doubling"))
+    return {column: hours[column] / doubled[column] for column in hours}
+
+
+def planning(quick: bool = False) -> Table:
+    """Time of a decision about a cluster on which nobody trains."""
+    sizes = planning_time.SIZES[: 3 if quick else None]
+    found = plan_times(sizes)
+    names = dict.fromkeys(row.planner for row in found)
+    ms = {(row.planner, (row.members, row.gpus)): row.milliseconds for row in found}
+    rows = [(name, *(f"{ms[name, size]:,.1f}" for size in sizes)) for name in names]
+    usual, largest = planning_time.SIZES[1], planning_time.SIZES[-1]
+    figures = [
+        Figure(
+            "100 on 160, slowest but `static`, ms", max(ms[n, usual] for n in names if n != "static"), 10.0
+        ),
+        Figure("100 on 160, `static`, ms", ms["static", usual], 1000 * PLAN_SECONDS),
+    ]
+    if largest in sizes:
+        figures += [
+            Figure(
+                "10,000 on 100,000, slowest but `static`, s",
+                max(ms[n, largest] for n in names if n != "static") / 1000,
+                10.0,
+            ),
+            Figure("10,000 on 100,000, `static`, s", ms["static", largest] / 1000, 10.0),
+        ]
+    return Table(
+        "Milliseconds of a decision",
+        ("planner", *(f"{members:,} on {gpus:,}" for members, gpus in sizes)),
+        tuple(rows),
+        tuple(figures),
+        "Processor time, so many members on so many GPUs. "
+        f"`static` searches for up to {PLAN_SECONDS:g} s as it is asked to.",
+    )
+
+
+@cache
+def plan_times(sizes: tuple[tuple[int, int], ...]) -> list[planning_time.Row]:
+    """Measure every planner, after one that does not count."""
+    list(planning_time.rows([*PLANNERS], planning_time.SIZES[:1], Options(plan_seconds=0.1)))
+    return list(planning_time.rows([*PLANNERS, "fixed-4"], sizes, Options(plan_seconds=PLAN_SECONDS)))
+
+
+def events(quick: bool = False) -> Table:
+    """A long simulation: each job arrives and ends."""
+    simulated(1000)
+    count = EVENTS // (10 if quick else 1)
+    seconds = simulated(count // 2)
+    row = (f"{count:,}", f"{seconds:.1f}", f"{seconds / count * 1e6:.1f}")
+    figures = (Figure("seconds for a million", seconds * EVENTS / count, 60.0),)
+    return Table("A simulation of many events", ("events", "seconds", "microseconds each"), (row,), figures)
+
+
+def simulated(jobs: int) -> float:
+    """Return the seconds that a simulation takes, of jobs that keep 64 GPUs half busy."""
+    draw = random.Random(0)
+    rates = {gpus: 100 * gpus**0.9 for gpus in range(1, 9)}
+    at_s, arrivals = 0.0, []
+    for number in range(jobs):
+        at_s += draw.expovariate(1.0)
+        arrivals.append(Arrival(Candidate(f"j{number}", rates, draw.uniform(1e3, 1e4)), at_s))
+    began = time.perf_counter()
+    simulate(planner_named("independent"), arrivals, World(Cluster.of(64, 4)), Options())
+    return time.perf_counter() - began
+
+
+def _seeds(quick: bool, count: int) -> range:
+    return range(2 if quick else count)
+
+
+def _range(epochs: Epochs) -> str:
+    return f"{epochs[0]} to {epochs[1]}"
+
+
+def _count(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seeds"
+
+
+SECTIONS: dict[str, Callable[[bool], Table]] = {
+    "clairvoyant": clairvoyant,
+    "clairvoyant-wide": partial(clairvoyant, epochs=fleet.WIDE_EPOCHS),
+    "predicted": predicted,
+    "predicted-wide": partial(predicted, epochs=fleet.WIDE_EPOCHS),
+    "static": static,
+    "doubling": doubling,
+    "mean-jct": mean_jct,
+    "planning": planning,
+    "events": events,
+}
+
+
+def measured(names: Iterable[str], quick: bool = False) -> list[Table]:
+    """Run sections; print each table when it is there, and what it took."""
+    found = []
+    for name in names:
+        began = time.perf_counter()
+        found.append(SECTIONS[name](quick))
+        print(f"{found[-1]}\n\n{name}: {time.perf_counter() - began:.0f} s\n", flush=True)
+    return found
+
+
+def main() -> int:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("sections", nargs="*", help=f"of: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds and sizes")
+    wishes = parser.parse_args()
+    unknown = set(wishes.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; one of: {', '.join(SECTIONS)}")
+    figures = [f for table in measured(wishes.sections or SECTIONS, wishes.quick) for f in table.figures]
+    missed = [figure for figure in figures if not figure.holds]
+    print(f"{len(figures) - len(missed)} of {len(figures)} bars hold")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

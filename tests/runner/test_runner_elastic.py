@@ -1,0 +1,41 @@
+"""A run whose members are resized, with trainers that only pretend to train."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from workbench import mpirun_of_one_rank, new_project, python_without_training
+
+ENSEMBLE = """\
+name: pair
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}
+members:
+  - {name: short, config: {epochs: 2}}
+  - {name: long, config: {epochs: 12}}
+"""
+RATES = "member,gpus,rate,samples\nshort,1,100,300\nlong,1,100,3000\nlong,2,190,3000\n"
+
+
+def test_a_run_with_resized_members_is_told_right(tmp_path):
+    project = new_project(
+        tmp_path / "project",
+        ENSEMBLE,
+        python=python_without_training(tmp_path),
+        environment={"HETCTL_SITE": "local", "PATH": f"{mpirun_of_one_rank(tmp_path)}:{os.environ['PATH']}"},
+    )
+    (project.path / "rates.csv").write_text(RATES)
+    assert project.here("profile", "import", "rates.csv").code == 0
+    run = project.hetctl("submit", "--planner", "doubling", "--gpus", "2", "--wait", "--json")
+    assert (run.code, run.json["state"]) == (0, "finished"), run
+    assert project.epochs("pair-001") == {"short": [1, 2], "long": list(range(1, 13))}
+    members = {member["member"]: member for member in run.json["members"]}
+    assert {member["state"] for member in members.values()} == {"converged"}
+    assert members["long"]["gpus_by_round"] == [1, 2]
+    steps = [step for step in run.json["steps"] if step["member"] == "long"]
+    assert members["long"]["measured_s"] == pytest.approx(sum(s["end_s"] - s["start_s"] for s in steps))
+    assert [round_["ended_by"] for round_ in run.json["rounds"]] == ["resize", "converged"]
+    assert "long" in project.here("status").stdout
+    assert project.here("report", "-o", "page.html").code == 0

@@ -1,0 +1,222 @@
+"""Members that are resized, moved and stopped in the midst of training."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from driven_job import Job
+
+from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.core.profile import MemberProfile
+from hetctl.core.progress import events_in
+from hetctl.core.run import Budget, read_round
+from hetctl.core.usage import usage_of
+from hetctl.planners import PLANNERS
+from hetctl.planners.base import Decision, Planner
+
+ENSEMBLES = Path(__file__).parent.parent / "ensembles"
+AGAIN_S = 0.1
+
+
+def give(member: str, *gpus: int, rate: float = 100.0) -> Allocation:
+    return Allocation(member, len(gpus), DATA_PARALLEL, rate, (Placement("localhost", gpus),))
+
+
+class Script:
+    """An elastic planner that goes from one state of the cluster to the next, by a rule of the test.
+
+    Parameters
+    ----------
+    states : list of tuple of Allocation
+        Who is to hold which GPUs; those who are done are passed over.
+    due : callable
+        From a request to whether the next state is due.
+    """
+
+    def __init__(self, states, due):
+        self.states, self.due = states, due
+        self.requests = []
+        self.planner = Planner("script", "elastic", self.decide)
+
+    def decide(self, request):
+        self.requests.append(request)
+        index, since_s = request.memory or [0, request.now_s]
+        if index + 1 < len(self.states) and self.due(request, since_s):
+            index, since_s = index + 1, request.now_s
+        held = {h.candidate.name: h for h in request.held}
+        here = {*held, *(candidate.name for candidate in request.candidates)}
+        wanted = {a.member: a for a in self.states[index] if a.member in here}
+        start = [a for name, a in wanted.items() if name not in held or held[name].allocation != a]
+        stop = tuple(name for name in held if name not in wanted)
+        fixed = {name for name, h in held.items() if h.fixed}
+        return Decision(
+            tuple(a for a in start if a.member not in fixed),
+            tuple(name for name in stop if name not in fixed),
+            request.now_s + AGAIN_S,
+            [index, since_s],
+        )
+
+
+def after(seconds):
+    return lambda request, since_s: request.now_s - since_s >= seconds
+
+
+def scripted(tmp_path, members, **how):
+    return Job(tmp_path, members, max_gpus=4, planner="script", **how)
+
+
+def test_a_member_is_resized_and_another_makes_room_for_it(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"a": {"epochs": 20}, "b": {"epochs": 12}})
+    apart, together = (give("a", 0), give("b", 1)), (give("a", 0, 1),)
+    job.drive_by(Script([apart, together, apart], after(0.6)).planner, monkeypatch)
+    assert job.reason == "finished"
+    assert job.rounds() == [["a", "b"], ["a"], ["a", "b"]]
+    assert (job.steps("a"), job.steps("b")) == ([1, 2, 1], [1, 1])
+    assert (job.reasons("a"), job.reasons("b")) == (["resize", "resize"], ["preempted"])
+    assert job.trained("a") == list(range(1, 21))
+    assert job.trained("b") == list(range(1, 13))
+    ended_by = [event.data["ended_by"] for event in job.events("round_ended")]
+    assert ended_by == ["preempted", "resize", "converged"]
+    assert not any(event.data["fault"] for event in job.events("step_ended"))
+    assert not any(folder.stop.exists() for folder in job.run.rounds())
+
+
+def test_only_those_wait_whose_gpus_are_not_free_yet(tmp_path, monkeypatch):
+    members = {"slow": {"epochs": 99, "leave_s": 0.8}, "quick": {"epochs": 99}, "new": {"epochs": 3}}
+    job = scripted(tmp_path, members, slots=3)
+    first = (give("slow", 0), give("quick", 1))
+    then = (give("quick", 0, 1), give("new", 2))
+    script = Script([first, then, ()], after(1.5))
+    job.drive_by(script.planner, monkeypatch)
+    assert job.rounds() == [["slow", "quick"], ["new"], ["quick"]]
+    quick, new = job.events("started", "quick")[1], job.events("started", "new")[0]
+    assert quick.time - new.time > 0.4
+    left = job.events("stopped", "slow")[0].time
+    assert job.events("step_ended")[0].data["member"] == "quick"
+    asked = [script.requests[i].now_s for i in range(len(script.requests))]
+    told = job.events("stopped", "quick")[0].time
+    began = events_in(job.run)[0].time
+    assert not [s for s in asked if told - began < s < left - began], "nobody is asked while starts pend"
+
+
+def test_gpu_hours_of_resized_members_are_those_of_all_their_steps(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"a": {"epochs": 12}})
+    job.drive_by(Script([(give("a", 0),), (give("a", 0, 1),)], after(0.5)).planner, monkeypatch)
+    starts, ends = job.events("step_started"), job.events("step_ended")
+    spent = sum((e.time - s.time) * s.data["gpus"] for s, e in zip(starts, ends, strict=True))
+    usage = usage_of(events_in(job.run), time.time())
+    assert (usage.rounds, usage.gpu_seconds) == (2, pytest.approx(spent))
+    assert len(starts) == 2
+
+
+def test_a_trainer_that_does_not_leave_is_made_to_and_nobody_blames_it(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 30}}, grace_s=1)
+    states = [(give("deaf", 0), give("good", 1)), (give("good", 0, 1),)]
+    job.drive_by(Script(states, after(0.5)).planner, monkeypatch)
+    ended = {event.data["member"]: event for event in job.events("step_ended")}
+    assert ended["deaf"].data["cause"] == "killed by SIGKILL"
+    assert ended["deaf"].data["fault"] is False
+    assert job.progress()["deaf"].failures == 0
+    assert job.steps("good") == [1, 2]
+    assert job.progress()["good"].converged
+    assert job.events("round_ended")[0].data["ended_by"] in ("resize", "preempted")
+
+
+def test_who_converges_when_told_to_leave_is_not_started_again(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"a": {"epochs": 2, "epoch_s": 0.5}})
+    script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
+    monkeypatch.setattr("hetctl.runtime.rounds.write_private", lambda *_: None)
+    job.drive_by(script.planner, monkeypatch)
+    assert (job.steps("a"), job.reason) == ([1], "finished")
+    assert job.events("round_ended")[0].data["ended_by"] == "converged"
+
+
+def test_near_the_deadline_a_member_stays_where_it_is(tmp_path, monkeypatch):
+    """Not even the end of an epoch is thought to fit elsewhere: how near it is, is but a guess."""
+    job = scripted(tmp_path, {"a": {"epochs": 3, "epoch_s": 0.95}}, rates={"a": {1: 10.0}})
+    states = [(give("a", 0, rate=10.0),), (give("a", 0, 1, rate=1e-3),)]
+    script = Script(states, lambda request, _since_s: bool(request.held))
+    job.drive_by(script.planner, monkeypatch)
+    assert (job.steps("a"), job.reasons("a"), job.reason) == ([1], [], "finished")
+    assert any(held.fixed for request in script.requests for held in request.held)
+
+
+def test_the_next_job_remembers(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"a": {"epochs": 8}}, budget=Budget(max_rounds=2))
+    script = Script([(give("a", 0),), (give("a", 1),), (give("a", 0, 1),)], after(0.3))
+    job.drive_by(script.planner, monkeypatch)
+    assert job.reason == "--max-rounds 2 is reached"
+    remembered = read_round(job.run.round(1).file).memory
+    assert remembered[0] == 1
+    assert script.requests[0].memory is None
+    asked = len(script.requests)
+    job.drive_by(script.planner, monkeypatch, number=1)
+    later = script.requests[asked]
+    assert later.memory == remembered
+    assert later.now_s > script.requests[asked - 1].now_s, "time counts from the start of the run"
+
+
+def test_requests_tell_who_trains_since_when_and_what_is_left(tmp_path, monkeypatch):
+    job = scripted(tmp_path, {"a": {"epochs": 6}, "b": {"epochs": 6}})
+    script = Script([(give("a", 0),), (give("a", 0), give("b", 1))], after(0.5))
+    job.drive_by(script.planner, monkeypatch)
+    first, *others = script.requests
+    assert ([c.name for c in first.candidates], first.held) == (["a", "b"], ())
+    assert all(request.cluster == first.nodes for request in others)
+    training = next(request for request in others if request.held)
+    assert [c.name for c in training.candidates] == ["b"]
+    assert [node.gpus for node in training.nodes] == [(1,)]
+    (held,) = training.held
+    assert (held.candidate.name, held.allocation) == ("a", give("a", 0))
+    assert 0 <= held.since_s <= training.now_s
+    left = [h.candidate.samples_left for r in others for h in r.held if h.candidate.name == "a"]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[-1]
+
+
+@pytest.mark.parametrize("planner", [*PLANNERS, "fixed-2"])
+def test_every_planner_brings_every_member_to_its_end(tmp_path, planner):
+    members = {"a": {"epochs": 12}, "b": {"epochs": 4}, "c": {"epochs": 2}}
+    rates = {"a": {1: 100.0, 2: 190.0, 4: 350.0}, "b": {1: 50.0, 2: 90.0}, "c": {1: 20.0}}
+    options = {"plan_seconds": 0.2}
+    job = Job(tmp_path, members, slots=4, max_gpus=4, rates=rates, planner=planner, options=options)
+    assert "ended: finished" in job.drive()
+    assert {name: job.trained(name) for name in members} == {
+        name: list(range(1, config["epochs"] + 1)) for name, config in members.items()
+    }
+    assert not any(event.data["fault"] for event in job.events("step_ended"))
+    if planner == "doubling":
+        assert max(job.steps("a")) > 1
+
+
+@pytest.mark.training
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
+def test_a_member_that_is_resized_and_back_trains_every_sample_once(tmp_path, monkeypatch):
+    member = Member("m", {"pause_s": 0.1}, 32, 5, StopRule("val_accuracy", "max", 9, max_epochs=3), 2)
+    functions = Functions("tiny:input_fn", "tiny:model_fn", "tiny:fit_train_fn")
+    job = Job(
+        tmp_path, {}, planner="script", grace_s=60, profiles=(MemberProfile("m", {1: 100.0}, None, 640),),
+        ensemble=Ensemble("tiny", "tensorflow", functions, (member,), str(ENSEMBLES)),
+    )  # fmt: skip
+
+    left_at_start = {}
+
+    def trained_here(request, _since_s):
+        """Whether the member has trained part of an epoch on the GPUs that it has now."""
+        left = {held.since_s: held.candidate.samples_left for held in request.held}
+        return any(left_at_start.setdefault(step, left[step]) - left[step] > 40 for step in left)
+
+    alone, both = (give("m", 0),), (give("m", 0, 1),)
+    job.drive_by(Script([alone, both, alone], trained_here).planner, monkeypatch, real=True)
+    assert (job.steps("m"), job.reason) == ([1, 2, 1], "finished")
+    assert job.trained("m") == [1, 2, 3]
+    stops, starts = job.events("stopped", "m"), job.events("started", "m")
+    assert [event.data["reason"] for event in stops] == ["resize", "resize"]
+    assert [event.data["part_samples"] for event in stops] == [
+        event.data["part_samples"] for event in starts[1:]
+    ]
+    assert any(event.data["part_samples"] for event in stops)
