@@ -37,7 +37,8 @@ class _ProfileJob:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._measurements: Measurements = read_measurements(folder)
-        self._pool = StepPool(self._measurements.site, nodes_of_this_job(self._measurements.site))
+        self._nodes = nodes_of_this_job(self._measurements.site)
+        self._pool = StepPool(self._measurements.site, self._nodes)
         self._logs = _private_folder(folder / "logs")
         self._events = _private_folder(folder / "events")
         self.measured = 0
@@ -61,10 +62,9 @@ class _ProfileJob:
             time.sleep(POLL_S)
 
     def _start(self, point: Point) -> bool:
-        placed, _ = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1)
-        nodes = -(-point.gpus // self._measurements.site.gpus_per_node)
-        if len(placed.get(point.member, ())) not in range(1, nodes + 1):
-            return False  # on the fragments of several nodes it would be slower than it has to be
+        placed, left_out = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1, self._nodes)
+        if left_out:
+            return False
         allocation = Allocation(point.member, point.gpus, DATA_PARALLEL, 0.0, placed[point.member])
         command = _command(self._folder, "--member", point.member, "--gpus", str(point.gpus))
         self._pool.launch(point.source, allocation, command, self._logs / f"{point.source}.log")
