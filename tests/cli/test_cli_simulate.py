@@ -69,7 +69,7 @@ def test_a_rate_table_becomes_an_ensemble_that_can_be_simulated(zoo):
     result = simulated(zoo, "zoo", "--gpus", "8", "--gpus-per-node", "4")
     assert result.keys() >= KEYS
     assert "intervals" not in result
-    assert (result["planner"], result["gpus"], result["gpus_per_node"]) == ("flotilla", 8, 4)
+    assert (result["planner"], result["gpus"], result["gpus_per_node"]) == ("fluid", 8, 4)
     assert result["makespan_s"] >= result["lower_bound_s"] > 0
     assert result["ratio"] == pytest.approx(result["makespan_s"] / result["lower_bound_s"])
     assert 0 < result["gpu_busy_fraction"] <= 1

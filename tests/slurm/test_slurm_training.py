@@ -231,7 +231,7 @@ def test_profiling_went_through_one_job_for_many_points(story):
 
 
 def test_the_plan_keeps_the_contract(story):
-    assert story.plan["planner"] == "flotilla"
+    assert story.plan["planner"] == "fluid"
     assert story.plan["ratio"] == pytest.approx(
         story.plan["predicted_makespan_s"] / story.plan["lower_bound_s"]
     )
