@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench results docs clean setup-demo setup-test
+.PHONY: help demo test test-docker check bench results docs clean setup-demo setup-test
 
 PYTHON ?= python3
 export PYTHON
@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 help: ## show this list
 	@echo "hetctl: each target sets up what it needs, in .venv"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo "PYTHON=/path/to/python3.11 chooses the interpreter (3.10 to 3.12)."
 
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
@@ -16,6 +16,9 @@ demo: setup-demo ## train the example ensemble on this machine, from profile to 
 
 test: setup-test ## run all tests, those on a real Slurm cluster too
 	$(BIN)/python -m pytest
+
+test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
+	@tests/slurm-docker/run
 
 check: setup-test ## lint, types, direction of imports, and that the docs are complete
 	$(BIN)/ruff check .

@@ -65,7 +65,13 @@ setup(
         "examples": EXAMPLES,
         "dev": DEVELOPMENT,
     },
-    entry_points={"console_scripts": ["hetctl = hetctl.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["hetctl = hetctl.cli.main:main"],
+        "submitit": [
+            "executor = hetctl.batch.lsf_executor:LsfExecutor",
+            "job_environment = hetctl.batch.lsf_executor:LsfJobEnvironment",
+        ],
+    },
     classifiers=[
         "Environment :: Console",
         "Intended Audience :: Science/Research",

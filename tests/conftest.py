@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from lsf_cluster import LsfCluster
 from slurm_cluster import SlurmCluster, missing_programs
 
 # A build server must not fail for a case that has nothing to do with the change; people explore.
@@ -33,3 +34,23 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
     yield cluster
     cluster.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start_lsf(monkeypatch):
+    """Start clusters of the stand-in for LSF, whose commands are then on the PATH; stop them at the end."""
+    started = []
+
+    def start(**settings) -> LsfCluster:
+        folder = Path(tempfile.mkdtemp(prefix="hetctl-lsf-", dir="/tmp"))
+        started.append(LsfCluster(folder, **settings))
+        started[-1].start()
+        for name, value in started[-1].environment().items():
+            monkeypatch.setenv(name, value)
+        return started[-1]
+
+    monkeypatch.delenv("TMPDIR", raising=False)
+    yield start
+    for cluster in started:
+        cluster.stop()
+        shutil.rmtree(cluster.folder)

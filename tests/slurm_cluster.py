@@ -57,6 +57,9 @@ SelectTypeParameters=CR_CPU_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,requeue_delay=0
 PriorityType=priority/basic
+# Jobs of the partition "urgent" end those of "main" that are in their way.
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 # Short timers, so that tests of failures are short.
 InactiveLimit=0
 KillWait=2
@@ -78,7 +81,9 @@ JobCompType=jobcomp/none
 GresTypes=gpu
 NodeName=DEFAULT CPUs={cpus} RealMemory={memory_mb} Gres=gpu:{gpus} State=UNKNOWN
 {node_lines}
-PartitionName=main Nodes={node_list} Default=YES State=UP MaxTime=INFINITE DefaultTime=10 DefMemPerCPU=100
+PartitionName=DEFAULT Nodes={node_list} State=UP MaxTime=INFINITE DefaultTime=10 DefMemPerCPU=100
+PartitionName=main Default=YES PriorityTier=1
+PartitionName=urgent PriorityTier=9
 """
 
 NODE_LINE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
@@ -196,6 +201,17 @@ class SlurmCluster:
         self._start_node(name)
         self.run("scontrol", "update", f"nodename={name}", "state=resume")
 
+    def stop_controller(self) -> None:
+        """End slurmctld; it comes back with `start_controller` and what it has saved."""
+        controller = self._daemons.pop("slurmctld")
+        controller.terminate()
+        controller.wait()
+
+    def start_controller(self) -> None:
+        """Start slurmctld again."""
+        self._spawn("slurmctld", "slurmctld", "-D")
+        self._wait_for("scontrol", "ping")
+
     def run(self, *argv: str, seconds: float = 60, **environment: str) -> str:
         """Run a command against the cluster and return its output; `ClusterError` if it fails."""
         done = subprocess.run(
@@ -307,7 +323,7 @@ class SlurmCluster:
 
     def all_idle(self) -> bool:
         """Say whether every node is up and free."""
-        states = self.run("sinfo", "--noheader", "--Node", "--format=%T").split()
+        states = self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()
         return states == ["idle"] * len(self.nodes)
 
     def _spawn(self, name: str, *argv: str) -> None:

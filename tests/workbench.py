@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.core.codec import encode
+from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.events import EventWriter, read_folder
 from hetctl.core.layout import Home, RoundFolder
 from hetctl.core.measurement import Point, read_measurements
@@ -222,12 +223,14 @@ def train(path: Path, name: str) -> int:
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
     SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
-    does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to.
+    does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
+    out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs.
     """
     folder, round_file = RoundFolder(path.parent), read_round(path)
-    config = round_file.ensemble.member(name).config
+    member = round_file.ensemble.member(name)
+    config = member.config
     events = EventWriter(folder.events, name)
-    stops = folder.stop, folder.stop_of(name)
+    stops = folder.stops(name, round_file.job)
     state = round_file.checkpoint_folder(name) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0
@@ -235,6 +238,9 @@ def train(path: Path, name: str) -> int:
     if config.get("fail"):
         events.write("failed", error="no such layer")
         return 1
+    if member.batch_size > config.get("oom_above", member.batch_size):
+        events.write("failed", error="MemoryError", why="out-of-memory", peak_memory_bytes=3 * 2**30)
+        return EXIT_CODES[Why.OUT_OF_MEMORY]
     if config.get("hang"):
         signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
         while True:
@@ -250,6 +256,9 @@ def train(path: Path, name: str) -> int:
         gpus = round_file.allocation_of(name).gpus
         result = EpochResult(done, {"loss": 1 / done, "val_accuracy": done / 100}, 0.1, gpus, time.time())
         events.write("epoch", **encode(result), evaluate_s=0.0)
+        if config.get("disk_full_after") == done and not state.with_name("full").exists():
+            state.with_name("full").touch()
+            return EXIT_CODES[Why.DISK_FULL]
         if config.get("kill_after") == done and not state.with_name("killed").exists():
             state.with_name("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -7,47 +7,93 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetctl.core.job import JobState
+from hetctl.core.errors import BatchSystemError
+from hetctl.core.job import JobStatus
 from hetctl.core.site import Queue, Site
+
+
+class SubmissionInDoubtError(BatchSystemError):
+    """The batch system did not answer in time: it may have taken the job, or take it yet."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A rendered script that is to become a job.
+
+    Parameters
+    ----------
+    name : str
+        Unique, and the job's name in the script's directives.
+    command : tuple of str
+        As it was shown to the user.
+    wall_s : int
+        The limit that the script asks for.
+    after : str or None
+        Id of the job that must be over, however it ended, before this one may start.
+    """
+
+    name: str
+    script: Path
+    command: tuple[str, ...]
+    wall_s: int
+    after: str | None = None
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A Python function that is to run once, inside a job of its own.
+    """A Python function that is to run once for each of its arguments, each time in a job of its own.
 
     Parameters
     ----------
+    arguments : tuple of str
+        If several, the jobs are the elements of one array.
     folder : Path
         Where submitit keeps the call and its output.
+    nodes, wall_s : int
+        Of each job.
+    at_once : int or None
+        At most so many jobs run at the same time.
     """
 
     function: Callable[[str], Any]
-    argument: str
+    arguments: tuple[str, ...]
     folder: Path
     name: str
     site: Site
     queue: Queue
     nodes: int
     wall_s: int
+    at_once: int | None = None
 
 
 class BatchSystem(Protocol):
-    """A batch system as seen from a login node."""
+    """A batch system as seen from a login node.
 
-    def submit(self, script: Path, command: Sequence[str], wall_s: int) -> str:
-        """Submit a rendered script with the command that was shown; return the job's id.
+    All methods raise BatchSystemError if it cannot be reached. They ask again by themselves where
+    that may help, but never submit twice.
+    """
+
+    def submit(self, request: JobRequest) -> str:
+        """Submit a script; return the job's id.
 
         Raises
         ------
         BatchSystemError
-            If the batch system cannot be reached or refuses.
+            If the batch system refuses. If it may have taken the job all the same, because it did not
+            answer in time, the error is a `SubmissionInDoubtError`.
         """
 
-    def call(self, call: FunctionCall) -> str:
-        """Submit a function through submitit; return the job's id."""
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
+        """Submit a function through submitit; return the jobs' ids, in the order of the arguments."""
 
-    def states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask for many jobs at once; a job that nobody knows is UNKNOWN, never FINISHED."""
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the ids of those of our jobs that have one of these names, by name.
+
+        Jobs that are over are found, too, as long as the batch system remembers them.
+        """
 
     def cancel(self, ids: Sequence[str]) -> None:
         """End jobs; those that are over already are no error."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from hetctl.core.errors import BatchSystemError
 from hetctl.core.layout import make_private_folder
 
 
-def submit_function(call: FunctionCall, executor_name: str, parameters: Mapping[str, Any]) -> str:
-    """Submit a call through one of submitit's executors; return the job's id.
+def submit_function(call: FunctionCall, executor_name: str, parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Submit a call through one of submitit's executors; return the jobs' ids, one for each argument.
 
     Raises
     ------
@@ -22,21 +23,39 @@ def submit_function(call: FunctionCall, executor_name: str, parameters: Mapping[
     """
     import submitit
 
-    make_private_folder(call.folder)
-    before = os.umask(0o077)  # submitit's pickles would be readable by all
-    try:
-        executor = submitit.AutoExecutor(call.folder, cluster=executor_name, **_no_requeue(executor_name))
-        executor.update_parameters(**{k: v for k, v in parameters.items() if v is not None})
-        return str(executor.submit(call.function, call.argument).job_id)
-    except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
-        raise BatchSystemError(f"submitit could not submit to {executor_name}: {error}") from None
-    finally:
-        os.umask(before)
+    with _private_files(call.folder):
+        try:
+            executor = submitit.AutoExecutor(call.folder, cluster=executor_name, **_no_requeue(executor_name))
+            executor.update_parameters(**{k: v for k, v in parameters.items() if v is not None})
+            return tuple(str(job.job_id) for job in executor.map_array(call.function, call.arguments))
+        except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as error:
+            raise BatchSystemError(f"submitit could not submit to {executor_name}: {error}") from None
+
+
+def write_call(call: FunctionCall, argument: str, job: str) -> None:
+    """Write a call where submitit's own program finds it when it runs as this job."""
+    from submitit.core.utils import DelayedSubmission, JobPaths
+
+    with _private_files(call.folder):
+        submission = DelayedSubmission(call.function, argument)
+        submission.set_timeout(-(-call.wall_s // 60), 0)
+        submission.dump(JobPaths(call.folder, job).submitted_pickle)
 
 
 def has_result(folder: Path, job: str) -> bool:
     """Whether the function has returned or raised."""
     return (folder / f"{job}_0_result.pkl").exists()
+
+
+@contextmanager
+def _private_files(folder: Path) -> Iterator[None]:
+    """Keep submitit's pickles to ourselves: whoever could write one could run anything as us."""
+    make_private_folder(folder)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _no_requeue(executor_name: str) -> dict[str, int]:

@@ -2,46 +2,93 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetctl.batch.base import FunctionCall
-from hetctl.batch.ends import end_file, read_end
-from hetctl.batch.functions import submit_function
+from hetctl.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.batch.ends import Claim, claim_file, read_claim, read_end
+from hetctl.batch.functions import write_call
+from hetctl.batch.processes import Machine
 from hetctl.core.errors import BatchSystemError
-from hetctl.core.job import JobState
-from hetctl.core.layout import make_private_folder
+from hetctl.core.job import JobState, JobStatus
+from hetctl.core.layout import make_private_folder, write_private
 
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
+START_S = 30.0
+"""A supervisor needs a fraction of a second to claim its job."""
+SUBMITIT_ENVIRONMENT = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_NTASKS": "1",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_GLOBALID": "0",
+    "SUBMITIT_LOCAL_LOCALID": "0",
+}
 
 
 class LocalBatch:
-    """Jobs are known by the process ids of their supervisors.
+    """Jobs are known by their names: each is run by the one supervisor that claims its name.
 
     Parameters
     ----------
     folder : Path
-        Where supervisors keep how their jobs ended.
+        Where supervisors keep who they are, and how their jobs ended.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def submit(self, script: Path, command: Sequence[str], wall_s: int) -> str:  # noqa: ARG002
+    def submit(self, request: JobRequest) -> str:
         """Start the script's supervisor in a session of its own, with its output in the round's log."""
+        log = request.script.parent / "logs" / "job.log"
+        self._start(request.name, request.script, request.wall_s, request.after, log)
+        return request.name
+
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
+        """Start supervisors for submitit's own program; each job waits for the one before it.
+
+        Each of them is free to use the whole machine, so they cannot run at the same time.
+        """
+        token = f"{call.name}-{uuid.uuid4().hex[:6]}"
+        jobs = tuple(f"{token}-{index}" for index in range(len(call.arguments)))
+        for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
+            write_call(call, argument, job)
+            script = call.folder / f"{job}.sh"
+            write_private(script, _function_script(call.folder, job))
+            self._start(job, script, call.wall_s, after, call.folder / f"{job}_0_log.out")
+        return jobs
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Look at the processes, and at what their supervisors wrote."""
+        return {job: status_of(self._folder, job) for job in ids}
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the jobs that a supervisor has claimed."""
+        return {name: name for name in names if claim_file(self._folder, name).exists()}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Tell the supervisors; they give the scripts 20 s to checkpoint."""
+        for job in ids:
+            claimed = read_claim(self._folder, job)
+            if claimed and claimed.machine == Machine.this():
+                _end(claimed)
+
+    def _start(self, job: str, script: Path, wall_s: int, after: str | None, log: Path) -> None:
         make_private_folder(self._folder)
-        supervisor = [sys.executable, "-m", "hetctl.batch.supervisor", str(self._folder), str(wall_s)]
-        log = script.parent / "logs" / "job.log"
+        command = [sys.executable, "-m", "hetctl.batch.supervisor", str(self._folder), job, str(script)]
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as output:
-                process = subprocess.Popen(
-                    [*supervisor, str(script)],
+                supervisor = subprocess.Popen(
+                    [*command, f"--wall={wall_s}", *([f"--after={after}"] if after else [])],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -49,45 +96,57 @@ class LocalBatch:
                 )
         except OSError as error:
             raise BatchSystemError(f"cannot start {script}: {error}") from None
-        end_file(self._folder, process.pid).unlink(missing_ok=True)  # of an earlier job with this number
-        return str(process.pid)
+        self._wait_for_claim(job, supervisor, log)
 
-    def call(self, call: FunctionCall) -> str:
-        """Submit with submitit's local executor.
-
-        Its processes are born deaf to the Ctrl-C of the terminal that they share with us.
-        """
-        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            minutes = math.ceil(call.wall_s / 60)
-            return submit_function(call, "local", {"timeout_min": minutes, "name": call.name})
-        finally:
-            signal.signal(signal.SIGINT, heard)
-
-    def states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
-        """Look at the process, and at what its supervisor wrote."""
-        return {job: self._state(int(job)) for job in ids}
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Tell the supervisors; they give the scripts 20 s to checkpoint."""
-        for job in ids:
-            if self._state(int(job)) == JobState.RUNNING:
-                os.kill(int(job), signal.SIGTERM)
-
-    def _state(self, pid: int) -> JobState:
-        alive = _is_alive(pid)  # asked first: it may end now, but not before it has written its end
-        end = read_end(self._folder, pid)
-        if end is not None:
-            by_code = JobState.FINISHED if end["exit_code"] == 0 else JobState.FAILED
-            return ENDED_BY.get(end["ended_by"], by_code)
-        return JobState.RUNNING if alive else JobState.FAILED
+    def _wait_for_claim(self, job: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
+        """Return once the job can be found, whichever supervisor has it."""
+        limit = time.monotonic() + START_S
+        while not claim_file(self._folder, job).exists():
+            if supervisor.poll() is not None and not claim_file(self._folder, job).exists():
+                raise BatchSystemError(f"the supervisor of {job} did not start", f"see {log}")
+            if time.monotonic() > limit:
+                raise SubmissionInDoubtError(f"the supervisor of {job} did not start in {START_S:g} s")
+            time.sleep(0.01)
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    state = next(line for line in status.splitlines() if line.startswith("State:"))
-    return state.split()[1] not in "ZX"
+def status_of(folder: Path, job: str) -> JobStatus:
+    """Say where a local job stands."""
+    claimed = read_claim(folder, job)
+    if claimed is None:
+        return JobStatus(JobState.UNKNOWN)
+    alive = _state_alive(claimed)  # asked first: it may end now, but not before it has written its end
+    end = read_end(folder, job)
+    if end is not None:
+        by_code = JobState.FINISHED if end.exit_code == 0 else JobState.FAILED
+        return JobStatus(ENDED_BY.get(end.ended_by or "", by_code), end.exit_code, end.detail)
+    return alive
+
+
+def _state_alive(claimed: Claim) -> JobStatus:
+    """Say where a job stands that has no end yet."""
+    here = Machine.this()
+    if claimed.machine.host != here.host:
+        return JobStatus(JobState.UNKNOWN, detail=f"runs on {claimed.machine.host}")
+    if claimed.machine != here:
+        return JobStatus(JobState.NODE_FAILED, detail="the machine was restarted")
+    if claimed.supervisor.alive:
+        return JobStatus(JobState.RUNNING if claimed.script else JobState.PENDING)
+    if claimed.script and claimed.script.group_alive:
+        return JobStatus(JobState.RUNNING, detail="its supervisor was killed")
+    return JobStatus(JobState.FAILED, detail="its supervisor was killed")
+
+
+def _end(claimed: Claim) -> None:
+    """End a job through its supervisor; if that is gone, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        if claimed.supervisor.alive:
+            os.kill(claimed.supervisor.pid, signal.SIGTERM)
+        elif claimed.script and claimed.script.group_alive:
+            os.killpg(claimed.script.pid, signal.SIGKILL)
+
+
+def _function_script(folder: Path, job: str) -> str:
+    variables = {**SUBMITIT_ENVIRONMENT, "SUBMITIT_LOCAL_JOB_ID": job}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)]
+    return "\n".join(["#!/bin/bash", "umask 077", *lines, f"exec {shlex.join(program)}", ""])

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from hetctl.batch.base import SubmissionInDoubtError
 from hetctl.core.errors import BatchSystemError
 
-TIMEOUT_S = 60
+TIMEOUT_S = 60.0
+ASK_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+"""Pauses before a question is asked again."""
+PATIENCE_S = 60.0
+"""No question is asked again after this time."""
+IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
+"""The user's own defaults: they would hide jobs, rename them or make many of one."""
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -21,6 +34,16 @@ class Answer:
     stderr: str
     code: int
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it complained of."""
+        lines = (self.stderr or self.stdout).strip().splitlines()
+        return " / ".join(lines[-3:]) or "it said nothing"
+
+
+class NoAnswerError(BatchSystemError):
+    """A command did not answer in time, and was killed."""
+
 
 def run(argv: Sequence[str], stdin: Path | None = None) -> Answer:
     """Run a command once; it reads the file `stdin`, or nothing.
@@ -28,37 +51,125 @@ def run(argv: Sequence[str], stdin: Path | None = None) -> Answer:
     Raises
     ------
     BatchSystemError
-        If there is no such command, or it does not answer in a minute.
+        If there is no such command or file; a `NoAnswerError` if it does not answer in a minute.
     """
-    try:
-        with Path(stdin or os.devnull).open("rb") as source:
+    with _opened(stdin) as source:
+        try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=source
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                stdin=source,
+                env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
+                preexec_fn=die_with_parent(signal.SIGKILL),
             )
-    except (FileNotFoundError, PermissionError):
-        raise BatchSystemError(
-            f"{argv[0]} is not on the PATH of this machine",
-            "log in to the site, or choose another with --site; `hetctl sites` lists them",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise BatchSystemError(f"{argv[0]} did not answer in {TIMEOUT_S} s", "try again later") from None
+        except (FileNotFoundError, PermissionError):
+            raise BatchSystemError(
+                f"{argv[0]} is not on the PATH of this machine",
+                "log in to the site, or choose another with --site; `hetctl sites` lists them",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise NoAnswerError(f"{argv[0]} did not answer in {TIMEOUT_S:g} s", "try again later") from None
     return Answer(done.stdout, done.stderr, done.returncode)
 
 
-def order(argv: Sequence[str], stdin: Path | None = None) -> str:
-    """Run a command that changes something, once; return what it printed.
+def _opened(path: Path | None) -> BinaryIO:
+    try:
+        return Path(path or os.devnull).open("rb")
+    except OSError as error:
+        raise BatchSystemError(f"cannot read {path}: {error}") from None
+
+
+def ask(argv: Sequence[str], passing: Collection[str]) -> Answer:
+    """Run a command that may be repeated, again and again with growing pauses while it is of use.
+
+    Parameters
+    ----------
+    passing : collection of str
+        What a failing command says of troubles that pass, in parts.
+
+    Raises
+    ------
+    BatchSystemError
+        As `run` does. A command that fails at last is an answer.
+    """
+    limit = time.monotonic() + PATIENCE_S
+    for pause in ASK_AGAIN_S:
+        try:
+            answer = run(argv)
+        except NoAnswerError:
+            if time.monotonic() + pause > limit:
+                raise
+        else:
+            hopeful = answer.code != 0 and says(answer, passing)
+            if not hopeful or time.monotonic() + pause > limit:
+                return answer
+        time.sleep(pause)
+    return run(argv)
+
+
+def order(argv: Sequence[str], passing: Collection[str] = ()) -> str:
+    """Run a command that may be repeated, as `ask` does; return what it printed.
 
     Raises
     ------
     BatchSystemError
         If it fails: the batch system's own words are in the message.
     """
-    answer = run(argv, stdin)
+    answer = ask(argv, passing)
     if answer.code != 0:
-        raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {_last_words(answer)}")
+        raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}")
     return answer.stdout
 
 
-def _last_words(answer: Answer) -> str:
-    lines = (answer.stderr or answer.stdout).strip().splitlines()
-    return " / ".join(lines[-3:]) or "it said nothing"
+def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:
+    """Run a command that submits a job, once; return what it printed.
+
+    It dies with this process: nothing is submitted for somebody who is no longer there to know of it.
+
+    Parameters
+    ----------
+    doubtful : collection of str
+        What the command says, in parts, where it failed and the job may have been taken all the same.
+
+    Raises
+    ------
+    BatchSystemError
+        If the batch system refuses; a `SubmissionInDoubtError` if nobody knows whether it did.
+    """
+    try:
+        answer = run(argv, stdin)
+    except NoAnswerError as error:
+        raise SubmissionInDoubtError(error.message, DOUBT) from None
+    if answer.code == 0:
+        return answer.stdout
+    message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
+    if answer.code < 0 or says(answer, doubtful):
+        raise SubmissionInDoubtError(message, DOUBT)
+    raise BatchSystemError(message)
+
+
+DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
+
+
+def says(answer: Answer, parts: Collection[str]) -> bool:
+    """Whether a command complained in any of these words."""
+    return any(part in answer.stderr or part in answer.stdout for part in parts)
+
+
+def die_with_parent(number: signal.Signals) -> Callable[[], None]:
+    """Return what a child calls before it becomes another program, to get a signal when we are gone.
+
+    The signal is sent when the thread ends that started the child. A program that takes on another
+    user's rights (setuid) never gets it.
+    """
+    parent = os.getpid()
+
+    def ask_for_signal() -> None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it was gone before we asked
+            os.kill(os.getpid(), number)
+
+    return ask_for_signal

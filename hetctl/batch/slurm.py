@@ -3,86 +3,36 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.batch import process
-from hetctl.batch.base import FunctionCall
+from hetctl.batch.base import FunctionCall, JobRequest
 from hetctl.batch.functions import submit_function
+from hetctl.batch.slurm_commands import (
+    DOUBTFUL,
+    NO_ACCOUNTING,
+    NO_SUCH_JOB,
+    OVER_ALREADY,
+    PASSING,
+    Record,
+    find_command,
+    find_gone_command,
+    parse_failed_nodes,
+    parse_found,
+    parse_job_id,
+    parse_sacct,
+    parse_squeue,
+    record_of,
+    sacct_command,
+    sinfo_command,
+    squeue_command,
+)
 from hetctl.core.errors import BatchSystemError
-from hetctl.core.job import JobState
-
-STATES = {
-    "BOOT_FAIL": JobState.NODE_FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "COMPLETED": JobState.FINISHED,
-    "COMPLETING": JobState.RUNNING,  # its processes may still be ending
-    "CONFIGURING": JobState.PENDING,
-    "DEADLINE": JobState.TIMEOUT,
-    "FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.NODE_FAILED,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
-    "PENDING": JobState.PENDING,
-    "PREEMPTED": JobState.PREEMPTED,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "RESIZING": JobState.RUNNING,
-    "RESV_DEL_HOLD": JobState.PENDING,
-    "REVOKED": JobState.CANCELLED,
-    "RUNNING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "STAGE_OUT": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
-    "TIMEOUT": JobState.TIMEOUT,
-}
-
-
-def squeue_command(ids: Sequence[str]) -> list[str]:
-    """Ask for the states of jobs that Slurm still holds in memory."""
-    return ["squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={','.join(ids)}"]
-
-
-def sacct_command(ids: Sequence[str]) -> list[str]:
-    """Ask the accounting for the states of jobs that are gone."""
-    jobs = ",".join(ids)
-    return ["sacct", "-X", "-P", "-n", "--format=JobIDRaw,State%30", f"--jobs={jobs}"]
-
-
-def parse_states(text: str) -> dict[str, JobState]:
-    """Read ``id|STATE`` lines of squeue or sacct; a state nobody knows is UNKNOWN."""
-    states = {}
-    for line in text.splitlines():
-        job, separator, state = line.strip().partition("|")
-        if separator and state.strip():
-            states[job] = _state_named(state.split()[0])  # sacct adds by whom: "CANCELLED by 1000"
-    return states
-
-
-def _state_named(word: str) -> JobState:
-    """Look a state up; sacct cuts long names (``OUT_OF_ME+``), and what could be two of them is none."""
-    if not word.endswith("+"):
-        return STATES.get(word, JobState.UNKNOWN)
-    found = [state for name, state in STATES.items() if name.startswith(word.rstrip("+"))]
-    return found[0] if len(found) == 1 else JobState.UNKNOWN
-
-
-def parse_job_id(text: str) -> str:
-    """Read what ``sbatch --parsable`` prints: ``id`` or ``id;cluster``.
-
-    Raises
-    ------
-    BatchSystemError
-        If there is no job id in it.
-    """
-    lines = text.strip().splitlines()
-    job = lines[-1].partition(";")[0] if lines else ""
-    if not job.isdigit():
-        raise BatchSystemError(f"sbatch printed no job id: {text.strip()!r}")
-    return job
+from hetctl.core.job import JobState, JobStatus
 
 
 class SlurmBatch:
@@ -91,12 +41,12 @@ class SlurmBatch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def submit(self, script: Path, command: Sequence[str], wall_s: int) -> str:  # noqa: ARG002
-        """Run sbatch, which reads the script itself unless the command names it; the limits are in there."""
-        stdin = None if str(script) in command else script
-        return parse_job_id(process.order(command, stdin))
+    def submit(self, request: JobRequest) -> str:
+        """Run sbatch, which reads the script itself unless the command names it; all else is in there."""
+        stdin = None if str(request.script) in request.command else request.script
+        return parse_job_id(process.submit(request.command, stdin, DOUBTFUL))
 
-    def call(self, call: FunctionCall) -> str:
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
 
         What is reserved is what the batch template reserves, and for its reasons.
@@ -106,8 +56,9 @@ class SlurmBatch:
             "slurm_job_name": call.name,
             "slurm_time": math.ceil(call.wall_s / 60),
             "slurm_nodes": call.nodes,
+            "slurm_array_parallelism": call.at_once,
             "slurm_mem": f"{site.memory_per_node // 2**20}M",
-            "slurm_partition": call.queue.name,
+            f"slurm_{site.queue_option}": call.queue.name,
             "slurm_account": site.account,
             "slurm_setup": [
                 *site.setup,
@@ -123,23 +74,72 @@ class SlurmBatch:
         }
         return submit_function(call, "slurm", parameters)
 
-    def states(self, ids: Sequence[str]) -> Mapping[str, JobState]:
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
         if not ids:
             return {}
-        answer = process.run(squeue_command(ids))
-        states = parse_states(answer.stdout)
-        # squeue fails for a single job that is gone, and when the controller is away.
-        if answer.code != 0 and "Invalid job id" not in answer.stderr:
-            raise BatchSystemError(f"squeue failed ({answer.code}): {answer.stderr.strip()}")
-        if missing := [job for job in ids if job not in states]:
-            states.update(parse_states(process.run(sacct_command(missing)).stdout))
-        return {job: states.get(job, JobState.UNKNOWN) for job in ids}
+        records = parse_squeue(_squeue(squeue_command(ids)))
+        if missing := [job for job in ids if record_of(job, records) is None]:
+            records |= parse_sacct(_help_of(sacct_command(missing)))
+        found = {job: record_of(job, records) for job in ids}
+        return {job: _status(record) for job, record in found.items()}
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Ask squeue, then sacct for what squeue no longer knows.
+
+        Without accounting, a job is found for as long as squeue knows it (MinJobAge after its end).
+        """
+        if not names:
+            return {}
+        found = parse_found(_squeue(find_command(names, os.getuid())))
+        if missing := [name for name in names if name not in found]:
+            found |= parse_found(_sacct(find_gone_command(missing, os.getuid())))
+        return {name: job for name, job in found.items() if name in names}
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Run scancel, which is content with jobs that are over."""
-        if ids:
-            process.order(["scancel", *ids])
+        """Run scancel."""
+        if not ids:
+            return
+        answer = process.ask(["scancel", *ids], PASSING)
+        if answer.code != 0 and not process.says(answer, OVER_ALREADY):
+            raise BatchSystemError(f"scancel failed ({answer.code}): {answer.last_words}")
+
+
+def _squeue(command: Sequence[str]) -> str:
+    """Ask squeue, which fails for a single job that is gone."""
+    return _asked(command, NO_SUCH_JOB)
+
+
+def _sacct(command: Sequence[str]) -> str:
+    """Ask sacct, which fails at a site without accounting."""
+    return _asked(command, NO_ACCOUNTING)
+
+
+def _asked(command: Sequence[str], harmless: str) -> str:
+    answer = process.ask(command, PASSING)
+    if answer.code != 0 and not process.says(answer, [harmless]):
+        raise BatchSystemError(
+            f"{command[0]} failed ({answer.code}): {answer.last_words}", "try again when Slurm is back"
+        )
+    return answer.stdout
+
+
+def _help_of(command: Sequence[str]) -> str:
+    """Ask for what can be done without: if it does not answer, nobody can tell."""
+    try:
+        return process.run(command).stdout
+    except BatchSystemError:
+        return ""
+
+
+def _status(record: Record | None) -> JobStatus:
+    """Add to a record what only the nodes themselves tell."""
+    if record is None:
+        return JobStatus(JobState.UNKNOWN)
+    if record.status.state != JobState.NODE_FAILED or not record.nodes:
+        return record.status
+    failed = parse_failed_nodes(_help_of(sinfo_command(record.nodes)))
+    return replace(record.status, failed_nodes=failed)
 
 
 def _directives(lines: Sequence[str]) -> dict[str, object]:

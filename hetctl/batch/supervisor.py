@@ -9,42 +9,89 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from hetctl.batch.ends import end_file
+from hetctl.batch.ends import Claim, End, claim, claim_file, end_file
+from hetctl.batch.local import status_of
+from hetctl.batch.process import die_with_parent
+from hetctl.batch.processes import Machine, Process
+from hetctl.core.codec import encode
+from hetctl.core.job import JobState
 from hetctl.core.layout import write_json
 
 CANCEL_GRACE_S = 20.0
+POLL_S = 0.1
 
 
 def main() -> int:
-    """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all."""
+    """Run a script as the job of this name, unless another supervisor does; keep how it ended."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.batch.supervisor", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("wall_s", type=float)
+    parser.add_argument("job")
     parser.add_argument("script")
+    parser.add_argument("--wall", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--after", metavar="JOB", help="wait until this job is over")
     arguments = parser.parse_args()
-    end = _supervise(arguments.script, arguments.wall_s)
-    write_json(end_file(arguments.folder, os.getpid()), end)
+    supervisor = _Supervisor(arguments.folder, arguments.job)
+    if supervisor.has_claimed():
+        supervisor.run(arguments.script, arguments.wall, arguments.after)
     return 0
 
 
-def _supervise(script: str, wall_s: float) -> dict[str, Any]:
-    told: list[str] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append("cancelled"))
-    job = subprocess.Popen(["bash", script], start_new_session=True)
-    limit, ended_by = time.monotonic() + wall_s, None
-    while (code := job.poll()) is None:
-        now = time.monotonic()
-        if ended_by is None and (told or now >= limit):
-            ended_by, limit = told[0] if told else "timeout", now + CANCEL_GRACE_S
-            job.send_signal(signal.SIGTERM)  # to the script alone, which tells its steps in order
-        elif now >= limit:
-            os.killpg(job.pid, signal.SIGKILL)
-        time.sleep(0.1)
-    _kill_leftovers(job.pid)
-    return {"exit_code": code, "ended_by": ended_by}
+class _Supervisor:
+    def __init__(self, folder: Path, job: str) -> None:
+        self._folder = folder
+        self._job = job
+        self._cancelled = False
+        # Before anybody can know of us: who cancels the job sends this.
+        signal.signal(signal.SIGTERM, self._cancel)
+        self._claim = Claim(Machine.this(), Process.of(os.getpid()))
+
+    def has_claimed(self) -> bool:
+        """Whether the job is ours alone."""
+        return claim(self._folder, self._job, self._claim)
+
+    def run(self, script: str, wall_s: float, after: str | None) -> None:
+        """Wait for another job, then run the script."""
+        while after and not self._cancelled and not self._is_over(after):
+            time.sleep(POLL_S)
+        end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s)
+        write_json(end_file(self._folder, self._job), encode(end))
+
+    def _is_over(self, job: str) -> bool:
+        return status_of(self._folder, job).state not in (JobState.PENDING, JobState.RUNNING)
+
+    def _cancel(self, *_: object) -> None:
+        self._cancelled = True
+
+    def _supervise(self, script: str, wall_s: float) -> End:
+        """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all.
+
+        If this supervisor is killed itself, the script is told as if it had been cancelled.
+        """
+        job = subprocess.Popen(
+            ["bash", script], start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)
+        )
+        started = replace(self._claim, script=Process.of(job.pid))
+        write_json(claim_file(self._folder, self._job), encode(started))
+        limit, ended_by = time.monotonic() + wall_s, None
+        while (code := job.poll()) is None:
+            now = time.monotonic()
+            if ended_by is None and (self._cancelled or now >= limit):
+                ended_by, limit = "cancelled" if self._cancelled else "timeout", now + CANCEL_GRACE_S
+                job.send_signal(signal.SIGTERM)  # to the script alone, which tells its steps in order
+            elif now >= limit:
+                os.killpg(job.pid, signal.SIGKILL)
+            time.sleep(POLL_S)
+        _kill_leftovers(job.pid)
+        return End(code if code >= 0 else 128 - code, ended_by, _detail(code, ended_by, wall_s))
+
+
+def _detail(code: int, ended_by: str | None, wall_s: float) -> str:
+    if ended_by == "timeout":
+        return f"reached its limit of {wall_s:g} s"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 and not ended_by else ""
 
 
 def _kill_leftovers(group: int) -> None:

@@ -44,6 +44,7 @@ from hetctl.catalog.schema import (
     PLANS,
     PREPROCESS_POINTS,
     PROFILE_POINTS,
+    PROJECT,
     ROUNDS,
     RUNS,
     SITES,
@@ -118,6 +119,12 @@ class Catalog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def identity(self) -> str:
+        """A word that no other project's catalog has."""
+        (row,) = self._rows(select(PROJECT.c.identity))
+        return str(row["identity"])
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
         """Store an ensemble and its members in place of one of the same name."""
@@ -215,8 +222,8 @@ class Catalog:
         )
         return decode(Plan, row["value"]) if row else None
 
-    def add_run(self, spec: RunSpec, plan: Plan, created_at: float) -> None:
-        """Store a new run, queued.
+    def add_run(self, spec: RunSpec, plan: Plan, created_at: float, job: Job) -> None:
+        """Store a new run, queued, with its first job.
 
         Raises
         ------
@@ -239,6 +246,13 @@ class Catalog:
                     f"a run {spec.run!r} is in the catalog {self._path} already", "choose another name"
                 )
             connection.execute(insert(RUNS), row)
+            connection.execute(insert(JOBS), {"run": spec.run, **encode(job)})
+
+    def remove_run(self, run: str) -> None:
+        """Forget a run of which nothing has started."""
+        with self._write() as connection:
+            connection.execute(delete(JOBS).where(JOBS.c.run == run))
+            connection.execute(delete(RUNS).where(RUNS.c.name == run))
 
     def save_spec(self, spec: RunSpec) -> None:
         """Store a changed specification of a run; BadInputError if it is not in the catalog."""
@@ -264,6 +278,11 @@ class Catalog:
         """Store a job of a run in place of what was known of it; BadInputError without the run."""
         with self._write_run(run) as connection:
             connection.execute(_upsert(JOBS), {"run": run, **encode(job)})
+
+    def remove_job(self, run: str, number: int) -> None:
+        """Forget a job that the batch system does not have."""
+        with self._write() as connection:
+            connection.execute(delete(JOBS).where(JOBS.c.run == run, JOBS.c.number == number))
 
     def jobs(self, run: str) -> list[Job]:
         """Return the jobs of a run, by number."""

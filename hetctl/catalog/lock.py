@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,12 @@ from types import TracebackType
 from hetctl.core.codec import decode, encode
 from hetctl.core.errors import BadInputError, LockedError
 from hetctl.core.layout import make_private_folder
+
+HEARTBEAT_S = 5.0
+SILENT_S = 120.0
+"""A holder on another host that has not touched its lock for so long is dead."""
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,17 +35,25 @@ class Holder:
     ----------
     since : float
         Seconds since the epoch.
+    life : str
+        Tells the process from a later one of the same number.
     """
 
     host: str
     pid: int
     command: str
     since: float
+    life: str = ""
 
     @property
-    def dead(self) -> bool:
-        """Whether the process is known to be gone; on another host that cannot be known."""
-        return self.host == socket.gethostname() and not is_alive(self.pid)
+    def here(self) -> bool:
+        """Whether it is a process of this host."""
+        return self.host == socket.gethostname()
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process, one of this host, has ended."""
+        return not is_alive(self.pid) or self.life not in ("", life_of(self.pid))
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
@@ -48,20 +64,36 @@ def is_alive(pid: int) -> bool:
     """Say whether a process of this host exists and is not a zombie."""
     try:
         os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return _stat(pid)[0] not in ("Z", "X")
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         # Somebody else's process, or a kernel that does not tell: it may be alive.
         return True
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def life_of(pid: int) -> str:
+    """Return when a process began, counted from a start of this host; empty if that cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{_stat(pid)[19]}"
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the words after the command in ``/proc/PID/stat``, which may have spaces itself."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
 
 
 class ProjectLock:
     """Holds the project's lock within a ``with`` block.
 
-    The lock is a file that appears whole, by a hard link, or not at all. That of a dead process of
-    this host is taken over; so is one that cannot be read, since hetctl never leaves such a file.
+    The lock is a file that appears whole, by a hard link, or not at all, and that its holder touches
+    as long as it lives. That of a dead process is taken over, and the log says so: on this host the
+    process is gone, on another one it has fallen silent. A lock that cannot be read is taken over,
+    too, since hetctl never leaves such a file.
 
     Parameters
     ----------
@@ -73,7 +105,8 @@ class ProjectLock:
 
     def __init__(self, path: Path, command: str) -> None:
         self._path = path
-        self._holder = Holder(socket.gethostname(), os.getpid(), command, time.time())
+        self._holder = Holder(socket.gethostname(), os.getpid(), command, time.time(), life_of(os.getpid()))
+        self._heartbeat = ExitStack()
 
     def __enter__(self) -> ProjectLock:
         """Take the lock.
@@ -89,6 +122,7 @@ class ProjectLock:
             with self._own_file() as own:
                 while not (_link(own, self._path) or self._take_over(own)):
                     pass
+                self._heartbeat.enter_context(_touching(self._path))
         except OSError as error:
             raise BadInputError(
                 f"the project's lock {self._path} cannot be written: {error.strerror}",
@@ -99,6 +133,7 @@ class ProjectLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._heartbeat.close()
         with suppress(FileNotFoundError):
             if _read(self._path.read_text(encoding="utf-8")) == self._holder:
                 self._path.unlink()
@@ -122,27 +157,50 @@ class ProjectLock:
     def _take_over(self, own: Path) -> bool:
         """Put our file in place of a stale one; False if the one that was there is gone.
 
-        Only processes of the holder's host get as far as replacing it, and only the one that has
-        the stale file locked while it still is the project's lock does.
+        Only the process that has the stale file locked while it still is the project's lock
+        replaces it.
         """
         try:
             with self._path.open("r+", encoding="utf-8", errors="replace") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 holder = _read(file.read())
-                if holder is not None and not holder.dead:
+                silent_s = own.stat().st_mtime - os.fstat(file.fileno()).st_mtime
+                if holder is not None and not (holder.gone if holder.here else silent_s > SILENT_S):
                     raise self._locked_by(holder)
                 if not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                     return False
                 own.replace(self._path)
-                return True
         except FileNotFoundError:
             return False
+        LOGGER.warning("the lock of %s was stale and is taken over", holder or "nobody")
+        return True
 
     def _locked_by(self, holder: Holder) -> LockedError:
         hint = "wait for it to end"
-        if holder.host != socket.gethostname():
-            hint += f"; if nothing of hetctl runs on host {holder.host} any more, remove {self._path}"
+        if not holder.here:
+            hint += f"; if host {holder.host} is down, the lock is free in {SILENT_S:g} s at most"
         return LockedError(f"the project is locked by {holder}", hint)
+
+
+@contextmanager
+def _touching(path: Path) -> Iterator[None]:
+    """Touch a file every few seconds, as long as it is the same file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    over = threading.Event()
+
+    def touch() -> None:
+        while not over.wait(HEARTBEAT_S):
+            with suppress(OSError):
+                os.utime(descriptor)
+
+    thread = threading.Thread(target=touch, name="lock-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        os.close(descriptor)
 
 
 def _link(own: Path, path: Path) -> bool:

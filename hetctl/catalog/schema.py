@@ -33,6 +33,13 @@ METADATA = MetaData(
     }
 )
 
+PROJECT = Table(
+    "project",
+    METADATA,
+    # Drawn when the catalog is made: jobs of another one are never taken for ours.
+    Column("identity", String, primary_key=True),
+)
+
 ENSEMBLES = Table(
     "ensembles",
     METADATA,
@@ -127,6 +134,7 @@ JOBS = Table(
     METADATA,
     Column("run", ForeignKey("runs.name"), primary_key=True),
     Column("number", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
     Column("first_round", Integer, nullable=False),
     Column("batch_id", String, nullable=False),
     Column("state", String, nullable=False),
@@ -134,6 +142,9 @@ JOBS = Table(
     Column("wall_s", Integer, nullable=False),
     Column("submitted_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("exit_code", Integer),
+    Column("detail", String, nullable=False),
+    Column("failed_nodes", JSON, nullable=False),
 )
 
 EVENTS = Table(

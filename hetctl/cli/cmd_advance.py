@@ -11,18 +11,25 @@ from hetctl.cli.output import print_json
 @click.command("advance")
 @click.argument("run", required=False)
 @click.option("--after-job", type=int, help="Number of the job that calls this at its end.")
+@click.option("--chain-behind", type=int, help="Number of the job that calls this at its start.")
 @json_option
-def command(run: str | None, after_job: int | None, as_json: bool) -> None:
+def command(run: str | None, after_job: int | None, chain_behind: int | None, as_json: bool) -> None:
     """Collect what happened in RUN (default: the newest) and submit its next job if one is needed.
 
-    Job scripts call this at their end, so that a run needs no login session.
+    Job scripts call this at their end, so that a run needs no login session; those of a run that was
+    submitted with --chain call it at their start, too.
 
     Example: hetctl advance
     """
     from hetctl.runner.project import Project
-    from hetctl.runner.running import advance
+    from hetctl.runner.running import advance, chain
 
-    outcome = advance(Project.here(), run, after_job=after_job)
+    if chain_behind is not None:
+        if run is None:
+            raise click.UsageError("--chain-behind needs RUN")
+        outcome = chain(Project.here(), run, chain_behind)
+    else:
+        outcome = advance(Project.here(), run, after_job=after_job)
     if as_json:
         print_json(outcome)
     else:

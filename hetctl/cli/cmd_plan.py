@@ -23,16 +23,20 @@ def command(as_json: bool, **wishes: Any) -> None:
     """
     from hetctl.report.explain_table import explain_table
     from hetctl.report.plan_table import plan_table
+    from hetctl.report.size_table import size_line, size_table
     from hetctl.runner.planning import plan_and_save
     from hetctl.runner.project import Project
 
     project = Project.here()
-    request = plan_request(project, **wishes)
+    request, sized = plan_request(project, **wishes)
     plan = plan_and_save(project, request)
     warn(project, request)
     if as_json:
         print_json(plan)
-    else:
-        print_table(plan_table(plan, request.site.device))
-        if request.explain:
-            print_table(explain_table(plan))
+        return
+    print_table(plan_table(plan, request.site.device))
+    print_table(size_line(sized.size, sized.chosen, request.site.device))
+    if request.explain:
+        print_table(explain_table(plan))
+        if sized.chosen:
+            print_table(size_table(sized.chosen, sized.prospects, request.site.device))

@@ -24,26 +24,39 @@ if TYPE_CHECKING:
 @click.group("profile", invoke_without_command=True)
 @ensemble_option
 @site_options
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Spread the points over N jobs.  [default: 1]",
+)
+@click.option(
+    "--at-once", metavar="K", type=click.IntRange(1), help="Run at most K of the jobs at the same time."
+)
 @click.option("--force", is_flag=True, help="Measure again what is measured already.")
 @json_option
 @click.pass_context
-def command(context: click.Context, /, force: bool, as_json: bool, **wishes: Any) -> None:
+def command(
+    context: click.Context, /, jobs: int, at_once: int | None, force: bool, as_json: bool, **wishes: Any
+) -> None:
     """Measure the training rate of every member, each on 1, 2, .. GPUs, many points to a job.
 
     What is measured stays in the catalog, also when this is interrupted, and is not measured again.
 
-    Example: hetctl profile --site slurm --gpus 8
+    Example: hetctl profile --site slurm --gpus 8 --jobs 4 --at-once 2
     """
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
-    from hetctl.runner.profiling import profile
+    from hetctl.runner.profiling import Spread, profile
     from hetctl.runner.project import Project
 
     project = Project.here()
     ensemble, site, size = resolve(project, **wishes)
     with _progress(quiet=as_json) as advance:
-        outcome = profile(project, ensemble, site, size, force=force, on_progress=advance)
+        spread = Spread(jobs, at_once)
+        outcome = profile(project, ensemble, site, size, spread=spread, force=force, on_progress=advance)
     failure = _failure(outcome)
     if as_json:
         print_json(_fields(ensemble, site, outcome), failure)

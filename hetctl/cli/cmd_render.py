@@ -28,7 +28,7 @@ def command(run: str, as_json: bool, **wishes: Any) -> None:
     from hetctl.runner.running import render
 
     project = Project.here()
-    submission = render(project, run, plan_request(project, **wishes))
+    submission = render(project, run, plan_request(project, **wishes)[0])
     if as_json:
         print_json(submission_fields(submission))
     else:

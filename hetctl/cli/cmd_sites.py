@@ -1,4 +1,4 @@
-"""``hetctl sites``."""
+"""``hetctl sites`` and its sub-commands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,71 @@ from hetctl.cli.options import json_option
 from hetctl.cli.output import print_json, print_table
 
 
-@click.command("sites")
+@click.group("sites", invoke_without_command=True)
 @json_option
-def command(as_json: bool) -> None:
-    """List the machines that hetctl knows: the project's, your own, and those that come with it.
+@click.pass_context
+def command(context: click.Context, /, as_json: bool) -> None:
+    """List the machines that hetctl knows; show one, or check a site file.
 
     Example: hetctl sites
     """
+    if context.invoked_subcommand is None:
+        _print_list(as_json=as_json)
+    elif as_json:
+        raise click.UsageError(f"--json goes after {context.invoked_subcommand}", context)
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the machines that hetctl knows: the project's, your own, and those that come with it.
+
+    Example: hetctl sites list
+    """
+    _print_list(as_json=as_json)
+
+
+@command.command("show")
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show every key of site NAME as it counts, and the file and line that it comes from.
+
+    Example: hetctl sites show summit
+    """
+    from hetctl.report.site_tables import keys_table
+    from hetctl.runner.project import Project
+
+    site, keys = Project.here().traced_site(name)
+    if as_json:
+        print_json({"site": site, "keys": keys})
+    else:
+        print_table(keys_table(keys))
+
+
+@command.command("check")
+@click.argument("site")
+@json_option
+def check(site: str, as_json: bool) -> None:
+    """Check that SITE, a name or a file, is well formed and that typical jobs can be rendered for it.
+
+    The jobs are one member, packed members, a member over two nodes, and a resumed round. No machine is
+    asked; `hetctl doctor` does that.
+
+    Example: hetctl sites check site-configs/mycluster.yaml
+    """
+    from hetctl.report.site_tables import check_table
+    from hetctl.runner.project import Project
+    from hetctl.runner.site_check import check_site
+
+    checked = check_site(Project.here(), site)
+    if as_json:
+        print_json(checked)
+    else:
+        print_table(check_table(checked.site, checked.cases))
+
+
+def _print_list(*, as_json: bool) -> None:
     from hetctl.report.tables import sites_table
     from hetctl.runner.project import Project
 

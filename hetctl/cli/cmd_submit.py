@@ -17,6 +17,7 @@ from hetctl.cli.output import print_json
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run although an unfinished one could go on.")
+@click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Per member.")
 @click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
 @click.option("--max-rounds", type=click.IntRange(min=1), help="Stop after so many rounds.")
@@ -26,6 +27,7 @@ def command(
     dry_run: bool,
     wait: bool,
     new: bool,
+    chain: bool,
     retries: int,
     max_jobs: int | None,
     max_rounds: int | None,
@@ -46,7 +48,8 @@ def command(
 
     project = Project.here()
     budget = Budget(max_jobs, max_rounds, gpu_hours)
-    request = SubmitRequest(plan_request(project, **wishes), budget, retries, new)
+    plan, _ = plan_request(project, budget=budget, **wishes)
+    request = SubmitRequest(plan, budget, retries, new, chain)
     if dry_run:
         submission = preview(project, request)
         if as_json:

@@ -66,16 +66,17 @@ def _failure(status: RunStatus) -> MembersFailedError | None:
 def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunStatus:
     from rich.live import Live
 
-    from hetctl.runner.status import run_status
+    from hetctl.runner.status import RunWatch
 
-    status = run_status(project, run)
+    watch = RunWatch(project, run)
+    status = watch.look()
     quiet = as_json or not sys.stdout.isatty()
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(POLL_S)
             if advancing and status.state == "between-jobs":
                 _advance(project, run)
-            status = run_status(project, run)
+            status = watch.look()
             if not quiet:
                 live.update(_table(status))
     return status

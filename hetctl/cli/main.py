@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -24,7 +25,8 @@ COMMANDS = {
     "status": "Show how far a run has come.",
     "cancel": "Cancel a run's jobs; its checkpoints stay.",
     "report": "Write a run's page: Gantt chart, learning curves, predicted against measured.",
-    "sites": "List the machines that hetctl knows.",
+    "sites": "List the machines that hetctl knows; show one, or check a site file.",
+    "doctor": "Examine a site and say what to fix.",
     "schema": "Print the JSON Schema of ensemble or site files.",
 }
 
@@ -75,6 +77,7 @@ def cli(debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; every failure leaves by `fail`, with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     try:
         code = cli.main(given, prog_name="hetctl", standalone_mode=False)
     except click.exceptions.Exit as leave:

@@ -14,10 +14,12 @@ from hetctl.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from hetctl.core.ensemble import Ensemble
+    from hetctl.core.job import JobSize
+    from hetctl.core.run import Budget
     from hetctl.core.site import Site
-    from hetctl.runner.jobs import JobSize
     from hetctl.runner.planning import PlanRequest
     from hetctl.runner.project import Project
+    from hetctl.runner.sizing import Sizing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -189,14 +191,18 @@ def plan_request(
     account: str | None,
     planner: str,
     explain: bool = False,
+    budget: Budget | None = None,
     **options: Any,
-) -> PlanRequest:
+) -> tuple[PlanRequest, Sizing]:
     """Build what is to be planned from the values of all shared options."""
+    from hetctl.core.run import Budget
     from hetctl.runner.planning import PlanRequest
+    from hetctl.runner.sizing import Wishes, sizing
 
-    members, machine, size = resolve(project, ensemble, site, gpus, time, queue, account)
+    members, machine = _who_and_where(project, ensemble, site, account)
     given = {name: value for name, value in options.items() if value is not None}
-    return PlanRequest(members, machine, size, planner, options=given, explain=explain)
+    sized = sizing(project, members, machine, Wishes(gpus, time, queue), budget or Budget())
+    return PlanRequest(members, machine, sized.size, planner, options=given, explain=explain), sized
 
 
 def warn(project: Project, request: PlanRequest) -> None:
@@ -216,7 +222,17 @@ def resolve(
     queue: str | None,
     account: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
-    """Find the ensemble and the site, and choose the size of a job.
+    """Find the ensemble and the site, and what of it a job may use where nothing is known of the work."""
+    from hetctl.runner.jobs import job_size
+
+    members, machine = _who_and_where(project, ensemble, site, account)
+    return members, machine, job_size(machine, gpus, time, queue)
+
+
+def _who_and_where(
+    project: Project, ensemble: str | None, site: str | None, account: str | None
+) -> tuple[Ensemble, Site]:
+    """Find the ensemble and the site.
 
     Raises
     ------
@@ -225,7 +241,6 @@ def resolve(
     """
     from dataclasses import replace
 
-    from hetctl.runner.jobs import job_size
     from hetctl.runner.planning import IMPORTED
 
     machine = project.site(site)
@@ -237,7 +252,7 @@ def resolve(
             f"ensemble {members.name} is an imported rate table: it has no networks to train",
             f"`hetctl simulate {members.name} --gpus N` simulates it; --ensemble names another",
         )
-    return members, machine, job_size(machine, gpus, time, queue)
+    return members, machine
 
 
 def _add(options: Sequence[Callable[[Any], Any]], command: F) -> F:

@@ -75,6 +75,8 @@ class Member:
         Handed to ``model_fn`` and ``train_fn`` as it is.
     batch_size : int
         Samples per GPU and step; a group of k GPUs takes k times as many.
+    min_batch_size : int or None
+        Out of memory, the batch size may be halved down to this; None: it stays as it is.
     max_gpus : int or None
         Never give this member more GPUs; None leaves it to the planner.
     rescale_learning_rate : bool
@@ -88,6 +90,13 @@ class Member:
     stop: StopRule = field(default_factory=StopRule)
     max_gpus: int | None = None
     rescale_learning_rate: bool = True
+    min_batch_size: int | None = None
+
+    def smaller_batch(self, batch_size: int) -> int | None:
+        """Return the batch size to try where `batch_size` ran out of memory; None if there is none."""
+        if self.min_batch_size is None or batch_size <= self.min_batch_size:
+            return None
+        return max(batch_size // 2, self.min_batch_size)
 
     @property
     def fingerprint(self) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hetctl.core.event_forms import well_formed
 
 DRIVER = "driver"
 
@@ -44,11 +47,19 @@ class EventWriter:
         self.path = folder / f"{source}.jsonl"
 
     def write(self, kind: str, **data: Any) -> None:
-        """Append one event."""
+        """Append one event, on a line of its own even if the file ends in the middle of one.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or read-only; then nothing was written.
+        """
         line = (json.dumps({"kind": kind, "time": time.time(), **data}, allow_nan=False) + "\n").encode()
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
+            if _ends_torn(descriptor):
+                line = b"\n" + line
             written = os.write(descriptor, line)
             if written < len(line):
                 # The next event must not be appended to half of this one.
@@ -59,8 +70,35 @@ class EventWriter:
             os.close(descriptor)
 
 
+class SteadyWriter(EventWriter):
+    """Writes events; one that cannot be written is reported, and the writer goes on.
+
+    Parameters
+    ----------
+    on_failure : callable
+        Told of each event that was lost.
+    """
+
+    def __init__(self, folder: Path, source: str, on_failure: Callable[[OSError], None]) -> None:
+        super().__init__(folder, source)
+        self._on_failure = on_failure
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Append one event, if the disk lets it."""
+        try:
+            super().write(kind, **data)
+        except OSError as error:
+            self._on_failure(error)
+
+
+def _ends_torn(descriptor: int) -> bool:
+    """Whether the last line was cut short, by a crash of its writer or of its node."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
 def read_events(path: Path) -> Iterator[Event]:
-    """Read the whole lines of an event file; a torn line is passed over, its number is kept."""
+    """Read the whole lines of an event file; torn and garbled ones are passed over, their numbers kept."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -69,9 +107,10 @@ def read_events(path: Path) -> Iterator[Event]:
         try:
             data = json.loads(line)
             kind, when = str(data.pop("kind")), float(data.pop("time"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
-        yield Event(path.stem, seq, kind, when, data)
+        if math.isfinite(when) and well_formed(kind, data):
+            yield Event(path.stem, seq, kind, when, data)
 
 
 def read_folder(folder: Path) -> list[Event]:

@@ -91,6 +91,10 @@ class RoundFolder:
         """Return what `stop` is for one member alone."""
         return self.path / f"stop-{member}"
 
+    def stops(self, member: str, job: int) -> tuple[Path, ...]:
+        """Return all files that a member's trainers have to look for, in a round of that job."""
+        return self.stop, self.stop_of(member), RunFolder(self.path.parent).job_stop(job)
+
     def log_of(self, member: str) -> Path:
         """Output of a member's step."""
         return self.logs / f"{member}.log"
@@ -117,6 +121,14 @@ class RunFolder:
     def spec(self) -> Path:
         """What was submitted; written once."""
         return self.path / "run.json"
+
+    def job_stop(self, number: int) -> Path:
+        """Return what a job's script writes when its end is near; the text says why, and may be missing."""
+        return self.path / f"stop-job-{number:04d}"
+
+    def claim(self, number: int) -> Path:
+        """Return the file, made by a job's script, with the batch system's number of that job."""
+        return self.path / "claims" / f"job-{number:04d}"
 
     def round(self, index: int) -> RoundFolder:
         """Return the folder of a round, existing or not."""

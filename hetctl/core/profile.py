@@ -115,6 +115,10 @@ class Progress:
         Steps that failed since the last finished epoch.
     part_samples : int
         Samples of the unfinished epoch that the last checkpoint holds.
+    node_failures : int
+        Steps that ended with one of their nodes.
+    batch_size : int or None
+        What the member's batch size came down to after it had run out of memory; None: it has not.
     """
 
     member: str
@@ -123,6 +127,8 @@ class Progress:
     failed: str | None = None
     failures: int = 0
     part_samples: int = 0
+    node_failures: int = 0
+    batch_size: int | None = None
 
     @property
     def active(self) -> bool:

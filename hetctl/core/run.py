@@ -39,6 +39,8 @@ class RunSpec:
         Wall-clock limit of each job.
     grace_s : int
         Trainers are told to checkpoint this long before the limit.
+    chain : bool
+        Each job has the next one queued behind it as soon as it starts.
     retries : int
         Failed steps without a finished epoch that a member is forgiven.
     checkpoints : str
@@ -57,6 +59,7 @@ class RunSpec:
     checkpoints: str
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 2
+    chain: bool = False
     budget: Budget = field(default_factory=Budget)
     schema_version: int = SCHEMA_VERSION
 
@@ -73,6 +76,8 @@ class RoundFile:
     ----------
     deadline : float
         Seconds since the epoch; an epoch that would end later is not started.
+    longest_s : float or None
+        What a whole job has for training; an epoch that takes longer is trained in parts. None: none is.
     memory : Any
         What the planner wanted to remember when the round was opened; the next job goes on from it.
     """
@@ -86,6 +91,7 @@ class RoundFile:
     checkpoints: str
     device: str = "gpu"
     memory: Any = None
+    longest_s: float | None = None
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

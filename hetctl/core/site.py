@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ class NodeType:
 
 
 @dataclass(frozen=True)
+class SiteKey:
+    """A key of a site as it counts, and where it stands: no file for a default."""
+
+    key: str
+    value: Any
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
 class Site:
     """A machine as its site file describes it.
 
@@ -55,6 +66,10 @@ class Site:
         The launcher's MPI plugin (``srun --mpi=...``).
     node_types : tuple of NodeType
         Of a site with several types of GPU; jobs are planned as if they got nodes in this order.
+    queue_option : str
+        How Slurm is told the queue: ``partition`` or ``qos``.
+    visible_devices : str
+        The variable that names the GPUs which a process sees.
     """
 
     name: str
@@ -79,6 +94,8 @@ class Site:
     max_queued_jobs: int | None = None
     host_patterns: tuple[str, ...] = ()
     node_types: tuple[NodeType, ...] = ()
+    queue_option: str = "partition"
+    visible_devices: str = "CUDA_VISIBLE_DEVICES"
 
     def type_of(self, node: str) -> str | None:
         """Return the type of a node's GPUs, if the site has several."""

@@ -74,6 +74,11 @@ class Settings(Strict):
     """What an ensemble sets for all its members, and a member for itself."""
 
     batch_size: int = Field(default=32, ge=1, description="Samples per GPU and step.")
+    min_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Out of memory, a member's batch size is halved down to this; null to let it fail.",
+    )
     seed: int = Field(default=0, ge=0, description="A member's own seed is a hash of this one and its name.")
     max_gpus: int | None = Field(
         default=None, ge=1, description="Never give a member more GPUs; null leaves it to the planner."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import NodeType, Queue, Site
+from hetctl.core.site import NodeType, Queue, Site, SiteKey
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.refusal import shown, suggestion
 from hetctl.files.site_model import SiteModel
@@ -29,10 +29,36 @@ def read_site(path: Path, *, project: Path | None = None, home: Path | None = No
     BadInputError
         If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
     """
+    return _checked(path, _Search(project, home).load(path, ()))[0]
+
+
+def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[Site, tuple[SiteKey, ...]]:
+    """Read a site as `find_site` does; say for each of its keys where it stands.
+
+    Raises
+    ------
+    BadInputError
+        As `find_site` does.
+    """
+    search = _Search(project, home)
+    path = search.locate(name, Path(), ())
+    source = search.load(path, ())
+    site, model = _checked(path, source)
+    return site, tuple(_key(key, value, source) for key, value in model.model_dump().items())
+
+
+def _key(key: str, value: Any, source: YamlSource) -> SiteKey:
+    """Show a key as its file has it, in human units; one that no file has as its default."""
+    if key not in source.values:
+        return SiteKey(key, value)
+    place = source.place((key,))
+    return SiteKey(key, source.values[key], str(place.path), place.line)
+
+
+def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
     name = path.name.removesuffix(".yaml")
     if SAFE_NAME.fullmatch(name) is None:
         raise BadInputError(f"{path}: the file's name is the site's, which {NAME_RULE}")
-    source = _Search(project, home).load(path, ())
     model = validate(SiteModel, source)
     if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
         known = suggestion(model.queue, (queue.name for queue in model.queues))
@@ -40,7 +66,7 @@ def read_site(path: Path, *, project: Path | None = None, home: Path | None = No
     of_types = sum(node_type.nodes for node_type in model.node_types)
     if model.node_types and of_types != model.nodes:
         raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
-    return _site(name, model)
+    return _site(name, model), model
 
 
 def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:

@@ -109,7 +109,9 @@ class SiteModel(Strict):
         default=None, description="Another site, by name or file: its keys hold where this file has none."
     )
     batch_system: Literal["local", "slurm", "lsf"] = Field(description="What takes the jobs.")
-    launcher: Literal["local", "srun", "jsrun"] = Field(description="What starts a job's steps.")
+    launcher: Literal["local", "srun", "mpirun", "jsrun", "jsrun-erf"] = Field(
+        description="What starts a job's steps."
+    )
     nodes: int = Field(ge=1, description="Compute nodes of the machine.")
     gpus_per_node: int = Field(ge=1, description="GPUs of each node, or slots where device is slot.")
     cores_per_node: int = Field(ge=1, description="Cores of each node that jobs may use.")
@@ -118,6 +120,10 @@ class SiteModel(Strict):
         default="gpu", description="slot at a machine without GPUs, where a slot stands for a GPU."
     )
     gpu_type: Line | None = Field(default=None, description="Model of the GPUs, as V100.")
+    visible_devices: Variable = Field(
+        default="CUDA_VISIBLE_DEVICES",
+        description="The variable that names the GPUs which a process sees; ROCR_VISIBLE_DEVICES for AMD.",
+    )
     node_types: list[NodeTypeModel] = Field(
         default_factory=list,
         description="The types of GPU of a machine that has several; their nodes must add up to `nodes`.",
@@ -126,6 +132,9 @@ class SiteModel(Strict):
         description="The queues; several entries of one name, max_nodes rising, are its bins by size."
     )
     queue: Word | None = Field(default=None, description="The queue to use; null for the first one.")
+    queue_option: Literal["partition", "qos"] = Field(
+        default="partition", description="How Slurm is told the queue: --partition, or --qos as at NERSC."
+    )
     account: Word | None = Field(default=None, description="Who pays: the project or account of the jobs.")
     submit_by: Literal["file", "stdin"] = Field(
         default="file", description="Whether the submit command takes the script as a file or reads it."

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from hetctl.launchers.jsrun import jsrun
+from hetctl.launchers.jsrun import jsrun, jsrun_erf
 from hetctl.launchers.local import local
+from hetctl.launchers.mpirun import mpirun
 from hetctl.launchers.nodes import nodes_command, parse_nodes
 from hetctl.launchers.srun import srun
 from hetctl.launchers.step import Launcher, Step
 
-LAUNCHERS: dict[str, Launcher] = {"local": local, "srun": srun, "jsrun": jsrun}
+LAUNCHERS: dict[str, Launcher] = {
+    "local": local,
+    "srun": srun,
+    "mpirun": mpirun,
+    "jsrun": jsrun,
+    "jsrun-erf": jsrun_erf,
+}
 
 __all__ = ["LAUNCHERS", "Launcher", "Step", "nodes_command", "parse_nodes"]

@@ -26,7 +26,7 @@ def local(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
             "Set nodes to 1 in the site file, or choose another launcher.",
         )
     gpus = allocation.placement[0].gpus
-    environment = {**common_environment(site), **_devices(site, gpus)}
+    environment = {**common_environment(site), **devices(site, gpus)}
     return Step(allocation.member, (*_mpirun(allocation.gpus), *command), environment)
 
 
@@ -36,9 +36,10 @@ def _mpirun(ranks: int) -> tuple[str, ...]:
     return ("mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 
-def _devices(site: Site, gpus: tuple[int, ...]) -> dict[str, str]:
+def devices(site: Site, gpus: tuple[int, ...]) -> dict[str, str]:
+    """Return the variables that name the GPUs, or the cores of the slots, of all ranks on a node."""
     if site.device == "gpu":
-        return {"CUDA_VISIBLE_DEVICES": _join(gpus)}
+        return {site.visible_devices: _join(gpus)}
     width = site.cores_per_gpu
     return {"HETCTL_CORES": _join(tuple(g * width + core for g in gpus for core in range(width)))}
 

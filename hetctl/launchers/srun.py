@@ -31,7 +31,8 @@ def srun(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
         *((f"--mpi={site.mpi}",) if site.mpi and allocation.gpus > 1 else ()),
         *command,
     )
-    return Step(allocation.member, argv, common_environment(site), None if even else _rank_nodes(allocation))
+    hosts = None if even else _rank_nodes(allocation)
+    return Step(allocation.member, argv, common_environment(site), hosts, "SLURM_HOSTFILE")
 
 
 def _even_layout(site: Site, allocation: Allocation, gpus_on_node: int) -> tuple[str, ...]:

@@ -19,15 +19,16 @@ class Step:
         The command line, from the launcher's name to the last argument of what each rank runs.
     environment : mapping
         Variables to set on top of the driver's own.
-    host_file : tuple of str or None
-        Node of each rank, in order. Whoever starts the step writes them one a line to a file and sets
-        ``SLURM_HOSTFILE`` to its path. None if the launcher needs no such file.
+    file : tuple of str or None
+        Lines that the launcher reads. Whoever starts the step writes them to a file, and sets
+        `file_variable` to its path. None if the launcher needs no such file.
     """
 
     member: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    host_file: tuple[str, ...] | None = None
+    file: tuple[str, ...] | None = None
+    file_variable: str = "HETCTL_STEP_FILE"
 
 
 Launcher = Callable[[Site, Allocation, tuple[str, ...]], Step]

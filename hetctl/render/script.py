@@ -39,6 +39,12 @@ class JobScript:
         Interpreter on the compute nodes, used if the site names none.
     home : Path
         ``$HETCTL_HOME``.
+    after : str or None
+        Id of the job that must be over before this one starts.
+    exclude : tuple of str
+        Nodes to keep away from.
+    chain : bool
+        Submit the next job as soon as this one starts.
     """
 
     run: str
@@ -53,6 +59,9 @@ class JobScript:
     grace_s: int
     python: str
     home: Path
+    after: str | None = None
+    exclude: tuple[str, ...] = ()
+    chain: bool = False
 
 
 def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
@@ -95,7 +104,7 @@ def _check(job: JobScript) -> None:
             f"a grace of {job.grace_s} s leaves nothing of a limit of {job.wall_s} s (counted in {unit} s)",
             "Ask for more wall-clock time or less grace.",
         )
-    if job.site.launcher == "jsrun" and "TMPDIR" in job.site.environment:
+    if job.site.launcher in ("jsrun", "jsrun-erf") and "TMPDIR" in job.site.environment:
         raise BadInputError(
             f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",
             "Take it out of the site file.",
@@ -120,6 +129,9 @@ def _values(job: JobScript) -> dict[str, Any]:
         "grace_s": job.grace_s,
         "python": job.site.python or job.python,
         "home": str(job.home),
+        "after": job.after,
+        "exclude": job.exclude,
+        "chain": job.chain,
     }
 
 

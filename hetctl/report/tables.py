@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hetctl.core.job import Job, JobState
 from hetctl.core.profile import PreprocessPoint, ProfilePoint
 from hetctl.core.site import Site
 from hetctl.core.status import MemberStatus, RunStatus
@@ -102,7 +103,22 @@ def _status_header(status: RunStatus) -> Text:
         (status.state, RUN_STYLES.get(status.state, "yellow")),
         printable(f"{reason} · {' · '.join(where)}\n"),
         f"{describe_time(status)}\n{describe_states(status)}",
+        printable(_early_ends(status.jobs)),
     )
+
+
+def _early_ends(jobs: Sequence[Job]) -> str:
+    """Say which jobs ended before they were done, and why, on a line of its own; empty if none did."""
+    ends = [
+        f"job {job.number} {job.state.value}{f' ({why})' if (why := _detail_of(job)) else ''}"
+        for job in jobs
+        if job.state.over and job.state is not JobState.FINISHED
+    ]
+    return f"\nended early: {', '.join(ends)}" if ends else ""
+
+
+def _detail_of(job: Job) -> str:
+    return ", ".join(job.failed_nodes) or (job.detail if job.detail.lower() != job.state.value else "")
 
 
 def _member_table(status: RunStatus, rounds_width: int) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hetctl.batch.base import BatchSystem
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.events import Event, read_folder
-from hetctl.core.job import Job, JobState
+from hetctl.core.job import Job, JobState, JobStatus
 from hetctl.core.layout import RunFolder
 from hetctl.core.progress import events_in
 from hetctl.core.run import read_round
@@ -28,10 +28,18 @@ def collect(catalog: Catalog, folder: RunFolder) -> None:
 def refresh_jobs(
     catalog: Catalog, batch: BatchSystem, folder: RunFolder, ending: int | None = None
 ) -> tuple[Job, ...]:
-    """Bring the jobs of a run up to date; `ending` is the number of one that is about to end."""
+    """Bring the jobs of a run up to date.
+
+    Parameters
+    ----------
+    ending : int or None
+        Number of a job that is about to end, and counts as finished. It is not stored as that: only the
+        batch system will know why it ended.
+    """
     jobs = current_jobs(catalog.jobs(folder.name), batch, folder, ending)
     for job in jobs:
-        catalog.save_job(folder.name, job)
+        if job.number != ending:
+            catalog.save_job(folder.name, job)
     return jobs
 
 
@@ -39,21 +47,35 @@ def current_jobs(
     jobs: Sequence[Job], batch: BatchSystem, folder: RunFolder, ending: int | None = None
 ) -> tuple[Job, ...]:
     """Ask the batch system once for all jobs that were not over, and the run's files for the unknown."""
-    alive = [job.batch_id for job in jobs if not job.state.over and job.number != ending]
-    states = batch.states(alive)
-    events = [event for event in events_in(folder) if event.kind.startswith("job_")]
-    return tuple(_updated(job, states, events, ending) for job in jobs)
+    alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
+    statuses = batch.statuses(alive)
+    kinds = ("job_started", "job_ended", "node_failed")
+    events = [event for event in events_in(folder) if event.kind in kinds]
+    return tuple(_updated(job, statuses, events, ending) for job in jobs)
 
 
-def _updated(job: Job, states: Mapping[str, JobState], events: Sequence[Event], ending: int | None) -> Job:
-    if job.state.over:
+def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event], ending: int | None) -> Job:
+    if job.state.over or not job.batch_id:
         return job
     own = [event for event in events if event.data["job"] == job.number]
-    state = JobState.FINISHED if job.number == ending else states[job.batch_id]
-    if state is JobState.UNKNOWN:
-        state = _state_by_files(job, own)
-    ended_at = max((event.time for event in own), default=time.time()) if state.over else None
-    return replace(job, state=state, ended_at=ended_at)
+    status = JobStatus(JobState.FINISHED) if job.number == ending else statuses[job.batch_id]
+    if status.state is JobState.UNKNOWN:
+        status = replace(status, state=_state_by_files(job, own))
+    ended_at = max((event.time for event in own), default=time.time()) if status.state.over else None
+    return replace(
+        job,
+        state=status.state,
+        ended_at=ended_at,
+        exit_code=status.exit_code,
+        detail=status.detail,
+        failed_nodes=_failed_nodes(status, own),
+    )
+
+
+def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:
+    """Return the nodes that ended the job, or steps of it that the job outlived."""
+    seen = [str(node) for event in events if event.kind == "node_failed" for node in event.data["nodes"]]
+    return tuple(dict.fromkeys([*status.failed_nodes, *seen]))
 
 
 def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
@@ -63,4 +85,4 @@ def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
     started = max((event.time for event in events), default=None)
     patience = job.wall_s if started is not None else START_PATIENCE_S
     gone = time.time() > (started or job.submitted_at) + patience
-    return JobState.FAILED if gone else JobState.UNKNOWN
+    return JobState.VANISHED if gone else JobState.UNKNOWN

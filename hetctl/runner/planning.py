@@ -10,13 +10,13 @@ from typing import Any
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import InfeasibleError
+from hetctl.core.job import JobSize
 from hetctl.core.plan import Plan
 from hetctl.core.profile import MemberProfile, ProfilePoint, Progress
 from hetctl.core.site import Cluster, Site
 from hetctl.perf.work import candidates
 from hetctl.planners import planner_named
 from hetctl.planners.base import Options, options_from
-from hetctl.runner.jobs import JobSize
 from hetctl.runner.project import Project
 from hetctl.simulator.auto import Choice, choose
 from hetctl.simulator.forecast import forecast

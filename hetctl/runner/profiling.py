@@ -1,10 +1,10 @@
-"""Profiling: which points are missing, one job for many of them, what came of it."""
+"""Profiling: which points are missing, few jobs for many of them, what came of it."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,22 +15,27 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.core.codec import decode
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.events import Event, read_folder
+from hetctl.core.job import JobSize
 from hetctl.core.layout import make_private_folder
 from hetctl.core.measurement import Measurements, Point, read_measurements, write_measurements
 from hetctl.core.profile import PreprocessPoint, ProfilePoint
 from hetctl.core.site import Site
 from hetctl.perf.scaling import largest_profile, profiled_gpus
-from hetctl.runner.jobs import JobSize
 from hetctl.runner.logs import tail_of
 from hetctl.runner.planning import current_points
 from hetctl.runner.project import Project
 from hetctl.runtime.measure import PREPROCESS
 from hetctl.runtime.profile_job import run_profile_job
 
-POLL_S = 0.5
+LOOK_S = 0.5
+"""Between two looks at the files of a job."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Between two questions to the batch system; each pause is twice the one before it."""
 POINT_S = 60
 """Allowed for each point, in turn, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600
+CALLS = "submitit"
+"""Folder of the calls, in that of the first job."""
 
 T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
@@ -43,6 +48,14 @@ class Failure:
     point: Point
     error: str
     log_tail: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over how many jobs the points are spread, and how many of these may run at the same time."""
+
+    jobs: int = 1
+    at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +75,16 @@ class ProfileOutcome:
     failures: tuple[Failure, ...] = field(default=())
 
 
+ONE_JOB = Spread()
+
+
 def profile(
     project: Project,
     ensemble: Ensemble,
     site: Site,
     size: JobSize,
     *,
+    spread: Spread = ONE_JOB,
     force: bool = False,
     on_progress: OnProgress = lambda _done, _total: None,
 ) -> ProfileOutcome:
@@ -80,7 +97,7 @@ def profile(
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
         _ingest_leftovers(project, catalog)
-        session = _Session(project, catalog, ensemble, site, size, force, on_progress)
+        session = _Session(project, catalog, ensemble, site, size, spread, force, on_progress)
         session.measure(session.missing(profiled_gpus(site.gpus_per_node)))
         session.measure(session.missing(session.most_gpus()))
         return session.outcome()
@@ -104,6 +121,7 @@ class _Session:
         ensemble: Ensemble,
         site: Site,
         size: JobSize,
+        spread: Spread,
         force: bool,
         on_progress: OnProgress,
     ) -> None:
@@ -112,6 +130,7 @@ class _Session:
         self._ensemble = ensemble
         self._site = site
         self._size = size
+        self._spread = spread
         self._on_progress = on_progress
         self._known = set() if force else {Point(p.member, p.gpus) for p in self._current()}
         self._had = len(self._known)
@@ -133,24 +152,25 @@ class _Session:
         return largest_profile(single, self._site.gpus_per_node)
 
     def measure(self, points: list[Point]) -> None:
-        """Run one job for the points; report and keep each as soon as it is there."""
+        """Run jobs for the points; report and keep each as soon as it is there."""
         if not points:
             return
-        folder = self._project.home.profiles / uuid.uuid4().hex[:12]
-        make_private_folder(folder)
-        write_measurements(folder, self._measurements(points))
+        shares = split(points, self._spread.jobs)
+        folders = self._write(shares)
         batch = self._project.batch_system(self._site)
-        job = batch.call(self._call(folder, points))
+        jobs = batch.call(self._call(folders, shares))
         try:
-            self._follow(folder, batch, job, points)
+            self._follow(batch, dict(zip(jobs, folders, strict=True)), len(points))
         except BaseException:
-            batch.cancel([job])
+            batch.cancel(jobs)
             raise
         finally:
-            _ingest(self._catalog, folder)
-        measured = _measured_in(folder)
-        self._known |= measured
-        self._failures += _failures(folder, [point for point in points if point not in measured])
+            for folder in folders:
+                _ingest(self._catalog, folder)
+        for folder, share in zip(folders, shares, strict=True):
+            measured = _measured_in(folder)
+            self._known |= measured
+            self._failures += _failures(folder, [point for point in share if point not in measured])
 
     def outcome(self) -> ProfileOutcome:
         """Return what is known now."""
@@ -173,36 +193,67 @@ class _Session:
             for point in current_points(points, self._ensemble, member.name)
         ]
 
-    def _measurements(self, points: list[Point]) -> Measurements:
-        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
-        cores = [n for n in _powers_of_two(self._site.cores_per_node) if n not in known]
-        return Measurements(self._ensemble, self._site, tuple(points), tuple(cores))
+    def _write(self, shares: Sequence[Sequence[Point]]) -> list[Path]:
+        """Write what each job is to measure, in a folder of its own; the first takes the preprocessing."""
+        token = uuid.uuid4().hex[:12]
+        folders = [self._project.home.profiles / f"{token}-{index}" for index in range(len(shares))]
+        cores = self._missing_cores()
+        for folder, share in zip(folders, shares, strict=True):
+            make_private_folder(folder)
+            write_measurements(folder, Measurements(self._ensemble, self._site, tuple(share), cores))
+            cores = ()
+        return folders
 
-    def _call(self, folder: Path, points: list[Point]) -> FunctionCall:
-        nodes = -(-max(point.gpus for point in points) // self._site.gpus_per_node)
-        wanted_s = max(SHORTEST_JOB_S, POINT_S * len(points))
-        wall_s = min(wanted_s, self._size.queue.max_wall_s or wanted_s)
+    def _missing_cores(self) -> tuple[int, ...]:
+        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
+        return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
+
+    def _call(self, folders: Sequence[Path], shares: Sequence[Sequence[Point]]) -> FunctionCall:
+        most_gpus = max(point.gpus for share in shares for point in share)
+        wanted_s = max(SHORTEST_JOB_S, POINT_S * max(len(share) for share in shares))
         return FunctionCall(
             function=run_profile_job,
-            argument=str(folder),
-            folder=folder / "submitit",
+            arguments=tuple(str(folder) for folder in folders),
+            folder=folders[0] / CALLS,
             name=f"hetctl-profile-{self._ensemble.name}",
             site=self._site,
             queue=self._size.queue,
-            nodes=nodes,
-            wall_s=wall_s,
+            nodes=-(-most_gpus // self._site.gpus_per_node),
+            wall_s=min(wanted_s, self._size.queue.max_wall_s or wanted_s),
+            at_once=self._spread.at_once,
         )
 
-    def _follow(self, folder: Path, batch: BatchSystem, job: str, points: list[Point]) -> None:
-        total = len(points)
-        while not _is_over(folder, batch, job):
-            self._on_progress(_ended(folder), total)
-            time.sleep(POLL_S)
-        self._on_progress(_ended(folder), total)
+    def _follow(self, batch: BatchSystem, jobs: Mapping[str, Path], total: int) -> None:
+        """Look at the jobs' files until all are over; ask the batch system now and then."""
+        waiting = set(jobs)
+        calls = next(iter(jobs.values())) / CALLS
+        for ask in _moments_to_ask():
+            waiting = {job for job in waiting if not has_result(calls, job)}
+            if ask and waiting:
+                statuses = batch.statuses(sorted(waiting))
+                waiting = {job for job in waiting if not statuses[job].state.over}
+            self._on_progress(sum(_ended(folder) for folder in jobs.values()), total)
+            if not waiting:
+                return
+            time.sleep(LOOK_S)
 
 
-def _is_over(folder: Path, batch: BatchSystem, job: str) -> bool:
-    return has_result(folder / "submitit", job) or batch.states([job])[job].over
+def split(points: Sequence[Point], jobs: int) -> list[list[Point]]:
+    """Split points into at most so many shares of about as many GPUs; the points with most come first."""
+    shares: list[list[Point]] = [[] for _ in range(min(jobs, len(points)))]
+    for point in sorted(points, key=lambda point: -point.gpus):
+        min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
+    return shares
+
+
+def _moments_to_ask() -> Iterator[bool]:
+    """Say of each look at the files whether it is time to ask the batch system as well."""
+    pause, asked_at = FIRST_PAUSE_S, time.monotonic()
+    while True:
+        due = time.monotonic() >= asked_at + pause
+        if due:
+            pause, asked_at = min(2 * pause, LONGEST_PAUSE_S), time.monotonic()
+        yield due
 
 
 def _ingest_leftovers(project: Project, catalog: Catalog) -> None:

@@ -17,9 +17,9 @@ from hetctl.catalog.lock import ProjectLock
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
 from hetctl.core.layout import Home
-from hetctl.core.site import Site
+from hetctl.core.site import Site, SiteKey
 from hetctl.files.ensemble_file import read_ensemble
-from hetctl.files.site_file import detect_site, find_site, list_sites
+from hetctl.files.site_file import detect_site, find_site, list_sites, trace_site
 
 ENSEMBLE_FILE = "ensemble.yaml"
 
@@ -86,6 +86,10 @@ class Project:
             known = [self.site(found) for found, _ in self.sites()]
             name = detect_site(socket.getfqdn(), known)
         return find_site(name, project=self.folder, home=Path.home())
+
+    def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
+        """Return a site by name or file, and where each of its keys stands."""
+        return trace_site(name, project=self.folder, home=Path.home())
 
     def sites(self) -> list[tuple[str, Path]]:
         """Return the names of all site files, and where each comes from."""

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from hetctl.batch.base import BatchSystem
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.control.budget import exceeded, exceeded_by_jobs
-from hetctl.core.errors import BadInputError, HetctlError, LockedError
+from hetctl.control.recovery import IDLE_JOBS, idle_jobs, progressed_at, reasons_of_jobs
+from hetctl.core.ends import Why
+from hetctl.core.errors import BadInputError, LockedError
+from hetctl.core.events import Event
 from hetctl.core.job import Job, JobState
-from hetctl.core.layout import RunFolder, write_private
+from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Plan
-from hetctl.core.profile import MemberProfile, Progress
+from hetctl.core.profile import MemberProfile
 from hetctl.core.progress import events_in, progress_of
 from hetctl.core.run import Budget, RunSpec, write_spec
 from hetctl.core.usage import usage_of
-from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.collect import collect, refresh_jobs
-from hetctl.runner.jobs import job_size
 from hetctl.runner.planning import PlanRequest, make_plan, member_profiles
 from hetctl.runner.project import Project
-
-IDLE_JOBS = 2
-"""So many jobs in a row without a finished epoch stop a run."""
+from hetctl.runner.submission import Submission, adopt, new_job, rendered, submit_last
 
 LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
 
 QUEUED, RUNNING, FINISHED, FAILED = "queued", "running", "finished", "failed"
 CANCELLED, STOPPED = "cancelled", "stopped"
+ALL_CONVERGED = "every member has converged"
 
 
 @dataclass(frozen=True)
@@ -43,23 +40,15 @@ class SubmitRequest:
     ----------
     new : bool
         Start a new run even if there is an unfinished one of the ensemble.
+    chain : bool
+        Queue each next job behind the running one.
     """
 
     plan: PlanRequest
     budget: Budget = field(default_factory=Budget)
     retries: int = 2
     new: bool = False
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job's script and the command that submits it."""
-
-    run: str
-    job: int
-    path: Path
-    script: str
-    command: tuple[str, ...]
+    chain: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,13 +72,13 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
     with project.reading() as catalog:
         make_plan(catalog, request.plan)
         spec = _new_spec(project, catalog, request)
-    return _submission(project, project.home.run(spec.run), spec, 0)
+        return rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)])
 
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
     """Render the first job of a run by that name from the ensemble and the site alone."""
     spec = _spec(project, run, SubmitRequest(request), ())
-    return _submission(project, project.home.run(run), spec, 0)
+    return rendered(project, spec, [new_job(spec, "", 0, 0)])
 
 
 def submit(project: Project, request: SubmitRequest) -> Advance:
@@ -103,8 +92,10 @@ def submit(project: Project, request: SubmitRequest) -> Advance:
         If the batch system cannot be reached or refuses; a new run is then not begun.
     """
     with project.writing() as catalog:
-        unfinished = None if request.new else _unfinished(catalog, request.plan.ensemble.name)
-        if unfinished:
+        unfinished = _unfinished(catalog, request.plan.ensemble.name)
+        if unfinished and (settled := _settle(project, catalog, unfinished)):
+            return settled
+        if unfinished and not request.new:
             return _go_on(project, catalog, unfinished, request.budget)
         plan = make_plan(catalog, request.plan)
         spec = replace(_new_spec(project, catalog, request), planner=plan.planner)
@@ -120,15 +111,41 @@ def advance(project: Project, run: str | None, *, after_job: int | None = None) 
         Number of the job that is calling, at its end. It waits for a process that has the lock:
         nobody would submit the next job in its place.
     """
-    end = time.monotonic() + (0.0 if after_job is None else LOCK_PATIENCE_S)
-    while True:
-        try:
-            with project.writing() as catalog:
-                return _advance(project, catalog, record_of(catalog, run), after_job)
-        except LockedError:
-            if time.monotonic() >= end:
-                raise
-        time.sleep(LOCK_POLL_S)
+    patience_s = 0.0 if after_job is None else LOCK_PATIENCE_S
+    with _writing(project, patience_s) as catalog:
+        return _advance(project, catalog, record_of(catalog, run), after_job)
+
+
+def chain(project: Project, run: str, behind: int) -> Advance:
+    """Queue the next job behind one that has just started, so that it waits while that one runs."""
+    with _writing(project, LOCK_PATIENCE_S) as catalog:
+        record = record_of(catalog, run)
+        if record.state not in (QUEUED, RUNNING):
+            return Advance(run, record.state, record.reason)
+        if settled := _settle(project, catalog, record):
+            return settled
+        jobs = catalog.jobs(run)
+        if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
+            return Advance(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
+        if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
+            return Advance(run, record.state, limit)
+        return _submit_next(catalog, project, record.spec, jobs)
+
+
+@contextmanager
+def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
+    """Open the catalog for writing, waiting for a process that has the lock."""
+    end = time.monotonic() + patience_s
+    with ExitStack() as stack:
+        while True:
+            try:
+                catalog = stack.enter_context(project.writing())
+                break
+            except LockedError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(LOCK_POLL_S)
+        yield catalog
 
 
 def cancel(project: Project, run: str | None) -> Advance:
@@ -141,12 +158,19 @@ def cancel(project: Project, run: str | None) -> Advance:
             return Advance(spec.run, record.state, "there is nothing left to cancel")
         # First the state: a job that ends now must not submit the next one.
         catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
+        _adopt_or_forget(project, catalog, spec)
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
     return Advance(
         spec.run, CANCELLED, f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
     )
+
+
+def settle(project: Project, run: str) -> None:
+    """Finish a submission that was cut short, unless another process is at it."""
+    with suppress(LockedError), project.writing() as catalog:
+        _settle(project, catalog, record_of(catalog, run))
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
@@ -185,68 +209,116 @@ def _go_on(project: Project, catalog: Catalog, record: RunRecord, budget: Budget
     write_spec(folder, spec)
     catalog.save_spec(spec)
     catalog.set_run_state(spec.run, QUEUED, "taken up again as it was submitted")
-    return _advance(project, catalog, record_of(catalog, spec.run), None)
+    return _advance(project, catalog, record_of(catalog, spec.run), taken_up=True)
 
 
 def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Advance:
-    folder = project.home.run(spec.run)
-    batch = project.batch_system(spec.site)
-    submission = _submission(project, folder, spec, 0)
+    job = new_job(spec, catalog.identity, 0, 0)
+    rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
-    try:
-        folder.round(0).create()
-        write_spec(folder, spec)
-        job = _submit_job(batch, folder, spec, submission)
-    except (HetctlError, OSError):
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    catalog.add_run(spec, plan, time.time())
-    return _queued(catalog, spec, job)
+    catalog.add_run(spec, plan, time.time(), job)
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [job]))
 
 
-def _advance(project: Project, catalog: Catalog, record: RunRecord, after_job: int | None) -> Advance:
+def _advance(
+    project: Project,
+    catalog: Catalog,
+    record: RunRecord,
+    after_job: int | None = None,
+    *,
+    taken_up: bool = False,
+) -> Advance:
     spec = record.spec
+    if settled := _settle(project, catalog, record):
+        return settled
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
     if record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
         return Advance(spec.run, record.state, record.reason)
-    if alive := [job for job in jobs if not job.state.over]:
-        return _note(catalog, spec.run, RUNNING, f"job {alive[-1].batch_id} is {alive[-1].state.value}")
-    progress = progress_of(spec.ensemble, events_in(folder), spec.retries)
-    state, reason = _next_state(spec, folder, jobs, progress)
+    state, reason = _next_state(spec, folder, jobs, taken_up)
+    alive = [job for job in jobs if not job.state.over]
+    if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
+        return _note(catalog, spec.run, RUNNING, f"job {alive[0].batch_id} is {alive[0].state.value}")
+    if alive:
+        batch.cancel([job.batch_id for job in alive])
+        refresh_jobs(catalog, batch, folder)
     if state != QUEUED:
         return _note(catalog, spec.run, state, reason)
-    number = len(jobs)
-    job = _submit_job(batch, folder, spec, _submission(project, folder, spec, number))
-    return _queued(catalog, spec, job)
+    return _submit_next(catalog, project, spec, jobs)
 
 
-def _next_state(
-    spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], progress: dict[str, Progress]
-) -> tuple[str, str]:
-    """Say where a run without a living job goes; ``queued`` asks for another job."""
+def _are_queued(jobs: Sequence[Job]) -> bool:
+    """Whether none of them has started: what a chained job would find done, it need not start for."""
+    return all(job.state is JobState.PENDING for job in jobs)
+
+
+def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Advance:
+    job = new_job(spec, catalog.identity, len(jobs), project.home.run(spec.run).next_index())
+    catalog.save_job(spec.run, job)
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs, job]))
+
+
+def _settle(project: Project, catalog: Catalog, record: RunRecord) -> Advance | None:
+    """Finish a submission that was cut short; None if there is none, or the run has been ended since."""
+    spec, jobs = record.spec, catalog.jobs(record.spec.run)
+    if not _in_submission(jobs):
+        return None
+    batch = project.batch_system(spec.site)
+    job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1])
+    if record.state not in (QUEUED, RUNNING):
+        if job is not None:
+            batch.cancel([job.batch_id])
+        else:
+            catalog.remove_job(spec.run, jobs[-1].number)
+        return None
+    if job is not None:
+        return _queued(catalog, spec, job, "is found: its submission had been cut short")
+    return _queued(catalog, spec, submit_last(project, catalog, spec, jobs))
+
+
+def _adopt_or_forget(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    """Find a job whose submission was cut short, so that it can be cancelled."""
+    jobs = catalog.jobs(spec.run)
+    batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
+    if _in_submission(jobs) and adopt(catalog, batch, folder, jobs[-1]) is None:
+        catalog.remove_job(spec.run, jobs[-1].number)
+
+
+def _in_submission(jobs: Sequence[Job]) -> bool:
+    return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
+
+
+def _next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool) -> tuple[str, str]:
+    """Say where a run goes when its jobs are over; ``queued`` asks for another job.
+
+    Parameters
+    ----------
+    taken_up : bool
+        Whether the user has just taken the run up, and so has seen to what stopped it.
+    """
+    events = events_in(folder)
+    progress = progress_of(spec.ensemble, events, spec.retries)
     if not any(member.active for member in progress.values()):
         failed = [name for name, member in progress.items() if member.failed]
-        return (
-            (FAILED, f"{len(failed)} members failed") if failed else (FINISHED, "every member has converged")
-        )
-    usage = usage_of(events_in(folder), time.time())
-    if limit := exceeded_by_jobs(spec.budget, len(jobs)) or exceeded(spec.budget, usage):
-        return STOPPED, limit
-    if _idle(jobs, progress):
-        return STOPPED, f"the last {IDLE_JOBS} jobs finished no epoch: see the logs below {folder.path}"
-    return QUEUED, ""
+        return (FAILED, f"{len(failed)} members failed") if failed else (FINISHED, ALL_CONVERGED)
+    used = exceeded(spec.budget, usage_of(events, time.time()))
+    trouble = "" if taken_up else _trouble(folder, jobs, events)
+    reason = exceeded_by_jobs(spec.budget, len(jobs)) or used or trouble
+    return (STOPPED, reason) if reason else (QUEUED, "")
 
 
-def _idle(jobs: Sequence[Job], progress: dict[str, Progress]) -> bool:
-    """Whether the last jobs got nothing done."""
-    if len(jobs) < IDLE_JOBS:
-        return False
-    since = jobs[-IDLE_JOBS].submitted_at
-    return not any(epoch.finished_at > since for member in progress.values() for epoch in member.epochs)
+def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
+    """Say why another job would fare no better than the last ones; empty if it may."""
+    if reasons_of_jobs(events)[-1:] == [Why.DISK_FULL.value]:
+        return "the disk is full: free some space, then `hetctl submit` goes on"
+    idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
+    if len(idle) < IDLE_JOBS:
+        return ""
+    ends = ", ".join(job.state.value for job in idle)
+    return f"the last {len(idle)} jobs got nothing done ({ends}): see their logs in {folder.path}"
 
 
 def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
@@ -254,40 +326,10 @@ def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
     return Advance(run, state, reason)
 
 
-def _submit_job(batch: BatchSystem, folder: RunFolder, spec: RunSpec, submission: Submission) -> Job:
-    first_round = folder.next_index() if submission.job else 0
-    folder.round(first_round).create()
-    write_private(submission.path, submission.script)
-    batch_id = batch.submit(submission.path, submission.command, spec.wall_s)
-    nodes = -(-spec.gpus // spec.site.gpus_per_node)
-    return Job(submission.job, first_round, batch_id, JobState.PENDING, nodes, spec.wall_s, time.time())
-
-
-def _queued(catalog: Catalog, spec: RunSpec, job: Job) -> Advance:
-    catalog.save_job(spec.run, job)
-    reason = f"job {job.batch_id} submitted"
+def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> Advance:
+    reason = f"job {job.batch_id} {what}"
     catalog.set_run_state(spec.run, QUEUED, reason)
     return Advance(spec.run, QUEUED, reason, job)
-
-
-def _submission(project: Project, folder: RunFolder, spec: RunSpec, number: int) -> Submission:
-    size = job_size(spec.site, spec.gpus, spec.wall_s, spec.queue)
-    job = JobScript(
-        run=spec.run,
-        job=number,
-        name=f"hetctl-{spec.run}-{number}",
-        run_folder=folder.path,
-        first_round=folder.round(folder.next_index() if number else 0),
-        site=spec.site,
-        queue=size.queue,
-        nodes=size.nodes,
-        wall_s=spec.wall_s,
-        grace_s=spec.grace_s,
-        python=sys.executable,
-        home=project.home.path,
-    )
-    script = render_job(job, project.template_folders)
-    return Submission(spec.run, number, job.first_round.script, script, submit_command(job))
 
 
 def _new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
@@ -315,5 +357,6 @@ def _spec(project: Project, run: str, request: SubmitRequest, profiles: tuple[Me
         checkpoints=str(project.home.path / "checkpoints"),
         options=plan.options,
         retries=request.retries,
+        chain=request.chain,
         budget=request.budget,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,25 +22,65 @@ from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.runner.collect import current_jobs
 from hetctl.runner.logs import tail_of
 from hetctl.runner.project import Project
-from hetctl.runner.running import QUEUED, RUNNING, record_of
+from hetctl.runner.running import QUEUED, RUNNING, record_of, settle
+
+ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
+"""While a run is watched, its batch system is not asked again sooner than that."""
 
 
 def run_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run, by default the newest; asks the batch system once."""
-    with project.reading() as catalog:
-        record = record_of(catalog, run)
-        jobs: Sequence[Job] = catalog.jobs(record.spec.run)
-    folder = project.home.run(record.spec.run)
-    note = ""
-    try:
-        jobs = current_jobs(jobs, project.batch_system(record.spec.site), folder)
-    except BatchSystemError as error:
-        note = f"state of the jobs as last seen: {error.message}"
-    return _status(record, jobs, folder, note)
+    return RunWatch(project, run).look()
 
 
-def _status(record: RunRecord, jobs: Sequence[Job], folder: RunFolder, note: str) -> RunStatus:
-    spec, events = record.spec, events_in(folder)
+class RunWatch:
+    """Looks at a run again and again; its files are read every time, the batch system is spared.
+
+    Parameters
+    ----------
+    run : str or None
+        By default the newest; it stays the same from look to look.
+    """
+
+    def __init__(self, project: Project, run: str | None) -> None:
+        self._project, self._run = project, run
+        self._seen: tuple[Sequence[Job], int] = ((), 0)
+        self._answer: tuple[Sequence[Job], str] = ((), "")
+        self._asked_at = -math.inf
+
+    def look(self) -> RunStatus:
+        """Return the status as it is now."""
+        record, jobs = self._stored()
+        if jobs and jobs[-1].state is JobState.SUBMITTING:
+            settle(self._project, record.spec.run)
+            record, jobs = self._stored()
+        folder = self._project.home.run(record.spec.run)
+        events = events_in(folder)
+        news = (jobs, sum(event.kind.startswith("job_") for event in events))
+        asking = time.monotonic() - self._asked_at >= ASK_S[record.spec.site.batch_system]
+        if asking or news != self._seen:
+            self._seen, self._asked_at = news, time.monotonic()
+            self._answer = self._ask(record, jobs, folder)
+        return _status(record, *self._answer, folder, events)
+
+    def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
+        with self._project.reading() as catalog:
+            record = record_of(catalog, self._run)
+            self._run = record.spec.run
+            return record, catalog.jobs(self._run)
+
+    def _ask(self, record: RunRecord, jobs: Sequence[Job], folder: RunFolder) -> tuple[Sequence[Job], str]:
+        """Return the jobs as they are, or as they were last seen and why no more is known."""
+        try:
+            return current_jobs(jobs, self._project.batch_system(record.spec.site), folder), ""
+        except BatchSystemError as error:
+            return jobs, f"state of the jobs as last seen: {error.message}"
+
+
+def _status(
+    record: RunRecord, jobs: Sequence[Job], note: str, folder: RunFolder, events: Sequence[Event]
+) -> RunStatus:
+    spec = record.spec
     progress = progress_of(spec.ensemble, events, spec.retries)
     start = min((event.time for event in events), default=record.created_at)
     alive = [job for job in jobs if not job.state.over]
@@ -76,8 +117,12 @@ def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> 
     if not alive:
         return "between-jobs", "`hetctl advance` submits the next job"
     started = {event.data["job"] for event in events if event.kind == "job_started"}
-    running = alive[-1].state is JobState.RUNNING and alive[-1].number in started
-    return (RUNNING if running else QUEUED), f"job {alive[-1].batch_id}"
+    if alive[-1].state is JobState.SUBMITTING:
+        return QUEUED, "its submission was cut short; `hetctl advance` finds out"
+    running = [job for job in alive if job.state is JobState.RUNNING and job.number in started]
+    job = (running or alive)[0]
+    waiting = f", job {alive[-1].batch_id} waits behind it" if alive[-1] is not job else ""
+    return (RUNNING if running else QUEUED), f"job {job.batch_id}{waiting}"
 
 
 def _measured_s(events: Sequence[Event], start: float, alive: bool) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from hetctl.core.layout import RoundFolder
-from hetctl.core.run import read_round
+from hetctl.core.run import RoundFile, read_round
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.group import Group
 from hetctl.runtime.step import build_rank, launched_at, reporter, run_step
@@ -39,12 +40,18 @@ def train(folder: RoundFolder, name: str) -> Group:
         checkpoints=CheckpointFolder(round_file.checkpoint_folder(name)),
         group=rank.group,
         events=reporter(folder.events, name, rank.group),
-        stop=StopSignal((folder.stop, folder.stop_of(name)), round_file.deadline),
+        stop=_stop_signal(folder, round_file, name, launched),
         gpus=allocation.gpus,
         expected_epoch_s=len(rank.training[0]) / allocation.rate,
         launched_at=launched,
     ).run()
     return rank.group
+
+
+def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:
+    started_up_s = time.time() - launched
+    longest_s = None if round_file.longest_s is None else round_file.longest_s - started_up_s
+    return StopSignal(folder.stops(name, round_file.job), round_file.deadline, longest_s)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The driver of one batch job: plans a round, runs its steps, reads the events, plans the next.
 
-``python -m hetctl.runtime.driver RUN_FOLDER --round N --job J --started SECONDS``
+``python -m hetctl.runtime.driver RUN_FOLDER --round N --job J --deadline SECONDS --batch-id ID``
 """
 
 from __future__ import annotations
@@ -11,32 +11,39 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hetctl.control.budget import exceeded
+from hetctl.control.ends import failed_nodes
 from hetctl.control.flotilla import should_stop
 from hetctl.core.codec import encode
-from hetctl.core.events import DRIVER, EventWriter
-from hetctl.core.layout import RoundFolder, RunFolder
+from hetctl.core.ends import ENDS_THE_JOB, Why
+from hetctl.core.events import DRIVER, SteadyWriter
+from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
 from hetctl.core.progress import events_in
-from hetctl.core.run import RoundFile, RunSpec, read_round, read_spec, write_round
+from hetctl.core.run import RunSpec, read_spec
 from hetctl.core.usage import usage_of
 from hetctl.perf.course import least_step_s
 from hetctl.perf.rounds import round_s, step_s
 from hetctl.planners import planner_named
 from hetctl.planners.base import Decision, Request, ask, options_from
+from hetctl.runtime.history import began_at, first_folder, last_memory, next_folder
 from hetctl.runtime.members import Members, Seen
 from hetctl.runtime.nodes import nodes_of_this_job
+from hetctl.runtime.opening import Opener
 from hetctl.runtime.rounds import DEADLINE, OpenRound
+from hetctl.runtime.steady import in_words, say
 from hetctl.runtime.steps import EndedStep, StepPool
 
 POLL_S = 0.05
-EARLIEST_WARNING_S = 60
-"""Before the time it was asked for, a warning of the time limit may come (sbatch's --signal)."""
+SETTLE_S = 0.5
+"""After a batch system has signalled a step, the driver hears of it within this time."""
+LAUNCH_PAUSE_S = 5.0
+"""So long nothing is launched after the batch system did not answer the launcher."""
+PART_SHARE = 0.9
+"""What takes more than this share of a whole job is trained in parts."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that have not left are terminated, and killed."""
 RESIZE, PREEMPTED = "resize", "preempted"
@@ -55,44 +62,61 @@ class Driver:
         Number of the job in its run.
     first_round : int
         Index of the folder that was made when the job was submitted.
-    started : float
-        When the job started, in seconds since the epoch; its limit counts from here.
+    deadline : float
+        When all training has to stop, in seconds since the epoch.
+    batch_id : str
+        The batch system's number of the job.
     """
 
-    def __init__(self, folder: RunFolder, job: int, first_round: int, started: float) -> None:
+    def __init__(
+        self, folder: RunFolder, job: int, first_round: int, deadline: float, batch_id: str = ""
+    ) -> None:
         self._folder = folder
         self._spec: RunSpec = read_spec(folder)
         self._job = job
-        self._first_round = folder.round(first_round).create()
-        self._events = EventWriter(self._first_round.events, DRIVER)
-        self._deadline = started + self._spec.wall_s - self._spec.grace_s
+        self._batch_id = batch_id
+        self._first_round = first_folder(folder, first_round)
+        self._events = SteadyWriter(self._first_round.events, DRIVER, self._end_by_disk)
+        self._deadline = deadline
+        self._longest_s = PART_SHARE * (deadline - time.time())
         self._planner = planner_named(self._spec.planner)
         self._options = options_from(self._spec.options)
         self._alpha = self._planner.stop_share(self._options)
-        self._nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
-        self._pool = StepPool(self._spec.site, self._nodes)
-        self._gpus = sum(len(node.gpus) for node in self._nodes)
+        self._pool = StepPool(self._spec.site, nodes_of_this_job(self._spec.site, self._spec.gpus))
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._run_began = _began_at(folder)
-        self._members = Members(folder, self._spec, self._gpus, self._run_began)
-        self._memory = _last_memory(folder)
+        self._opener = Opener(
+            *(folder, self._first_round, self._spec, job, deadline, self._longest_s),
+            *(self._pool, self._end_by_disk),
+        )
+        self._run_began = began_at(folder)
+        self._members = Members(folder, self._spec, self._pool.gpus, self._run_began)
+        self._memory = last_memory(folder)
         self._open: list[OpenRound] = []
         self._pending: list[Allocation] = []
         self._no_room: dict[str, int] = {}
         self._again_at = math.inf
+        self._not_before = 0.0
         self._changed = True
         self._released = False
         self._ending: str | None = None
 
     def run(self) -> str:
         """Run rounds until nothing is left or the job has to end; return why it ended."""
-        self._events.write("job_started", job=self._job, nodes=encode(self._nodes), deadline=self._deadline)
+        self._events.write(
+            "job_started",
+            job=self._job,
+            batch_id=self._batch_id,
+            nodes=encode(self._pool.nodes),
+            deadline=self._deadline,
+        )
         while True:
             self._reap()
-            self._watch_the_clock()
             self._watch_the_flotillas()
             self._watch_who_leaves()
-            self._start_round()
+            try:
+                self._start_round()
+            except OSError as error:
+                self._end_by_disk(error)
             if self._ending and not self._open:
                 break
             time.sleep(POLL_S)
@@ -104,32 +128,56 @@ class Driver:
         if self._ending is None:
             self._ending = reason
 
-    def heed_warning(self) -> None:
-        """End the job, unless the warning is one of the time limit, which the driver knows better.
-
-        Slurm looks at its clocks so rarely that it warns up to a minute too early.
-        """
-        if self._deadline - time.time() > EARLIEST_WARNING_S:
-            self.end("signal")
+    def _end_by_disk(self, error: OSError) -> None:
+        reason = in_words(error)
+        if self._ending is None:
+            say(f"the job ends: {reason} ({error})")
+        self.end(reason)
 
     def _reap(self) -> None:
-        for step in self._pool.reap():
+        """Look for steps that have ended, then whether all should end: a step may have heard it first."""
+        ended = self._pool.reap()
+        if not self._ending and any(step.exit_code == 128 + signal.SIGTERM for step in ended):
+            # A batch system that ends a job signals steps and driver in any order.
+            time.sleep(SETTLE_S)
+        self._watch_the_clock()
+        for step in ended:
             open_round = next(r for r in self._open if r.active.get(step.name) == step.allocation)
             self._close_step(open_round, step)
 
     def _close_step(self, open_round: OpenRound, step: EndedStep) -> None:
         self._changed = self._released = True
-        open_round.close(step)
+        self._draw_consequences(open_round.close(step, self._members.peak_memory(step.name)), step)
         if step.exit_code == 0 and open_round.had_no_room(step.name):
             self._no_room[step.name] = step.allocation.gpus
+        self._close_if_over(open_round)
+
+    def _draw_consequences(self, why: Why, step: EndedStep) -> None:
+        """Do what the end of a step means for the job; `Members` know what it means for the member."""
+        if why in ENDS_THE_JOB:
+            self.end(why.value)
+        elif why is Why.NOT_LAUNCHED:
+            self._not_before = time.time() + LAUNCH_PAUSE_S
+        elif why is Why.NODE_FAILURE:
+            nodes = failed_nodes(step.output, (place.node for place in step.allocation.placement))
+            self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+            # Slurm may start no more steps on the nodes that are left: the lost ones still count.
+            self.end(why.value)
+
+    def _close_if_over(self, open_round: OpenRound) -> None:
         if not open_round.active:
             open_round.end(self._members.left())
             self._open.remove(open_round)
 
     def _watch_the_clock(self) -> None:
-        """Ask the planner again when it wanted that; at the job's end ask every trainer to leave."""
+        """Ask the planner again when it wanted that; at the job's end ask every trainer to leave.
+
+        The script measures the time, too, and hears the batch system's signals: it tells by a file.
+        """
         if time.time() >= self._again_at:
             self._again_at, self._changed = math.inf, True
+        if (told := self._folder.job_stop(self._job)).exists():
+            self.end(told.read_text(encoding="utf-8").strip() or "signal")
         if time.time() >= self._deadline:
             self.end(DEADLINE)
         if self._ending:
@@ -164,7 +212,7 @@ class Driver:
 
     def _start_round(self) -> None:
         """Ask the planner, if it may be asked now, and start those whose GPUs are free."""
-        if self._ending:
+        if self._ending or time.time() < self._not_before:
             return
         if self._changed and not self._pending and self._may_plan():
             self._changed = False
@@ -201,11 +249,11 @@ class Driver:
         return Request(
             candidates=sorted(seen.waiting, key=lambda c: self._planner.order(c, self._options)),
             nodes=self._pool.free_nodes(),
-            gpus=self._gpus,
-            round_index=self._next_folder().index,
+            gpus=self._pool.gpus,
+            round_index=next_folder(self._folder, self._first_round).index,
             options=self._options,
             held=seen.held if self._planner.paradigm == "elastic" else (),
-            cluster=self._nodes,
+            cluster=self._pool.nodes,
             now_s=time.time() - self._run_began,
             memory=self._memory,
         )
@@ -213,11 +261,15 @@ class Driver:
     def _fits(self, left: Mapping[str, Candidate], allocation: Allocation) -> bool:
         """Whether the member would get an epoch done before the deadline, whatever it has left at most.
 
-        Going by a guess, it might lose its GPUs and then find no room on others.
+        Going by a guess, it might lose its GPUs and then find no room on others. Of an epoch that would
+        fit no job, any part will do: it ends with a checkpoint, too.
         """
-        name = allocation.member
-        more = allocation.gpus > self._no_room.get(name, 0)
-        return more and least_step_s(left[name], allocation.rate) <= self._deadline - time.time()
+        candidate = left[allocation.member]
+        seconds = least_step_s(candidate, allocation.rate)
+        if seconds > self._longest_s:
+            seconds = candidate.startup_s + candidate.checkpoint_s
+        more = allocation.gpus > self._no_room.get(candidate.name, 0)
+        return more and seconds <= self._deadline - time.time()
 
     def _tell_to_leave(self, decision: Decision) -> None:
         given = {allocation.member for allocation in decision.start}
@@ -234,67 +286,12 @@ class Driver:
             return
         if reason := exceeded(self._spec.budget, usage_of(events_in(self._folder), time.time())):
             self.end(reason)
-        else:
-            self._open_round(allocations, left)
-
-    def _next_folder(self) -> RoundFolder:
-        if not self._first_round.file.exists():
-            return self._first_round
-        return self._folder.round(self._folder.next_index())
-
-    def _open_round(self, allocations: Sequence[Allocation], left: Mapping[str, Candidate]) -> None:
-        folder = self._next_folder().create()
-        if folder != self._first_round:
-            folder.script.symlink_to(Path("..") / self._first_round.path.name / folder.script.name)
-        spec = self._spec
-        members = tuple(spec.ensemble.member(a.member) for a in allocations)
-        write_round(
-            folder.file,
-            RoundFile(
-                run=spec.run,
-                index=folder.index,
-                job=self._job,
-                deadline=self._deadline,
-                ensemble=replace(spec.ensemble, members=members),
-                allocations=tuple(allocations),
-                checkpoints=spec.checkpoints,
-                device=spec.site.device,
-                memory=self._memory,
-            ),
-        )
-        events = EventWriter(folder.events, DRIVER)
+            return
         ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
-        events.write(
-            "round_started",
-            index=folder.index,
-            job=self._job,
-            predicted_s=round_s(ends, self._alpha),
-            members=[allocation.member for allocation in allocations],
-        )
-        self._open.append(OpenRound(folder, events, sum(a.gpus for a in allocations), time.time()))
-        for allocation in allocations:
-            self._launch(self._open[-1], allocation)
-
-    def _launch(self, open_round: OpenRound, allocation: Allocation) -> None:
-        name = allocation.member
-        command = [sys.executable, "-m", "hetctl.runtime", str(open_round.folder.file), "--member", name]
-        open_round.active[name] = allocation
-        open_round.held[name] = allocation.gpus
-        open_round.events.write(
-            "step_started", member=name, gpus=allocation.gpus, placement=encode(allocation.placement)
-        )
-        self._pool.launch(name, allocation, command, open_round.folder.log_of(name))
-
-
-def _began_at(folder: RunFolder) -> float:
-    """Return when the first job of the run started, in seconds since the epoch."""
-    return min((event.time for event in events_in(folder)), default=time.time())
-
-
-def _last_memory(folder: RunFolder) -> Any:
-    """Return what the planner remembered when the newest round of the run was opened."""
-    planned = [opened for opened in folder.rounds() if opened.file.exists()]
-    return read_round(planned[-1].file).memory if planned else None
+        members = self._members.as_they_are(a.member for a in allocations)
+        opened = self._opener.open(allocations, members, round_s(ends, self._alpha), self._memory)
+        self._open.append(opened)
+        self._close_if_over(opened)
 
 
 def main() -> int:
@@ -303,13 +300,13 @@ def main() -> int:
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("--round", type=int, required=True)
     parser.add_argument("--job", type=int, required=True)
-    parser.add_argument("--started", type=float, required=True)
+    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder.resolve())
-    driver = Driver(folder, arguments.job, arguments.round, arguments.started)
-    signal.signal(signal.SIGUSR2, lambda *_: driver.heed_warning())
+    driver = Driver(folder, arguments.job, arguments.round, arguments.deadline, arguments.batch_id)
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
-    print(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
+    say(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import resource
 import subprocess
 import sys
 from pathlib import Path
+
+KIBIBYTE = 1024
 
 
 def gpu_and_driver() -> tuple[str, str]:
@@ -17,6 +20,12 @@ def gpu_and_driver() -> tuple[str, str]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return _processor(), f"Linux {platform.release()}"
     return name, driver
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process held, on its GPU or of the node's memory."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+    return max(peak_gpu_memory(), own)
 
 
 def peak_gpu_memory() -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import resource
 import shutil
 import sys
 import time
@@ -27,7 +26,7 @@ from hetctl.runtime.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.data import Batches, split_data
 from hetctl.runtime.functions import load_functions
 from hetctl.runtime.group import Group, SingleRank
-from hetctl.runtime.machine import gpu_and_driver, peak_gpu_memory
+from hetctl.runtime.machine import gpu_and_driver, peak_memory
 from hetctl.runtime.step import Rank, build_rank, launched_at, reporter, run_step
 from hetctl.runtime.trainer import check_metrics
 
@@ -77,7 +76,7 @@ def _report_point(measurements: Measurements, point: Point, folder: Path) -> Gro
         startup_s=clock.startup_s + max(0.0, first_evaluate_s - evaluate_s),
         evaluate_s=evaluate_s,
         checkpoint_s=_checkpoint_seconds(rank, folder / "scratch" / point.source),
-        peak_memory_bytes=max(peak_gpu_memory(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        peak_memory_bytes=peak_memory(),
     )
     reporter(folder / "events", point.source, rank.group).write("point", **encode(result))
     return rank.group

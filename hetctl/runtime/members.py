@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from hetctl.core.ensemble import Member
 from hetctl.core.events import Event, read_events
 from hetctl.core.layout import RunFolder
 from hetctl.core.profile import Candidate, Progress
@@ -46,12 +47,23 @@ class Members:
     """
 
     def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int, began_at: float) -> None:
-        self._folder, self._spec, self._gpus, self._began_at = folder, spec, gpus, began_at
+        self._folder, self._spec, self._began_at = folder, spec, began_at
         self._profiles = {profile.member: profile for profile in spec.profiles}
+        self._gpus = gpus
 
     def left(self) -> dict[str, Candidate]:
         """Return all, in training or not, as their finished epochs and their checkpoints tell."""
         return self._left(self._progress())
+
+    def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
+        """Return members with the batch sizes that they have come down to."""
+        progress = self._progress()
+        members = (self._spec.ensemble.member(name) for name in names)
+        return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
+
+    def peak_memory(self, name: str) -> int:
+        """Return the most bytes that the member held when it was profiled; 0 if nobody knows."""
+        return self._profiles[name].peak_memory_bytes
 
     def seen(self, rounds: Iterable[OpenRound], now: float) -> Seen:
         """Look at all members; `now` is in seconds since the epoch."""

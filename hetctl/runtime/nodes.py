@@ -20,12 +20,12 @@ def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
     BatchSystemError
         If this process is not inside a job of the site's batch system.
     """
-    command = nodes_command(site.batch_system)
+    command = nodes_command(site)
     try:
         output = _run(command) if command else ""
     except (OSError, subprocess.SubprocessError) as error:
         raise BatchSystemError(f"cannot tell the nodes of this job on site {site.name}: {error}") from None
-    names = parse_nodes(site.batch_system, os.environ, output)
+    names = parse_nodes(site, os.environ, output)
     each = site.gpus_per_node
     left = [min(each, (gpus or site.gpus) - each * index) for index in range(len(names))]
     return tuple(

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from hetctl.control.ends import why_ended
 from hetctl.core.events import EventWriter, read_events
 from hetctl.core.layout import make_private_folder
 from hetctl.core.measurement import Measurements, Point, read_measurements
@@ -76,7 +77,9 @@ class _ProfileJob:
             return
         path = self._events / f"{ended.name}.jsonl"
         if not any(event.kind == "failed" for event in read_events(path)):
-            EventWriter(self._events, ended.name).write("failed", error=ended.cause)
+            EventWriter(self._events, ended.name).write(
+                "failed", error=ended.cause(why_ended(ended.exit_code, ended.output))
+            )
 
     def _measure_preprocessing(self) -> None:
         """Run beside no step, outside all of them: it wants every core of this node."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from hetctl.core.events import EventWriter, read_events
-from hetctl.core.layout import RoundFolder, write_private
+from hetctl.control.ends import why_ended, with_peak
+from hetctl.core.ends import FAULTS, IN_ORDER, Why
+from hetctl.core.events import Event, EventWriter, read_events
+from hetctl.core.layout import RoundFolder
 from hetctl.core.plan import Allocation
+from hetctl.runtime.steady import write_stop
 from hetctl.runtime.steps import EndedStep
 
 DEADLINE = "deadline"
+LAST_WORDS = {"converged": Why.FINISHED, "stopped": Why.TOLD}
+"""The event that a trainer ends with when all is well."""
 
 
 @dataclass
@@ -61,13 +67,13 @@ class OpenRound:
             self._expect(name, busy_s)
         if self.stopped_by is None:
             self.stopped_by = reason
-            write_private(self.folder.stop, reason + "\n")
+            write_stop(self.folder.stop, reason)
 
     def stop_member(self, name: str, reason: str, busy_s: Mapping[str, float]) -> None:
         """Ask one member's trainers to checkpoint and leave."""
         self._expect(name, busy_s)
         self.reasons[name] = reason
-        write_private(self.folder.stop_of(name), reason + "\n")
+        write_stop(self.folder.stop_of(name), reason)
 
     def _expect(self, name: str, busy_s: Mapping[str, float]) -> None:
         since = time.time() + busy_s.get(name, 0.0)
@@ -78,17 +84,41 @@ class OpenRound:
         now = time.time()
         return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
 
-    def close(self, step: EndedStep) -> bool:
-        """Report a step that has ended; return whether that is held against the member."""
+    def close(self, step: EndedStep, profiled_peak: int) -> Why:
+        """Report a step that has ended, and why.
+
+        Parameters
+        ----------
+        profiled_peak : int
+            Bytes of memory that the member needs as far as one knows, if its trainer cannot tell any more.
+        """
         del self.active[step.name]
-        fault = step.exit_code != 0 and step.name not in self.terminated
-        if fault:
+        said = list(read_events(self.folder.events_of(step.name)))
+        why = self._why(step, said)
+        cause = step.cause(why)
+        if why is Why.OUT_OF_MEMORY:
+            cause = with_peak(cause, _last(said, "peak_memory_bytes") or profiled_peak)
+        if why not in IN_ORDER:
             del self.held[step.name]
             self.failed = True
         self.events.write(
-            "step_ended", member=step.name, exit_code=step.exit_code, cause=step.cause, fault=fault
+            "step_ended",
+            member=step.name,
+            exit_code=step.exit_code,
+            why=why.value,
+            cause=cause,
+            fault=why in FAULTS,
         )
-        return fault
+        return why
+
+    def _why(self, step: EndedStep, said: Sequence[Event]) -> Why:
+        """Say why a step ended; whoever was told to leave may also be killed on the way."""
+        if step.name in self.terminated:
+            return Why.TOLD
+        if step.exit_code == 0 and (done := [e.kind for e in said if e.kind in LAST_WORDS]):
+            return LAST_WORDS[done[-1]]
+        why = why_ended(step.exit_code, step.output, _last(said, "why"))
+        return Why.TOLD if why is Why.KILLED and step.name in self.leaving else why
 
     def end(self, left: Collection[str]) -> None:
         """Report the end of the round.
@@ -111,3 +141,8 @@ class OpenRound:
         """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
         events = read_events(self.folder.events_of(member))
         return any(event.kind == "stopped" and event.data["reason"] == DEADLINE for event in events)
+
+
+def _last(events: Sequence[Event], key: str) -> Any:
+    """Return the last value of that name in a member's events."""
+    return next((event.data[key] for event in reversed(events) if key in event.data), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.errors import HetctlError
 from hetctl.core.events import EventWriter
@@ -18,9 +20,14 @@ from hetctl.runtime.data import Samples, split_data
 from hetctl.runtime.frameworks import Framework, Network, load_framework
 from hetctl.runtime.functions import UserFunctions, load_functions
 from hetctl.runtime.group import Group, bind_device, join_group
+from hetctl.runtime.machine import peak_memory
+from hetctl.runtime.steady import DISK_FULL_ERRORS
 
 LAUNCHED_AT = "HETCTL_STEP_LAUNCHED_AT"
 """Set by whoever launches a step: seconds since the epoch."""
+
+OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
+"""Python's and NumPy's, TensorFlow's, PyTorch's: by name, since only one framework is ever loaded."""
 
 
 class _Silent:
@@ -66,7 +73,7 @@ def reporter(folder: Path, source: str, group: Group) -> Any:
 
 
 def run_step(body: Callable[[], Group], folder: Path, source: str) -> int:
-    """Run a step's body; an error becomes a ``failed`` event, and the exit code 1.
+    """Run a step's body; an error becomes a ``failed`` event, and one of the `EXIT_CODES`.
 
     Parameters
     ----------
@@ -77,10 +84,23 @@ def run_step(body: Callable[[], Group], folder: Path, source: str) -> int:
         body().leave()
     except Exception as error:
         traceback.print_exc()
-        EventWriter(folder, source).write("failed", error=_summary(error))
-        _abort_world()
-        return 1
+        why = why_failed(error)
+        with contextlib.suppress(OSError):
+            EventWriter(folder, source).write(
+                "failed", error=_summary(error), why=why.value, peak_memory_bytes=peak_memory()
+            )
+        _abort_world(EXIT_CODES[why])
+        return EXIT_CODES[why]
     return 0
+
+
+def why_failed(error: BaseException) -> Why:
+    """Tell a full memory or disk from an error of the program."""
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
+        return Why.DISK_FULL
+    if OUT_OF_MEMORY_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+        return Why.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
+    return Why.OUT_OF_MEMORY
 
 
 def _summary(error: Exception) -> str:
@@ -89,8 +109,8 @@ def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
 
-def _abort_world() -> None:
+def _abort_world(code: int) -> None:
     """End the other ranks too: they would wait for this one for ever."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1:
-        mpi.COMM_WORLD.Abort(1)
+        mpi.COMM_WORLD.Abort(code)

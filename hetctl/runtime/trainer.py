@@ -19,6 +19,7 @@ from hetctl.runtime.checkpoint import CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.data import Batches, Samples, epoch_order
 from hetctl.runtime.frameworks import Network
 from hetctl.runtime.group import Group
+from hetctl.runtime.machine import peak_memory
 
 STOP_POLL_S = 0.2
 """How often stop files are looked for: file system calls for every batch would be too many."""
@@ -32,11 +33,18 @@ class Reporter(Protocol):
 
 
 class StopSignal:
-    """Why training should pause now, if it should: a stop file, or the deadline."""
+    """Why training should pause now, if it should: a stop file, or the deadline.
 
-    def __init__(self, files: Sequence[Path], deadline: float) -> None:
+    Parameters
+    ----------
+    longest_s : float or None
+        What takes longer than this fits into no job, and is done in parts.
+    """
+
+    def __init__(self, files: Sequence[Path], deadline: float, longest_s: float | None = None) -> None:
         self._files = files
         self._deadline = deadline
+        self._longest_s = longest_s
         self._next_look = 0.0
         self.reason: str | None = None
 
@@ -46,14 +54,16 @@ class StopSignal:
         if self.reason is None and now >= self._next_look:
             self._next_look = now + STOP_POLL_S
             if found := next((file for file in self._files if file.exists()), None):
-                self.reason = found.read_text(encoding="utf-8").strip() or "stop"
+                self.reason = found.read_text(encoding="utf-8").strip() or "signal"
             elif now >= self._deadline:
                 self.reason = "deadline"
         return self.reason is not None
 
     def leaves_room_for(self, seconds: float) -> bool:
-        """Whether something that takes `seconds` would end before the deadline."""
-        if time.time() + seconds <= self._deadline:
+        """Whether something that takes `seconds` would end before the deadline, if it can at all."""
+        now = time.time()
+        in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
+        if in_parts or now + seconds <= self._deadline:
             return True
         self.reason = self.reason or "deadline"
         return False
@@ -112,6 +122,7 @@ class Trainer:
         loaded = self.checkpoints.load()
         for name in loaded.invalid:
             self.events.write("checkpoint_invalid", name=name)
+            print(f"checkpoint {name} is damaged: going on from the one before it", flush=True)
         if loaded.arrays is None:
             return
         self.state = loaded.state
@@ -156,7 +167,8 @@ class Trainer:
 
     def _report_first_step(self, _position: int) -> None:
         if self.launched_at:
-            self.events.write("first_step", startup_s=time.time() - self.launched_at)
+            startup_s = time.time() - self.launched_at
+            self.events.write("first_step", startup_s=startup_s, peak_memory_bytes=peak_memory())
             self.launched_at = 0.0
 
     def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Local jobs, with real processes: started, held to their limit, cancelled, and nothing left of them."""
+"""Local jobs, with real processes: each runs once, is held to its limit, and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hetctl.batch.base import FunctionCall
-from hetctl.batch.functions import has_result
+from hetctl.batch.base import JobRequest
+from hetctl.batch.ends import Claim, End, claim, claim_file, end_file, read_claim, read_end
 from hetctl.batch.local import LocalBatch
+from hetctl.batch.processes import Machine, Process
+from hetctl.core.codec import encode
+from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState
-from hetctl.core.site import Queue, Site
+from hetctl.core.layout import write_json
 
-SITE = Site("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
+SUBMITTER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from hetctl.batch.base import JobRequest
+from hetctl.batch.local import LocalBatch
+class KilledAtOnce(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[4] == "kill":
+    subprocess.Popen = KilledAtOnce
+LocalBatch(Path(sys.argv[1])).submit(JobRequest(sys.argv[2], Path(sys.argv[3]), (), 60))
+"""
 IMPATIENT = """
 import sys
 from hetctl.batch import supervisor
@@ -34,20 +50,24 @@ def batch(tmp_path):
 
 @pytest.fixture
 def submit(tmp_path, batch):
-    """Submit a script; whatever a test leaves running is killed."""
+    """Submit a script; whatever a test leaves running is ended."""
     jobs = []
 
-    def submit_script(text, wall_s=60):
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        script = tmp_path / "job.sh"
-        script.write_text(text)
-        jobs.append(batch.submit(script, [], wall_s))
-        return jobs[-1]
+    def submit_script(text, wall_s=60, after=None):
+        jobs.append(f"job-{len(jobs)}")
+        return batch.submit(JobRequest(jobs[-1], script_of(tmp_path, text), (), wall_s, after))
 
     yield submit_script
     batch.cancel(jobs)
     for job in jobs:
-        wait_for(lambda job=job: batch.states([job])[job].over)
+        wait_for(lambda job=job: state_of(batch, job) is JobState.UNKNOWN or state_of(batch, job).over)
+
+
+def script_of(folder, text):
+    (folder / "logs").mkdir(exist_ok=True)
+    script = folder / f"{time.monotonic_ns()}.sh"
+    script.write_text(text)
+    return script
 
 
 def wait_for(condition, seconds=10.0):
@@ -57,46 +77,26 @@ def wait_for(condition, seconds=10.0):
         time.sleep(0.05)
 
 
+def state_of(batch, job):
+    return batch.statuses([job])[job].state
+
+
 def end_of(batch, job):
-    wait_for(lambda: batch.states([job])[job].over)
-    return batch.states([job])[job]
+    wait_for(lambda: state_of(batch, job).over)
+    return batch.statuses([job])[job]
 
 
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def pid_in(path):
+def process_in(path):
     wait_for(lambda: path.exists() and path.read_text().strip())
-    return int(path.read_text())
+    return Process.of(int(path.read_text()))
 
 
-def test_a_script_runs_to_its_end_with_its_output_in_the_log(batch, submit, tmp_path):
+def test_the_output_of_a_script_is_in_the_log(batch, submit, tmp_path):
     job = submit("echo to-stdout; echo to-stderr >&2")
-    assert end_of(batch, job) is JobState.FINISHED
+    assert end_of(batch, job).state is JobState.FINISHED
     assert set((tmp_path / "logs" / "job.log").read_text().split()) == {"to-stdout", "to-stderr"}
-    end = json.loads((tmp_path / "jobs" / f"{job}.json").read_text())
-    assert end == {"exit_code": 0, "ended_by": None}
-
-
-def test_a_failing_script_has_failed_and_its_exit_code_is_kept(batch, submit, tmp_path):
-    job = submit("exit 7")
-    assert end_of(batch, job) is JobState.FAILED
-    assert json.loads((tmp_path / "jobs" / f"{job}.json").read_text())["exit_code"] == 7
-
-
-def test_a_running_job_is_running_and_then_cancelled(batch, submit, tmp_path):
-    job = submit(f"trap 'echo bye >{tmp_path}/bye; exit 0' TERM; echo $$ >{tmp_path}/pid; sleep 60 & wait")
-    pid = pid_in(tmp_path / "pid")
-    assert batch.states([job]) == {job: JobState.RUNNING}
-    batch.cancel([job])
-    assert end_of(batch, job) is JobState.CANCELLED
-    assert (tmp_path / "bye").read_text() == "bye\n"
-    assert not is_running(pid)
+    assert read_end(tmp_path / "jobs", job) == End(0)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "jobs").iterdir()} == {0o600}
 
 
 def test_the_script_is_told_first_and_its_steps_by_the_script(batch, submit, tmp_path):
@@ -111,97 +111,145 @@ wait $step; wait $step
     job = submit(script)
     wait_for((tmp_path / "ready").exists)
     batch.cancel([job])
-    assert end_of(batch, job) is JobState.CANCELLED
+    assert end_of(batch, job).state is JobState.CANCELLED
     assert (tmp_path / "step-done").exists()
     assert not (tmp_path / "told").exists()
 
 
 def test_the_wall_clock_limit_ends_a_job_and_all_its_processes(batch, submit, tmp_path):
     job = submit(f"sleep 60 & echo $! >{tmp_path}/pid; wait", wall_s=1)
-    pid = pid_in(tmp_path / "pid")
-    assert end_of(batch, job) is JobState.TIMEOUT
-    assert not is_running(pid)
+    sleeper = process_in(tmp_path / "pid")
+    end = end_of(batch, job)
+    assert (end.state, end.exit_code, end.detail) == (JobState.TIMEOUT, 143, "reached its limit of 1 s")
+    assert not sleeper.alive
+
+
+def test_the_time_that_a_job_waits_for_another_does_not_count(batch, submit):
+    first = submit("sleep 1.5")
+    second = submit("exit 0", wall_s=1, after=first)
+    assert end_of(batch, second).state is JobState.FINISHED
 
 
 def test_a_script_that_ignores_its_limit_is_killed_after_the_grace(tmp_path):
-    script = tmp_path / "job.sh"
-    script.write_text(f"trap '' TERM; echo $$ >{tmp_path}/pid; while true; do sleep 0.1; done")
+    script = script_of(tmp_path, f"trap '' TERM; echo $$ >{tmp_path}/pid; while true; do sleep 0.1; done")
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     began = time.monotonic()
-    supervisor = subprocess.Popen([sys.executable, "-c", IMPATIENT, jobs, "0.3", script])
-    supervisor.wait(timeout=10)
+    arguments = [str(jobs), "job", str(script), "--wall=0.3"]
+    subprocess.run([sys.executable, "-c", IMPATIENT, *arguments], timeout=10, check=True)
     assert 0.8 <= time.monotonic() - began < 8
-    end = json.loads((jobs / f"{supervisor.pid}.json").read_text())
-    assert end == {"exit_code": -signal.SIGKILL, "ended_by": "timeout"}
-    assert not is_running(pid_in(tmp_path / "pid"))
+    assert read_end(jobs, "job") == End(137, "timeout", "reached its limit of 0.3 s")
 
 
 def test_what_a_finished_script_left_running_is_killed(batch, submit, tmp_path):
     job = submit(f"sleep 60 & echo $! >{tmp_path}/pid; exit 0")
-    assert end_of(batch, job) is JobState.FINISHED
-    assert not is_running(pid_in(tmp_path / "pid"))
+    assert end_of(batch, job).state is JobState.FINISHED
+    assert not process_in_or_gone(tmp_path / "pid")
 
 
-def test_cancelling_what_is_over_is_no_error(batch, submit):
-    job = submit("exit 0")
-    end_of(batch, job)
-    batch.cancel([job])
-    assert batch.states([job])[job] is JobState.FINISHED
-
-
-def test_a_supervisor_that_died_without_a_word_is_a_failed_job(batch, submit, tmp_path):
-    job = submit(f"echo $$ >{tmp_path}/pid; sleep 60")
-    script = pid_in(tmp_path / "pid")
-    os.kill(int(job), signal.SIGKILL)
-    assert end_of(batch, job) is JobState.FAILED
-    os.killpg(script, signal.SIGKILL)
-
-
-def test_the_end_of_an_earlier_job_with_the_same_number_is_not_taken_for_this_one(tmp_path, monkeypatch):
-    batch, real = LocalBatch(tmp_path / "jobs"), subprocess.Popen
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "jobs").mkdir()
-    script = tmp_path / "job.sh"
-    script.write_text("sleep 60")
-
-    def popen_with_a_used_number(*arguments, **options):
-        process = real(*arguments, **options)
-        old_end = {"exit_code": 0, "ended_by": None}
-        (tmp_path / "jobs" / f"{process.pid}.json").write_text(json.dumps(old_end))
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", popen_with_a_used_number)
-    job = batch.submit(script, [], 60)
-    assert batch.states([job]) == {job: JobState.RUNNING}
-    os.kill(int(job), signal.SIGKILL)
-
-
-def test_a_process_that_ends_between_two_looks_is_not_taken_for_dead(batch, tmp_path, monkeypatch):
-    """Its end is written just after it was looked for, and then it is gone."""
-    (tmp_path / "jobs").mkdir()
-
-    def ends_now(_pid):
-        (tmp_path / "jobs" / "4711.json").write_text('{"exit_code": 0, "ended_by": null}')
+def process_in_or_gone(path):
+    try:
+        return process_in(path).alive
+    except OSError:
         return False
 
-    monkeypatch.setattr("hetctl.batch.local._is_alive", ends_now)
-    assert batch.states(["4711"]) == {"4711": JobState.FINISHED}
+
+def test_two_supervisors_of_one_job_run_its_script_once(tmp_path):
+    script = script_of(tmp_path, f"echo ran >>{tmp_path}/runs; sleep 0.3")
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    command = [sys.executable, "-m", "hetctl.batch.supervisor", str(jobs), "job", str(script), "--wall=60"]
+    supervisors = [subprocess.Popen(command) for _ in range(4)]
+    assert [supervisor.wait(timeout=20) for supervisor in supervisors] == [0] * 4
+    assert (tmp_path / "runs").read_text() == "ran\n"
+    assert sorted(path.name for path in jobs.iterdir()) == ["job.claim", "job.end"]
 
 
-def double(text):
-    return f"{text}{text}"
+def test_a_job_that_is_submitted_again_is_the_same_job(batch, submit, tmp_path):
+    job = submit(f"echo ran >>{tmp_path}/runs; sleep 0.5")
+    again = JobRequest(job, script_of(tmp_path, f"echo again >>{tmp_path}/runs"), (), 60)
+    assert batch.submit(again) == job
+    assert end_of(batch, job).state is JobState.FINISHED
+    assert batch.submit(again) == job
+    assert (tmp_path / "runs").read_text() == "ran\n"
 
 
-def boom(text):
-    raise ValueError(text)
+def test_a_submitter_that_is_killed_at_once_leaves_a_job_that_runs_once(batch, tmp_path):
+    script = script_of(tmp_path, f"echo ran >>{tmp_path}/runs")
+    command = [sys.executable, "-c", SUBMITTER, str(tmp_path / "jobs"), "token", str(script)]
+    killed = subprocess.run([*command, "kill"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    subprocess.run([*command, "again"], check=True)
+    assert batch.find(["token", "other"]) == {"token": "token"}
+    assert end_of(batch, "token").state is JobState.FINISHED
+    assert (tmp_path / "runs").read_text() == "ran\n"
 
 
-@pytest.mark.parametrize("function", [double, boom])
-def test_a_function_runs_as_a_job_and_its_end_is_seen(function, batch, tmp_path):
-    call = FunctionCall(function, "x", tmp_path / "calls", "name", SITE, SITE.queues[0], 1, 60)
-    job = batch.call(call)
-    assert not has_result(tmp_path / "calls", job)
-    wait_for(lambda: has_result(tmp_path / "calls", job))
-    assert (tmp_path / "calls").stat().st_mode & 0o777 == 0o700
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "calls").glob("*.pkl"))
+def test_a_supervisor_that_cannot_start_is_an_error_that_names_the_log(batch, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    request = JobRequest("job", script_of(tmp_path, "exit 0"), (), 60)
+    with pytest.raises(BatchSystemError, match="supervisor of job did not start") as caught:
+        batch.submit(request)
+    assert "job.log" in caught.value.hint
+    assert batch.find(["job"]) == {}
+
+
+def test_a_script_whose_supervisor_is_killed_is_told_to_leave(batch, submit, tmp_path):
+    job = submit(
+        f"trap 'touch {tmp_path}/told; sleep 1; exit 0' TERM; touch {tmp_path}/ready; sleep 60 & wait"
+    )
+    wait_for((tmp_path / "ready").exists)
+    os.kill(read_claim(tmp_path / "jobs", job).supervisor.pid, signal.SIGKILL)
+    wait_for((tmp_path / "told").exists)
+    assert state_of(batch, job) is JobState.RUNNING  # as long as anything of it runs
+    batch.cancel([job])  # at once: nobody is left who could wait
+    end = end_of(batch, job)
+    assert (end.state, end.exit_code, end.detail) == (JobState.FAILED, None, "its supervisor was killed")
+
+
+def test_a_process_with_the_number_of_a_supervisor_is_not_taken_for_it(batch, submit, tmp_path):
+    job = submit("sleep 60")
+    wait_for(lambda: state_of(batch, job) is JobState.RUNNING)
+    folder, claimed = tmp_path / "jobs", read_claim(tmp_path / "jobs", job)
+    older = Process(os.getpid(), Process.of(os.getpid()).started - 1)
+    write_json(claim_file(folder, "old"), encode(replace(claimed, supervisor=older, script=older)))
+    assert state_of(batch, "old") is JobState.FAILED
+    batch.cancel(["old"])  # does not signal this process
+
+
+def test_a_job_of_another_machine_is_unknown_and_one_from_before_a_restart_is_over(batch, tmp_path):
+    folder, me = tmp_path / "jobs", Process.of(os.getpid())
+    folder.mkdir()
+    here = Machine.this()
+    assert claim(folder, "elsewhere", Claim(replace(here, host="elsewhere"), me))
+    assert claim(folder, "before", Claim(replace(here, boot="another"), me))
+    statuses = batch.statuses(["elsewhere", "before"])
+    assert statuses["elsewhere"].state is JobState.UNKNOWN
+    assert statuses["elsewhere"].detail == "runs on elsewhere"
+    assert statuses["before"].state is JobState.NODE_FAILED
+    batch.cancel(["elsewhere", "before"])  # does not signal this process
+
+
+def test_a_job_that_ends_between_two_looks_is_not_taken_for_dead(batch, tmp_path, monkeypatch):
+    """Its end is written just after it was looked for, and then its supervisor is gone."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    claim(folder, "job", Claim(Machine.this(), Process.of(os.getpid())))
+
+    def ends_now(_process):
+        end_file(folder, "job").write_text(json.dumps(encode(End(0))))
+        return False
+
+    monkeypatch.setattr(Process, "alive", property(ends_now))
+    assert state_of(batch, "job") is JobState.FINISHED
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_a_job(batch, submit, tmp_path):
+    job = submit("sleep 60")
+    wait_for(lambda: state_of(batch, job) is JobState.RUNNING)
+    claimed = read_claim(tmp_path / "jobs", job)
+    groups = {os.getpgid(process.pid) for process in (claimed.supervisor, claimed.script)}
+    assert os.getpgid(0) not in groups
+    assert len(groups) == 2
+    assert {os.getsid(process.pid) for process in (claimed.supervisor, claimed.script)} == groups
+    assert Path("/proc", str(claimed.script.pid)).exists()

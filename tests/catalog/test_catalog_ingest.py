@@ -17,6 +17,7 @@ from hetctl.core.codec import encode
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.errors import BadInputError
 from hetctl.core.events import DRIVER, Event
+from hetctl.core.job import Job, JobState
 from hetctl.core.plan import Allocation, Placement, Plan
 from hetctl.core.profile import EpochResult
 from hetctl.core.progress import progress_of
@@ -27,6 +28,7 @@ ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (Member("a"), Me
 SITE = Site("local", "local", "local", 1, 2, 2, 2**33, (Queue("local"),))
 SPEC = RunSpec("run", ENSEMBLE, SITE, "flotilla", 2, "local", 600, 10, (), "/checkpoints")
 PLAN = Plan("flotilla", "makespan", 2, 2, 1.0, 1.0, 1.0, ())
+JOB = Job(0, "hetctl-run-0-a", 0, "", JobState.SUBMITTING, 1, 600, 0.0)
 HERE = (Placement("n0", (0,)),)
 TABLES = ("events", "rounds", "allocations", "epochs", "checkpoints")
 
@@ -51,11 +53,11 @@ def driver_events(start: float, index: int) -> list[Event]:
         Event(DRIVER, 0, "round_started", start, head),
         step("step_started", start + 1, 1, "a", **where),
         step("step_started", start + 1, 2, "b", **where),
-        step("step_ended", start + 30, 3, "a", exit_code=0, cause=""),
-        step("step_ended", start + 31, 4, "b", exit_code=137, cause="killed by SIGKILL"),
+        step("step_ended", start + 30, 3, "a", exit_code=0, why="finished", cause=""),
+        step("step_ended", start + 31, 4, "b", exit_code=137, why="killed", cause="killed by SIGKILL"),
         # The step is tried once more.
         step("step_started", start + 32, 5, "b", **where),
-        step("step_ended", start + 35, 6, "b", exit_code=0, cause=""),
+        step("step_ended", start + 35, 6, "b", exit_code=0, why="finished", cause=""),
         Event(DRIVER, 7, "round_ended", start + 36, {"ended_by": "alpha"}),
     ]
 
@@ -98,7 +100,7 @@ def new_catalog() -> Iterator[tuple[Catalog, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalog.db"
         with Catalog.open(path) as catalog:
-            catalog.add_run(SPEC, PLAN, 1.0)
+            catalog.add_run(SPEC, PLAN, 1.0, JOB)
             yield catalog, path
 
 

@@ -7,13 +7,15 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from hetctl.catalog.lock import Holder, ProjectLock, is_alive
+from hetctl.catalog import lock
+from hetctl.catalog.lock import Holder, ProjectLock, is_alive, life_of
 from hetctl.core.codec import encode
 from hetctl.core.errors import BadInputError, LockedError
 
@@ -167,31 +169,66 @@ def test_a_stale_lock_that_another_process_took_over_first_is_not_taken_again(
 ) -> None:
     put_holder(path, dead_pid)
     first, second = ProjectLock(path, "hetctl submit"), ProjectLock(path, "hetctl plan")
-    dead = Holder.dead.fget
-    assert dead is not None
+    gone = Holder.gone.fget
+    assert gone is not None
 
     def slow_to_judge(holder: Holder) -> bool:
-        monkeypatch.setattr(Holder, "dead", property(dead))
-        stale = dead(holder)
+        monkeypatch.setattr(Holder, "gone", property(gone))
+        stale = gone(holder)
         # The other one has replaced the file since it was opened.
         path.unlink()
         first.__enter__()
         return stale
 
-    monkeypatch.setattr(Holder, "dead", property(slow_to_judge))
+    monkeypatch.setattr(Holder, "gone", property(slow_to_judge))
     with pytest.raises(LockedError, match="hetctl submit"), second:
         pytest.fail("two hold the lock")
     assert json.loads(path.read_text())["command"] == "hetctl submit"
     first.__exit__(None, None, None)
 
 
-def test_the_lock_of_another_host_is_left_alone(path: Path, dead_pid: int) -> None:
+def test_the_lock_of_another_host_holds_as_long_as_it_is_touched(path: Path, dead_pid: int) -> None:
     put_holder(path, dead_pid, "login-17")
     with pytest.raises(LockedError) as caught, ProjectLock(path, "hetctl plan"):
         pytest.fail("taken over")
     assert "on host login-17" in caught.value.message
-    assert f"remove {path}" in caught.value.hint
+    assert "if host login-17 is down" in caught.value.hint
     assert path.exists()
+
+
+def test_the_lock_of_another_host_that_fell_silent_is_taken_over_and_that_is_said(
+    path: Path, dead_pid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_holder(path, dead_pid, "login-17")
+    silent = time.time() - lock.SILENT_S - 1
+    os.utime(path, (silent, silent))
+    with ProjectLock(path, "hetctl plan"):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert "on host login-17" in caplog.text
+    assert "taken over" in caplog.text
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_held_lock_is_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    with ProjectLock(path, "hetctl plan"):
+        os.utime(path, (0, 0))
+        end = time.monotonic() + 10
+        while path.stat().st_mtime == 0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        path.unlink()
+        path.touch()
+        os.utime(path, (0, 0))
+        time.sleep(0.1)
+        assert path.stat().st_mtime == 0, "a lock that is not ours was touched"
+
+
+def test_the_lock_of_a_dead_process_whose_number_was_given_away_is_taken_over(path: Path) -> None:
+    holder = Holder(socket.gethostname(), os.getppid(), "hetctl submit", 0.0, "another-boot/1")
+    put(path, json.dumps(encode(holder)))
+    with ProjectLock(path, "hetctl plan"):
+        assert json.loads(path.read_text())["life"] == life_of(os.getpid())
 
 
 @pytest.mark.parametrize(

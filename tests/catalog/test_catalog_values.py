@@ -42,6 +42,7 @@ PLAN = Plan(
     members=(Forecast("mlp", 90.0, 80.0),),
     options={"alpha": 0.8, "delta": None},
 )
+JOB = Job(0, "hetctl-digits-1-0-a", 0, "", JobState.SUBMITTING, 2, 3600, 12.5)
 SPEC = RunSpec(
     *("digits-1", ENSEMBLE, SITE, "flotilla", 8, "batch", 3600, 60),
     profiles=(MemberProfile("mlp", {1: 100.0, 2: 180.5}, samples=1e6),),
@@ -56,6 +57,24 @@ POINT = ProfilePoint("mlp", 1, 100.5, "f0", 16, 1000.0, V100, samples_per_epoch=
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     with Catalog.open(tmp_path / "catalog.db") as opened:
         yield opened
+
+
+def test_a_run_is_stored_with_the_job_that_is_about_to_be_submitted(catalog: Catalog) -> None:
+    catalog.add_run(SPEC, PLAN, 1.0, JOB)
+    assert catalog.jobs("digits-1") == [JOB]
+    catalog.remove_job("digits-1", 0)
+    assert catalog.jobs("digits-1") == []
+    catalog.save_job("digits-1", JOB)
+    catalog.remove_run("digits-1")
+    assert catalog.runs() == catalog.jobs("digits-1") == []
+
+
+def test_every_catalog_has_an_identity_of_its_own(tmp_path: Path) -> None:
+    identities = []
+    for name in ("a", "b", "a"):
+        with Catalog.open(tmp_path / name) as catalog:
+            identities.append(catalog.identity)
+    assert identities[0] == identities[2] != identities[1]
 
 
 def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
@@ -74,14 +93,14 @@ def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
 
 def test_values_survive_reopening(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
-    job = Job(0, 0, "4711", JobState.RUNNING, 2, 3600, 12.5)
+    job = replace(JOB, batch_id="4711", state=JobState.FAILED, exit_code=137, failed_nodes=("n1", "n2"))
     with Catalog.open(path) as catalog:
         catalog.save_ensemble(ENSEMBLE)
         catalog.save_site(SITE)
         catalog.save_points("digits", "docker", [POINT])
         catalog.save_preprocess("digits", "docker", [PreprocessPoint(1, 900.0)])
         catalog.save_plan("digits", "docker", PLAN, 1.0)
-        catalog.add_run(SPEC, PLAN, 2.0)
+        catalog.add_run(SPEC, PLAN, 2.0, JOB)
         catalog.save_job("digits-1", job)
     with Catalog.open(path) as catalog:
         assert catalog.ensemble("digits") == ENSEMBLE
@@ -150,33 +169,32 @@ def test_the_latest_plan_is_of_this_ensemble_and_site(catalog: Catalog) -> None:
 
 def test_runs_are_listed_oldest_first_with_their_state(catalog: Catalog) -> None:
     other = replace(SPEC, run="other-1", ensemble=replace(ENSEMBLE, name="other"))
-    catalog.add_run(SPEC, PLAN, 5.0)
-    catalog.add_run(other, PLAN, 4.0)
+    catalog.add_run(SPEC, PLAN, 5.0, JOB)
+    catalog.add_run(other, PLAN, 4.0, replace(JOB, name="other"))
     catalog.set_run_state("digits-1", "failed", "2 members failed")
     assert [record.spec.run for record in catalog.runs()] == ["other-1", "digits-1"]
     assert catalog.runs("digits") == [RunRecord(SPEC, PLAN, 5.0, "failed", "2 members failed")]
 
 
 def test_a_run_may_be_granted_another_budget(catalog: Catalog) -> None:
-    catalog.add_run(SPEC, PLAN, 1.0)
+    catalog.add_run(SPEC, PLAN, 1.0, JOB)
     more = replace(SPEC, budget=Budget(max_jobs=9))
     catalog.save_spec(more)
     assert catalog.runs() == [RunRecord(more, PLAN, 1.0, "queued", "")]
 
 
 def test_a_second_run_of_the_same_name_is_refused(catalog: Catalog) -> None:
-    catalog.add_run(SPEC, PLAN, 1.0)
+    catalog.add_run(SPEC, PLAN, 1.0, JOB)
     with pytest.raises(BadInputError, match="run 'digits-1' is in the catalog"):
-        catalog.add_run(SPEC, replace(PLAN, gpus=1), 2.0)
+        catalog.add_run(SPEC, replace(PLAN, gpus=1), 2.0, JOB)
     assert catalog.runs() == [RunRecord(SPEC, PLAN, 1.0, "queued", "")]
 
 
 def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
-    job = Job(0, 0, "1", JobState.PENDING, 1, 60, 0.0)
     for change in (
         lambda: catalog.set_run_state("none", "running"),
         lambda: catalog.save_spec(replace(SPEC, run="none")),
-        lambda: catalog.save_job("none", job),
+        lambda: catalog.save_job("none", JOB),
         lambda: catalog.ingest("none", 0, None, []),
     ):
         with pytest.raises(BadInputError, match="no run 'none'"):
@@ -185,9 +203,9 @@ def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
 
 
 def test_a_job_is_replaced_by_its_number(catalog: Catalog) -> None:
-    catalog.add_run(SPEC, PLAN, 1.0)
-    first = Job(0, 0, "11", JobState.PENDING, 1, 60, 0.0)
-    second = Job(1, 3, "12", JobState.PENDING, 1, 60, 9.0)
+    catalog.add_run(SPEC, PLAN, 1.0, JOB)
+    first = replace(JOB, batch_id="11", state=JobState.PENDING)
+    second = Job(1, "hetctl-digits-1-1-b", 3, "12", JobState.PENDING, 1, 60, 9.0)
     catalog.save_job("digits-1", second)
     catalog.save_job("digits-1", first)
     ended = replace(first, state=JobState.TIMEOUT, ended_at=60.5)

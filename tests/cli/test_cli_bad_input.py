@@ -176,12 +176,12 @@ def test_an_unreachable_scheduler_begins_no_run(project):
     assert project.hetctl("status", **nowhere).code == 2
 
 
-def test_a_site_that_can_only_be_rendered(planned):
+def test_a_site_whose_commands_are_not_here(planned):
     assert planned.hetctl("profile", "import", "rates.csv", "--site", "summit").code == 0
     arguments = ("--site", "summit", "--gpus", "6", "--time", "1h", "--account", "ABC123")
     done = planned.hetctl("submit", *arguments, "--json")
     assert (done.code, done.error["kind"]) == (4, "batch-system")
-    assert "hetctl render" in done.error["hint"]
+    assert "bsub is not on the PATH" in done.error["message"]
     assert list(planned.home.runs.glob("*")) == []
 
 

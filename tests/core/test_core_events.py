@@ -16,13 +16,13 @@ from hetctl.core.events import EventWriter, read_events, read_folder
 def write_many(folder, count):
     writer = EventWriter(folder, "m")
     for number in range(count):
-        writer.write("epoch", pid=os.getpid(), number=number, filler="x" * 300)
+        writer.write("told", pid=os.getpid(), number=number, filler="x" * 300)
 
 
 def test_events_come_back_numbered_and_in_order(tmp_path):
     writer = EventWriter(tmp_path, "m")
     writer.write("started", epochs=0)
-    writer.write("epoch", epoch=1, metrics={"loss": 0.5})
+    writer.write("measured", metrics={"loss": 0.5})
     first, second = read_events(writer.path)
     assert (first.source, first.seq, first.kind, dict(first.data)) == ("m", 0, "started", {"epochs": 0})
     assert (second.seq, second.data["metrics"]) == (1, {"loss": 0.5})
@@ -99,6 +99,15 @@ def test_event_files_are_private_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "m.jsonl").stat().st_mode) == 0o600
+
+
+def test_after_a_torn_line_the_next_event_starts_a_line_of_its_own(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti')
+    writer = EventWriter(tmp_path, "m")
+    writer.write("c")
+    writer.write("d")
+    assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2), ("d", 3)]
 
 
 def test_half_an_event_is_taken_back(tmp_path, monkeypatch):

@@ -117,6 +117,13 @@ def test_readers_see_one_text_or_the_other_while_it_is_replaced(tmp_path):
     assert seen <= set(texts)
 
 
+def test_trainers_look_for_the_stop_files_of_their_round_and_of_their_job(tmp_path):
+    run = RunFolder(tmp_path)
+    names = [str(path.relative_to(tmp_path)) for path in run.round(3).stops("m", 7)]
+    assert names == ["round-0003/stop", "round-0003/stop-m", "stop-job-0007"]
+    assert run.claim(7) == tmp_path / "claims" / "job-0007"
+
+
 def test_rounds_are_in_order_also_beyond_four_digits(tmp_path):
     run = RunFolder(tmp_path)
     assert run.next_index() == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.core.ends import FAULTS, FREE_NODE_FAILURES, Why
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.events import DRIVER, Event, EventWriter
 from hetctl.core.layout import RunFolder
@@ -25,8 +28,8 @@ def epoch(member, number, **later):
     return event(member, "epoch", **result | later)
 
 
-def ended(member, code, cause="exit code 1", *, fault=True):
-    return event(DRIVER, "step_ended", member=member, exit_code=code, cause=cause, fault=fault)
+def ended(member, why="program-error", cause="exit code 1"):
+    return event(DRIVER, "step_ended", member=member, exit_code=1, why=why, cause=cause)
 
 
 def fold(*events):
@@ -45,29 +48,72 @@ def test_an_epoch_that_is_reported_twice_counts_once():
 
 
 def test_failures_add_up_until_an_epoch_is_finished():
-    failing = [ended("a", 1)] * RETRIES
+    failing = [ended("a")] * RETRIES
     assert fold(*failing)["a"].failures == RETRIES
     assert fold(*failing, epoch("a", 1))["a"].failures == 0
     assert fold(*failing, epoch("a", 1), *failing)["a"].active
 
 
 def test_more_failures_than_retries_end_a_member_with_its_own_error():
-    failing = [event("a", "failed", error="no such layer"), *[ended("a", 1)] * (RETRIES + 1)]
+    failing = [event("a", "failed", error="no such layer"), ended("a")] * (RETRIES + 1)
     progress = fold(*failing)
     assert progress["a"].failed == "no such layer"
     assert progress["b"].active
 
 
-def test_a_step_that_the_driver_killed_is_not_the_members_fault():
-    assert fold(*[ended("a", 137, fault=False)] * 9)["a"] == fold()["a"]
+@pytest.mark.parametrize("why", set(Why) - FAULTS - {Why.NODE_FAILURE})
+def test_what_is_not_the_members_fault_is_free(why):
+    assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
 
 
 def test_without_words_of_its_own_the_cause_is_how_the_step_ended():
-    assert fold(*[ended("a", 137, "killed by SIGKILL")] * (RETRIES + 1))["a"].failed == "killed by SIGKILL"
+    ends = [ended("a", "killed", "killed by SIGKILL")] * (RETRIES + 1)
+    assert fold(*ends)["a"].failed == "killed by SIGKILL"
+
+
+def test_the_words_are_those_of_the_last_failure():
+    ends = [event("a", "failed", error="no such layer"), ended("a")] * RETRIES
+    assert fold(*ends, ended("a", "killed", "killed by SIGKILL"))["a"].failed == "killed by SIGKILL"
+
+
+def test_node_failures_are_free_up_to_a_cap():
+    failing = [ended("a", "node-failure", "node failure")] * FREE_NODE_FAILURES
+    assert (fold(*failing)["a"].failures, fold(*failing)["a"].active) == (0, True)
+    more = [ended("a", "node-failure", "node failure")] * (RETRIES + 1)
+    assert fold(*failing, *more)["a"].failed == "node failure"
+    assert fold(*failing, epoch("a", 1), *more[:1])["a"].failures == 1
+
+
+def test_out_of_memory_ends_a_member_that_may_not_have_a_smaller_batch():
+    progress = fold(ended("a", "out-of-memory", "out of memory: 3.00 GiB at its peak"))
+    assert progress["a"].failed == "out of memory: 3.00 GiB at its peak"
+    assert progress["b"].active
+
+
+def test_out_of_memory_halves_the_batch_down_to_the_least():
+    shrinking = replace(ENSEMBLE, members=(Member("a", batch_size=50, min_batch_size=16),))
+    sizes = []
+    for times in range(4):
+        ends = [
+            event("a", "failed", error="MemoryError"),
+            ended("a", "out-of-memory", "out of memory"),
+        ] * times
+        progress = progress_of(shrinking, [*ends, epoch("a", 1)], RETRIES)["a"]
+        sizes.append((progress.batch_size, progress.failures, progress.failed))
+    assert sizes == [(None, 0, None), (25, 0, None), (16, 0, None), (16, 0, "out of memory")]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_batches_shrink_to_the_least_and_no_further(batch_size, least):
+    member, sizes = Member("a", batch_size=batch_size, min_batch_size=least), [batch_size]
+    while smaller := member.smaller_batch(sizes[-1]):
+        sizes.append(smaller)
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert sizes[-1] == min(least, batch_size)
 
 
 def test_a_member_that_has_converged_cannot_fail_any_more():
-    progress = fold(event("a", "converged", reason="target"), *[ended("a", 1)] * 5)["a"]
+    progress = fold(event("a", "converged", reason="target"), *[ended("a")] * 5)["a"]
     assert (progress.converged, progress.failed) == ("target", None)
 
 
@@ -115,6 +161,16 @@ def test_use_counts_rounds_and_gpu_seconds():
         event("a", "step_started", 30, member="a", gpus=50),
     ]
     assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
+
+
+def test_a_step_of_a_job_that_was_killed_counts_until_the_last_sign_of_life():
+    events = [
+        event(DRIVER, "job_started", 0),
+        event(DRIVER, "step_started", 10, member="a", gpus=2),
+        event("a", "epoch", 30),
+        event(DRIVER, "job_started", 1000),
+    ]
+    assert usage_of(events, now=2000) == Usage(rounds=0, gpu_seconds=20 * 2)
 
 
 def test_an_end_without_a_start_costs_nothing():

@@ -43,3 +43,15 @@ def fit_train_fn(data, model, optimizer, config):
         losses.append(float(model.train_on_batch(x, y)[0]))
         time.sleep(config.get("pause_s", 0.0))
     return {"loss": float(np.mean(losses)) if losses else 0.0}
+
+
+def hungry_train_fn(data, model, optimizer, config):
+    """A train_fn for which batches of more than `most` samples are too large."""
+
+    def small_enough():
+        for x, y in data:
+            if len(x) > config["most"]:
+                np.ones(2**50)
+            yield x, y
+
+    return fit_train_fn(small_enough(), model, optimizer, config)

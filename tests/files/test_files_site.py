@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 
 import pytest
 import yaml
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import Cluster, Queue, Site
-from hetctl.files.site_file import detect_site, find_site, list_sites, read_site
+from hetctl.core.site import Cluster, Queue, Site, SiteKey
+from hetctl.files.site_file import detect_site, find_site, list_sites, read_site, trace_site
 from hetctl.files.site_model import SiteModel
 
-SHIPPED = ["local", "slurm", "slurm-docker", "summit"]
+SHIPPED = [
+    *("frontier", "lassen", "local", "lsf", "lumi", "perlmutter"),
+    *("slurm", "slurm-docker", "summit", "summitdev"),
+]
 TEXT = """\
 batch_system: slurm
 launcher: srun
@@ -54,7 +58,11 @@ def test_human_units(tmp_path: Path):
     [
         ("launcher: srun\n", "", "s.yaml:1: launcher: is required"),
         ("launcher", "launchr", "s.yaml:2: launchr: unknown key 'launchr'; did you mean 'launcher'?"),
-        ("srun", "mpirun", "s.yaml:2: launcher: must be 'local', 'srun' or 'jsrun', got 'mpirun'"),
+        (
+            "srun",
+            "prun",
+            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'jsrun' or 'jsrun-erf', got 'prun'",
+        ),
         ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
         ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),
         ("512GB", "0", "s.yaml:6: memory_per_node: 0 is not a size such as"),
@@ -141,7 +149,7 @@ def test_precedence_project_then_user_then_shipped(tmp_path: Path):
 def test_unknown_site(tmp_path: Path):
     with pytest.raises(BadInputError, match="unknown site 'sumit'; did you mean 'summit'"):
         find_site("sumit", project=tmp_path, home=tmp_path)
-    with pytest.raises(BadInputError, match="unknown site 'zzz'; known: local, slurm, slurm-docker, summit"):
+    with pytest.raises(BadInputError, match=f"unknown site 'zzz'; known: {', '.join(SHIPPED)}"):
         find_site("zzz", project=None, home=None)
 
 
@@ -176,11 +184,43 @@ def test_loops_are_refused(tmp_path: Path):
         find_site("c", project=tmp_path, home=None)
 
 
-def test_detection_by_host_name():
+@pytest.mark.parametrize(
+    ("host", "site"),
+    [
+        ("login12.frontier", "frontier"),
+        ("login01.frontier.olcf.ornl.gov", "frontier"),
+        ("login29.chn.perlmutter.nersc.gov", "perlmutter"),
+        ("lumi-uan03.csc.fi", "lumi"),
+        ("lassen708", "lassen"),
+        ("lassen.llnl.gov", "lassen"),
+        ("login3.summit.olcf.ornl.gov", "summit"),
+        ("summitdev-login1", "summitdev"),
+        ("login1.summitdev.olcf.ornl.gov", "summitdev"),
+        ("slurmctld", "slurm-docker"),
+        ("login1.crusher.olcf.ornl.gov", "local"),
+        ("login01.othermachine.nersc.gov", "local"),
+        ("uan01", "local"),
+        ("laptop", "local"),
+    ],
+)
+def test_detection_by_host_name(host: str, site: str):
     sites = [find_site(name, project=None, home=None) for name in SHIPPED]
-    assert detect_site("login3.summit.olcf.ornl.gov", sites) == "summit"
-    assert detect_site("slurmctld", sites) == "slurm-docker"
-    assert detect_site("laptop", sites) == "local"
+    assert detect_site(host, sites) == site
+    fitting = [one for one in sites if any(fnmatch.fnmatch(host, p) for p in one.host_patterns)]
+    assert len(fitting) == (site != "local")
+
+
+def test_every_key_is_traced_to_its_file_and_line(tmp_path: Path):
+    base = write(tmp_path / "site-configs", "base", TEXT)
+    mine = write(tmp_path / "site-configs", "mine", "extends: base\n\naccount: me\nnodes: 9\n")
+    site, keys = trace_site("mine", project=tmp_path, home=None)
+    assert site == find_site("mine", project=tmp_path, home=None)
+    assert [key.key for key in keys] == list(SiteModel.model_fields)
+    by_name = {key.key: key for key in keys}
+    assert by_name["account"] == SiteKey("account", "me", str(mine), 3)
+    assert by_name["nodes"] == SiteKey("nodes", 9, str(mine), 4)
+    assert by_name["memory_per_node"] == SiteKey("memory_per_node", "512GB", str(base), 6)
+    assert by_name["mpi"] == SiteKey("mpi", None)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -195,17 +235,44 @@ def test_shipped_sites_write_and_comment_every_key(name: str):
         assert lines[at - 1].startswith("#"), key
 
 
-def test_summit_has_the_bins_of_its_guide():
-    summit = find_site("summit", project=None, home=None)
-    bins = [(queue.max_nodes, queue.max_wall_s / 3600) for queue in summit.queues]
-    assert bins == [(45, 2), (91, 6), (921, 12), (2764, 24), (4608, 24)]
-    assert {queue.name for queue in summit.queues} == {"batch"}
-    assert (summit.nodes, summit.gpus_per_node, summit.cores_per_gpu, summit.submit_by) == (
-        4608,
-        6,
-        7,
-        "file",
-    )
+BINS = {
+    "summit": [
+        ("batch", 45, 2),
+        ("batch", 91, 6),
+        ("batch", 921, 12),
+        ("batch", 2764, 24),
+        ("batch", 4608, 24),
+    ],
+    "frontier": [
+        *(("batch", 91, 2), ("batch", 183, 6), ("batch", 1881, 12), ("batch", 5644, 12), ("batch", 9472, 12)),
+        ("extended", 64, 24),
+    ],
+    "lumi": [("standard-g", 1024, 48), ("small-g", 4, 72), ("dev-g", 32, 3)],
+    "summitdev": [("batch", 54, 4)],
+}
+
+
+@pytest.mark.parametrize("name", BINS)
+def test_queues_are_those_of_the_guides(name: str):
+    queues = find_site(name, project=None, home=None).queues
+    assert [(queue.name, queue.max_nodes, queue.max_wall_s / 3600) for queue in queues] == BINS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus", "cores", "variable"),
+    [
+        ("summit", 4608, 6, 7, "CUDA_VISIBLE_DEVICES"),
+        ("summitdev", 54, 4, 5, "CUDA_VISIBLE_DEVICES"),
+        ("lassen", 256, 4, 10, "CUDA_VISIBLE_DEVICES"),
+        ("frontier", 9472, 8, 7, "ROCR_VISIBLE_DEVICES"),
+        ("lumi", 2978, 8, 7, "ROCR_VISIBLE_DEVICES"),
+        ("perlmutter", 1536, 4, 32, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_nodes_are_those_of_the_guides(name: str, nodes: int, gpus: int, cores: int, variable: str):
+    site = find_site(name, project=None, home=None)
+    assert (site.nodes, site.gpus_per_node, site.cores_per_gpu) == (nodes, gpus, cores)
+    assert site.visible_devices == variable
 
 
 TYPES = """

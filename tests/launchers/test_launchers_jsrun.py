@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.core.errors import InfeasibleError
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Queue, Site
 from hetctl.launchers import LAUNCHERS, Step
@@ -28,9 +27,23 @@ def test_one_resource_set_per_node(counts: tuple[int, ...], flags: str) -> None:
     found = step(*counts)
     rest = "--launch_distribution=packed --bind=packed:7 --latency_priority=gpu-cpu -X 1 python"
     assert found.argv == ("jsrun", *flags.split(), *rest.split())
-    assert found.host_file is None
+    assert found.file is None
 
 
-def test_uneven_nodes_are_refused() -> None:
-    with pytest.raises(InfeasibleError, match=r"m: \[6, 2\] GPUs on 2 nodes"):
-        step(6, 2)
+def test_uneven_nodes_take_a_set_for_each_gpu() -> None:
+    flags = "--nrs=8 --rs_per_host=6 --tasks_per_rs=1 --cpu_per_rs=7 --gpu_per_rs=1"
+    assert step(6, 2).argv[1:6] == tuple(flags.split())
+
+
+def test_an_explicit_resource_file_has_a_line_for_each_rank() -> None:
+    placement = (Placement("h1", (0, 5)), Placement("h2", (2,)))
+    found = LAUNCHERS["jsrun-erf"](SUMMIT, Allocation("m", 3, DATA_PARALLEL, 1.0, placement), ("python",))
+    assert found.argv[-4:] == ("jsrun", "-X", "1", "python")
+    assert found.file is not None
+    assert found.file[3:] == (
+        "rank: 0: { hostname: h1; cpu: {0-6} ; gpu: {0,5} }",
+        "rank: 1: { hostname: h1; cpu: {35-41} ; gpu: {0,5} }",
+        "rank: 2: { hostname: h2; cpu: {14-20} ; gpu: {2} }",
+    )
+    assert found.argv[:2] == ("sh", "-c")
+    assert f'"${found.file_variable}"' in found.argv[2]

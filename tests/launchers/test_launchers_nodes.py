@@ -7,37 +7,56 @@ from pathlib import Path
 import pytest
 
 from hetctl.core.errors import BatchSystemError
+from hetctl.core.site import Queue, Site
 from hetctl.launchers import nodes_command, parse_nodes
 
 
+def site(batch_system: str, launcher: str) -> Site:
+    return Site("s", batch_system, launcher, 4, 2, 4, 2**30, (Queue("q"),))
+
+
+SLURM, SUMMIT, LSF, LOCAL = (
+    site("slurm", "srun"),
+    site("lsf", "jsrun"),
+    site("lsf", "mpirun"),
+    site("local", "local"),
+)
+
+
 def test_slurm_expands_its_node_list() -> None:
-    assert nodes_command("slurm") == ("sh", "-c", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"')
-    assert parse_nodes("slurm", {"SLURM_JOB_NODELIST": "n[1-2]"}, "n1\nn2\n") == ("n1", "n2")
+    assert nodes_command(SLURM) == ("sh", "-c", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"')
+    assert parse_nodes(SLURM, {"SLURM_JOB_NODELIST": "n[1-2]"}, "n1\nn2\n") == ("n1", "n2")
 
 
 def test_lsf_lists_a_line_per_core_after_the_launch_node(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts with a space"
     hosts.write_text("batch2\n" + "a01n02\n" * 42 + "a01n01\n" * 42)
     environment = {"LSB_DJOB_HOSTFILE": str(hosts)}
-    command = nodes_command("lsf")
+    command = nodes_command(SUMMIT)
     assert command is not None
     output = subprocess.check_output(command, env={**os.environ, **environment}, text=True)
-    assert parse_nodes("lsf", environment, output) == ("a01n02", "a01n01")
+    assert parse_nodes(SUMMIT, environment, output) == ("a01n02", "a01n01")
+
+
+@pytest.mark.parametrize(("where", "nodes"), [(SUMMIT, ("n2",)), (LSF, ("n1", "n2"))])
+def test_only_jsrun_leaves_the_first_node_to_the_script(where: Site, nodes: tuple[str, ...]) -> None:
+    assert parse_nodes(where, {"LSB_DJOB_HOSTFILE": "/f"}, "n1\nn2\nn2\n") == nodes
 
 
 def test_local_needs_no_command() -> None:
-    assert nodes_command("local") is None
-    assert parse_nodes("local", {}, "") == ("localhost",)
+    assert nodes_command(LOCAL) is None
+    assert parse_nodes(LOCAL, {}, "") == ("localhost",)
 
 
 @pytest.mark.parametrize(
-    ("batch_system", "environment", "output"),
+    ("where", "environment", "output"),
     [
-        ("slurm", {}, "n1\n"),
-        ("slurm", {"SLURM_JOB_NODELIST": "n1"}, ""),
-        ("lsf", {"LSB_DJOB_HOSTFILE": "/f"}, "batch2\n"),
+        (SLURM, {}, "n1\n"),
+        (SLURM, {"SLURM_JOB_NODELIST": "n1"}, ""),
+        (SUMMIT, {"LSB_DJOB_HOSTFILE": "/f"}, "batch2\n"),
+        (LSF, {"LSB_DJOB_HOSTFILE": "/f"}, ""),
     ],
 )
-def test_outside_a_job(batch_system: str, environment: dict[str, str], output: str) -> None:
+def test_outside_a_job(where: Site, environment: dict[str, str], output: str) -> None:
     with pytest.raises(BatchSystemError, match="names no nodes"):
-        parse_nodes(batch_system, environment, output)
+        parse_nodes(where, environment, output)

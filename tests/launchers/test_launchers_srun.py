@@ -38,7 +38,7 @@ def test_one_gpu() -> None:
         *("--ntasks-per-node=1", "--mem=2048M", "--nodelist=n1", "--kill-on-bad-exit=1", "--unbuffered"),
         *COMMAND,
     )
-    assert found.host_file is None
+    assert found.file is None
 
 
 def test_whole_nodes_share_the_ranks_evenly_over_mpi() -> None:
@@ -56,7 +56,7 @@ def test_uneven_nodes_take_memory_per_core_and_name_a_node_per_rank() -> None:
         *("srun", "--exact", "--nodes=2", "--ntasks=6", "--cpus-per-task=2", "--gpus-per-task=1"),
         *("--distribution=arbitrary", "--mem-per-cpu=1024M", "--kill-on-bad-exit=1"),
     )
-    assert found.host_file == ("n1", "n1", "n1", "n1", "n2", "n2")
+    assert found.file == ("n1", "n1", "n1", "n1", "n2", "n2")
 
 
 def test_slots_ask_for_no_gpus() -> None:
@@ -87,7 +87,7 @@ def test_no_node_is_asked_for_more_than_it_has(gpus: int, spare: int, memory: in
         assert count * cores <= machine.cores_per_node
     assert "--overlap" not in found.argv
     assert flag(found, "--ntasks") == sum(counts)
-    assert found.host_file is None or len(found.host_file) == sum(counts)
+    assert found.file is None or len(found.file) == sum(counts)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
+from hetctl.core.job import JobState
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
 from hetctl.core.profile import Machine, PreprocessPoint, ProfilePoint
 from hetctl.core.site import Queue, Site
@@ -158,3 +159,13 @@ def test_sites_are_listed_with_their_files() -> None:
     lines = show(sites_table([(local, "shipped"), (summit, "/home/a/" + "long/" * 20 + "summit.yaml")]))
     assert line_of(lines, "local").split() == ["local", "local", "1", "x", "2", "slots", "local", "shipped"]
     assert line_of(lines, "summit").split()[:6] == ["summit", "lsf", "4600", "x", "6", "GPUs"]
+
+
+def test_jobs_that_ended_early_are_named_with_their_cause(make_run: MakeRun) -> None:
+    status = make_run(("mlp", "cnn-residual"))
+    (job,) = status.jobs
+    failed = replace(job, number=1, state=JobState.NODE_FAILED, detail="NODE_FAIL", failed_nodes=("n2",))
+    preempted = replace(job, number=2, state=JobState.PREEMPTED, detail="PREEMPTED")
+    lines = show(status_table(replace(status, jobs=(job, failed, preempted))))
+    assert line_of(lines, "ended early") == "ended early: job 1 node-failed (n2), job 2 preempted"
+    assert not any(line.startswith("ended early") for line in show(status_table(status)))

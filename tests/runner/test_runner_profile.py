@@ -10,6 +10,7 @@ from workbench import alive, new_project, python_without_training, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.events import read_folder
+from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import Machine, ProfilePoint
 from hetctl.files.ensemble_file import read_ensemble
 
@@ -58,6 +59,25 @@ def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
     assert (done.code, done.json["measured"], done.json["known"]) == (0, 3, 0)
     assert measured(project) == [("a", 1), ("b", 1), ("b", 2)]
     assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
+
+
+def test_points_are_spread_over_several_jobs_that_take_turns_on_one_machine(project):
+    members(project, a=(2, "{}"), b=(2, "{}"), c=(2, "{}"))
+    done = project.hetctl("profile", "--jobs", "2", "--json")
+    assert (done.code, done.json["measured"]) == (0, 6)
+    assert len(measured(project)) == 6
+    shares = [read_measurements(path) for path in sorted(project.home.profiles.glob("*"))]
+    assert sorted(sum(point.gpus for point in share.points) for share in shares) == [4, 5]
+    assert [share.preprocess_cores for share in shares] == [(1, 2), ()]
+    times = [[e.time for e in read_folder(p)] for p in sorted(project.home.profiles.glob("*/events"))]
+    assert max(times[0]) < min(times[1])
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--at-once"])
+def test_less_than_one_job_is_refused(project, option):
+    members(project, a=(1, "{}"))
+    assert project.here("profile", option, "0").code == 2
+    assert not project.home.path.exists()
 
 
 def test_what_is_measured_is_not_measured_again_unless_it_changed(project):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sqlite3
+from itertools import pairwise
 
 import pytest
 from workbench import alive, new_project, python_without_training, wait_for
@@ -66,7 +67,7 @@ def test_a_run_goes_to_its_end_and_the_catalog_agrees_with_the_events(start):
     assert project.epochs() == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
     epochs = [row[:3] for row in rows(project)["epochs"]]
     assert len(epochs) == 6
-    assert not alive(str(project.path))
+    wait_for(lambda: not alive(str(project.path)))
     again = project.here("cancel", "--json")
     assert (again.code, again.json["state"]) == (0, "finished")
 
@@ -79,7 +80,24 @@ def test_jobs_follow_one_another_near_the_limit_without_anybody_waiting(start):
     status = project.here("status", "--json").json
     assert len(status["jobs"]) >= 2
     assert project.epochs() == {"a": list(range(1, 9)), "b": list(range(1, 9)), "c": [1, 2]}
-    assert {job["state"] for job in status["jobs"]} == {"finished"}
+    wait_for(lambda: {job["state"] for job in project.here("status", "--json").json["jobs"]} == {"finished"})
+
+
+def test_a_chain_queues_each_job_behind_the_running_one(start):
+    project = start(a="{epochs: 8, epoch_s: 0.6}", b="{epochs: 8, epoch_s: 0.6}", c="{epochs: 2}")
+    assert project.hetctl("submit", "--time", "13s", "--chain").code == 0
+    wait_for(lambda: state(project) == "finished", seconds=90)
+    jobs = project.here("status", "--json").json["jobs"]
+    assert len(jobs) >= 3
+    for job, after in pairwise(jobs):
+        assert after["submitted_at"] < job["ended_at"]
+    assert project.epochs() == {"a": list(range(1, 9)), "b": list(range(1, 9)), "c": [1, 2]}
+    wait_for(lambda: not alive(str(project.path)))
+    assert project.here("advance").code == 0
+    ends = [job["state"] for job in project.here("status", "--json").json["jobs"]]
+    assert ends[-1] in ("cancelled", "finished")
+    started = [e.data["job"] for e in project.driver_events() if e.kind == "job_started"]
+    assert started == list(range(len(started)))
 
 
 def test_so_many_jobs_and_no_more(start):
@@ -184,7 +202,7 @@ def test_a_killed_job_is_taken_up_by_advance_without_losing_an_epoch(start):
     for pid in alive(str(project.home.run("trio-001").path)):
         signal_quietly(pid)
     wait_for(lambda: not alive(str(project.home.run("trio-001").path)))
-    assert state(project) == "between-jobs"
+    wait_for(lambda: state(project) == "between-jobs")
     advanced = project.hetctl("advance", "--json")
     assert (advanced.code, advanced.json["state"]) == (0, "queued")
     assert advanced.json["job"]["batch_id"] != job

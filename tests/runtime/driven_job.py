@@ -35,12 +35,13 @@ class Job:
         rates=None,
         max_gpus: int = 1,
         ensemble: Ensemble | None = None,
+        site: Site | None = None,
         **spec,
     ) -> None:
         self.folder = folder
         self.python = python_without_training(folder)
         self.run = RunFolder(folder / "runs" / "r")
-        site = Site("local", "local", "local", 1, slots, slots, 2**30, (Queue("local"),), device="slot")
+        local = Site("local", "local", "local", 1, slots, slots, 2**30, (Queue("local"),), device="slot")
         pretended = tuple(Member(n, c, max_gpus=max_gpus) for n, c in members.items())
         known = {name: (rates or {}).get(name, {1: 100.0}) for name in members}
         profiles = tuple(MemberProfile(name, known[name], None, 10) for name in members)
@@ -49,17 +50,20 @@ class Job:
         self.spec = RunSpec(
             run="r",
             ensemble=ensemble or Ensemble("e", "tensorflow", FUNCTIONS, pretended, "/x"),
-            site=site,
+            site=site or local,
             queue="local",
             checkpoints=str(folder / "checkpoints"),
             **defaults | spec,
         )
         write_spec(self.run, self.spec)
 
-    def start(self, number: int = 0, first_round: int = 0, started: float | None = None) -> subprocess.Popen:
+    def start(
+        self, number: int = 0, first_round: int = 0, started: float | None = None, **environment: str
+    ) -> subprocess.Popen:
+        deadline = (started or time.time()) + self.spec.wall_s - self.spec.grace_s
         command = [
             self.python, "-m", "hetctl.runtime.driver", self.run.path, "--round", str(first_round),
-            "--job", str(number), "--started", str(time.time() if started is None else started),
+            "--job", str(number), "--deadline", str(deadline), "--batch-id", "17",
         ]  # fmt: skip
         path = f"{mpirun_of_one_rank(self.folder)}:{os.environ['PATH']}"
         return subprocess.Popen(
@@ -67,7 +71,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, **environment},
         )
 
     def drive(self, **how) -> str:
@@ -78,13 +82,16 @@ class Job:
         self.leaves_nothing_behind()
         return output
 
-    def drive_by(self, planner, monkeypatch, number: int = 0, *, real: bool = False) -> None:
+    def drive_by(
+        self, planner, monkeypatch, number: int = 0, *, real: bool = False, seconds: float | None = None
+    ) -> None:
         """Run a job in this process, by a planner of the test's own; `real`: really train."""
         monkeypatch.setitem(PLANNERS, self.spec.planner, planner)
         if not real:
             monkeypatch.setattr(sys, "executable", str(self.python))
             monkeypatch.setenv("PATH", f"{mpirun_of_one_rank(self.folder)}:{os.environ['PATH']}")
-        Driver(self.run, number, self.run.next_index() if number else 0, time.time()).run()
+        seconds = self.spec.wall_s - self.spec.grace_s if seconds is None else seconds
+        Driver(self.run, number, self.run.next_index() if number else 0, time.time() + seconds).run()
         self.leaves_nothing_behind()
 
     def leaves_nothing_behind(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from driven_job import Job
 from workbench import wait_for
 
-from hetctl.core.run import Budget
+from hetctl.core.run import Budget, read_round
 
 
 def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
@@ -71,6 +71,21 @@ def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
     assert job.progress()["a"].active
 
 
+def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
+    job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 1.0}}, grace_s=2, wall_s=6)
+    assert "ended: finished" in job.drive()
+    assert read_round(job.run.round(0).file).longest_s < 4
+    assert job.trained("long") == [1, 2]
+
+
+def test_a_job_says_who_it_is_and_where(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 1}})
+    job.drive()
+    (started,) = job.events("job_started")
+    assert (started.data["job"], started.data["batch_id"]) == (0, "17")
+    assert [node["name"] for node in started.data["nodes"]] == ["localhost"]
+
+
 def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
     job = Job(tmp_path, {"victim": {"epochs": 4, "kill_after": 2}, "other": {"epochs": 2}})
     job.drive()
@@ -106,15 +121,18 @@ def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
     assert not any(folder.stop.exists() for folder in job.run.rounds())
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_a_signal_ends_the_job_in_order(tmp_path, number):
+@pytest.mark.parametrize("by", ["a signal", "the job's stop file"])
+def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
     job = Job(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}})
     process = job.start()
     wait_for(lambda: job.trained("a") and job.trained("b"))
-    process.send_signal(number)
+    if by == "a signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        job.run.job_stop(0).write_text("signal\n")
     process.communicate(timeout=20)
     assert (process.returncode, job.reason) == (0, "signal")
-    assert {e.data["exit_code"] for e in job.events("step_ended")} == {0}
+    assert {(e.data["exit_code"], e.data["why"]) for e in job.events("step_ended")} == {(0, "told")}
     assert [e.data["reason"] for e in job.events("stopped", "a")] == ["signal"]
     assert job.events("round_ended")[-1].data["ended_by"] == "signal"
 

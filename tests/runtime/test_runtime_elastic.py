@@ -129,7 +129,7 @@ def test_a_trainer_that_does_not_leave_is_made_to_and_nobody_blames_it(tmp_path,
 def test_who_converges_when_told_to_leave_is_not_started_again(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 2, "epoch_s": 0.5}})
     script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
-    monkeypatch.setattr("hetctl.runtime.rounds.write_private", lambda *_: None)
+    monkeypatch.setattr("hetctl.runtime.rounds.write_stop", lambda *_: None)
     job.drive_by(script.planner, monkeypatch)
     assert (job.steps("a"), job.reason) == ([1], "finished")
     assert job.events("round_ended")[0].data["ended_by"] == "converged"
@@ -138,9 +138,9 @@ def test_who_converges_when_told_to_leave_is_not_started_again(tmp_path, monkeyp
 def test_near_the_deadline_a_member_stays_where_it_is(tmp_path, monkeypatch):
     """Not even the end of an epoch is thought to fit elsewhere: how near it is, is but a guess."""
     job = scripted(tmp_path, {"a": {"epochs": 3, "epoch_s": 0.95}}, rates={"a": {1: 10.0}})
-    states = [(give("a", 0, rate=10.0),), (give("a", 0, 1, rate=1e-3),)]
-    script = Script(states, lambda request, _since_s: bool(request.held))
-    job.drive_by(script.planner, monkeypatch)
+    states = [(give("a", 0, rate=10.0),), (give("a", 0, 1, rate=1.45),)]
+    script = Script(states, lambda request, _since_s: request.held and request.now_s > 1.5)
+    job.drive_by(script.planner, monkeypatch, seconds=8)
     assert (job.steps("a"), job.reasons("a"), job.reason) == ([1], [], "finished")
     assert any(held.fixed for request in script.requests for held in request.held)
 

@@ -52,6 +52,12 @@ def test_ranks_share_the_cores_of_their_slots():
     assert bound("slot", 1, HETCTL_CORES="0,1")["cores"] == CORES[:2]
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_cores_are_shared_by_the_ranks_of_the_node_alone():
+    here = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    assert bound("slot", 2, HETCTL_CORES="0,1", **here)["cores"] == CORES[:2]
+
+
 def test_more_slots_than_cores_go_round():
     assert bound("slot", 1, HETCTL_CORES=str(len(CORES)))["cores"] == [CORES[0]]
 

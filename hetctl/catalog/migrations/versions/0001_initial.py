@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,6 +12,12 @@ down_revision = None
 
 
 def upgrade() -> None:
+    project = op.create_table(
+        "project",
+        sa.Column("identity", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("identity", name=op.f("pk_project")),
+    )
+    op.bulk_insert(project, [{"identity": uuid.uuid4().hex}])
     op.create_table(
         "ensembles",
         sa.Column("name", sa.String(), nullable=False),
@@ -133,6 +141,7 @@ def upgrade() -> None:
         "jobs",
         sa.Column("run", sa.String(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
         sa.Column("first_round", sa.Integer(), nullable=False),
         sa.Column("batch_id", sa.String(), nullable=False),
         sa.Column("state", sa.String(), nullable=False),
@@ -140,8 +149,12 @@ def upgrade() -> None:
         sa.Column("wall_s", sa.Integer(), nullable=False),
         sa.Column("submitted_at", sa.Float(), nullable=False),
         sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("exit_code", sa.Integer(), nullable=True),
+        sa.Column("detail", sa.String(), nullable=False),
+        sa.Column("failed_nodes", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run"], ["runs.name"], name=op.f("fk_jobs_runs")),
         sa.PrimaryKeyConstraint("run", "number", name=op.f("pk_jobs")),
+        sa.UniqueConstraint("name", name=op.f("uq_jobs_name")),
     )
     op.create_table(
         "members",

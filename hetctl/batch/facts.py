@@ -1,0 +1,138 @@
+"""What batch systems say of their queues, nodes and accounts: commands, and what their answers mean.
+
+All functions are pure. A fact that an answer does not hold is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """What a queue allows; None means that it sets no limit, or does not say."""
+
+    open: bool
+    max_nodes: int | None = None
+    max_wall_s: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Nodes that are alike: how many, and what Slurm gives out of each."""
+
+    nodes: int
+    cores: int
+    memory_mib: int
+    gpus: int
+
+
+def partition_command(name: str) -> list[str]:
+    """Ask Slurm for a partition."""
+    return ["scontrol", "--oneliner", "show", "partition", name]
+
+
+def parse_partition(text: str, name: str) -> QueueFacts | None:
+    """Read what `partition_command` prints; None if it is not about that partition."""
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if fields.get("PartitionName") != name:
+        return None
+    limits = [int(fields[key]) for key in ("MaxNodes", "TotalNodes") if fields.get(key, "").isdecimal()]
+    wall = parse_slurm_time(fields.get("MaxTime", ""))
+    return QueueFacts(fields.get("State") == "UP", min(limits, default=None), wall)
+
+
+def qos_command(name: str) -> list[str]:
+    """Ask Slurm's accounting for a QOS."""
+    columns = "format=Name,MaxWall,MaxTRES"
+    return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", columns]
+
+
+def parse_qos(text: str, name: str) -> QueueFacts | None:
+    """Read what `qos_command` prints; None if there is no such QOS."""
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == 3 and fields[0] == name:
+            nodes = re.search(r"\bnode=(\d{1,9})\b", fields[2], re.ASCII)
+            return QueueFacts(True, int(nodes[1]) if nodes else None, parse_slurm_time(fields[1]))
+    return None
+
+
+def nodes_command(partition: str | None) -> list[str]:
+    """Ask Slurm for the nodes of a partition, or for all, alike ones on one line."""
+    where = [f"--partition={partition}"] if partition else []
+    return ["sinfo", "--noheader", "--exact", *where, "--format=%D|%c|%m|%G"]
+
+
+def parse_nodes_of_partition(text: str) -> tuple[NodeFacts, ...]:
+    """Read what `nodes_command` prints; lines that are no whole records are passed over."""
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        numbers = [field.rstrip("+") for field in fields[:3]]
+        if len(fields) == 4 and all(number.isdecimal() and len(number) < 12 for number in numbers):
+            nodes, cores, memory = map(int, numbers)
+            found.append(NodeFacts(nodes, cores, memory, _gpus(fields[3])))
+    return tuple(found)
+
+
+def accounts_command(user: str) -> list[str]:
+    """Ask Slurm's accounting which accounts a user may charge."""
+    return [
+        *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),
+        *(f"user={user}", "format=Account"),
+    ]
+
+
+def parse_accounts(text: str) -> tuple[str, ...]:
+    """Read what `accounts_command` prints: each account once."""
+    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def dry_run_command() -> list[str]:
+    """Have sbatch check a script, which it reads, without submitting it."""
+    return ["sbatch", "--test-only"]
+
+
+def lsf_queue_command(name: str) -> list[str]:
+    """Ask LSF for a queue."""
+    return ["bqueues", "-l", name]
+
+
+def parse_lsf_queue(text: str, name: str) -> QueueFacts | None:
+    """Read what `lsf_queue_command` prints; None if it is not about that queue.
+
+    The run limit stands below the heading MAXIMUM LIMITS, in minutes; a default limit comes before it.
+    """
+    if re.search(rf"^QUEUE: {re.escape(name)}\s*$", text, re.MULTILINE) is None:
+        return None
+    limits = text.partition("MAXIMUM LIMITS:")[2] or re.sub(r"DEFAULT LIMITS:.*?\n\n", "", text, flags=re.S)
+    wall = re.search(r"RUNLIMIT[^\n]*\n\s*(\d{1,9})(?:\.\d+)? min", limits, re.ASCII)
+    return QueueFacts("Open:" in text, None, int(wall[1]) * MINUTE_S if wall else None)
+
+
+def parse_slurm_time(text: str) -> int | None:
+    """Read ``days-hours:minutes:seconds`` and its shorter forms as seconds; None for no limit."""
+    days, dash, clock = text.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() and len(part) < 10 for part in (*parts, days or "0")):
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        return int(days) * DAY_S + _weighted(numbers, (HOUR_S, MINUTE_S, 1))
+    weights = {1: (MINUTE_S,), 2: (MINUTE_S, 1), 3: (HOUR_S, MINUTE_S, 1)}.get(len(numbers))
+    return _weighted(numbers, weights) if weights else None
+
+
+def _weighted(numbers: Sequence[int], weights: Sequence[int]) -> int:
+    return sum(number * weight for number, weight in zip(numbers, weights, strict=False))
+
+
+def _gpus(text: str) -> int:
+    """Count the GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)
+    return sum(map(int, counts))

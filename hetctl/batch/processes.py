@@ -1,0 +1,77 @@
+"""Processes of this machine, told apart even when the kernel uses a number again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by its number and by when it started, in clock ticks since the machine did."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Identify a process that exists.
+
+        Raises
+        ------
+        OSError
+            If it does not.
+        """
+        return cls(pid, int(_stat(pid)[19]))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs; one that only waits to be reaped does not."""
+        try:
+            fields = _stat(self.pid)
+        except OSError:
+            return False
+        return int(fields[19]) == self.started and fields[0] not in "ZX"
+
+    @property
+    def group_alive(self) -> bool:
+        """Whether anything runs in the group that this process leads, or led."""
+        try:
+            reused = int(_stat(self.pid)[19]) != self.started
+        except OSError:
+            reused = False
+        return not reused and any(int(fields[2]) == self.pid for fields in _running())
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine from one start to the next."""
+
+    host: str
+    boot: str
+
+    @classmethod
+    def this(cls) -> Machine:
+        """Identify the machine that we are on."""
+        return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
+
+
+def _running() -> Iterator[list[str]]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                fields = _stat(int(entry.name))
+            except OSError:
+                continue
+            if fields[0] not in "ZX":
+                yield fields
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of proc(5)'s ``stat`` from the state on; the name before it may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

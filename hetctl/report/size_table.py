@@ -1,0 +1,47 @@
+"""The size of jobs in the terminal: what was chosen, and what else there was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hetctl.core.job import JobSize, Prospect
+from hetctl.report.ruled import ruled_table
+from hetctl.report.units import device_word, format_seconds
+
+
+def size_line(size: JobSize, chosen: Prospect | None, device: str) -> RenderableType:
+    """Say what each job asks for.
+
+    Parameters
+    ----------
+    chosen : Prospect or None
+        None if the user said it all.
+    """
+    what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
+    line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
+    if chosen is None:
+        return Text(line)
+    jobs = f"{chosen.jobs} job{'s' * (chosen.jobs != 1)}"
+    return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device)} hours expected")
+
+
+def size_table(chosen: Prospect, prospects: Sequence[Prospect], device: str) -> RenderableType:
+    """List the sizes that were looked at; an arrow is at the one that was chosen."""
+    table = ruled_table(
+        "", "queue", ">nodes", ">time asked", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
+    )
+    for prospect in prospects:
+        size = prospect.size
+        table.add_row(
+            "→" if prospect == chosen else "",
+            size.queue.name,
+            str(size.nodes),
+            format_seconds(size.wall_s),
+            str(prospect.jobs),
+            format_seconds(prospect.makespan_s),
+            f"{prospect.gpu_hours:.3g}",
+        )
+    return Group(Text("\nSizes of a job", "bold"), table)

@@ -1,0 +1,186 @@
+"""A short job that tries a site: whether steps start, are one MPI world, and get GPUs of their own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetctl.batch.base import BatchSystem, JobRequest
+from hetctl.core.codec import decode, encode
+from hetctl.core.errors import BatchSystemError
+from hetctl.core.finding import Blame, Finding, Outcome
+from hetctl.core.layout import Home, make_private_folder, write_json, write_private
+from hetctl.core.site import Site
+from hetctl.render import JobScript, render_job, submit_command
+from hetctl.runner.jobs import job_size
+from hetctl.runner.project import Project
+from hetctl.runtime.probe import END_FILE, LOG_FILE, SITE_FILE, RankReport, StepEnd
+
+WALL_S, GRACE_S = 600, 60
+QUEUE_PATIENCE_S, POLL_S = 900.0, 1.0
+TAIL = 5
+DRIVER = """\
+#!/bin/sh
+# Stands for the Python of a job's script: probes where the driver would train, and submits nothing.
+[ "$2" = hetctl.runtime.driver ] || exit 0
+exec {python} -m hetctl.runtime.probe {folder}
+"""
+
+
+def probe(project: Project, site: Site) -> tuple[Finding, ...]:
+    """Run the job on two nodes, if the site has them, and wait for it.
+
+    Raises
+    ------
+    BatchSystemError
+        If the batch system refuses it, or cannot be reached.
+    """
+    make_private_folder(project.home.path)
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=project.home.path))
+    batch = project.batch_system(site)
+    job = ""
+    try:
+        job = batch.submit(_request(project, site, folder))
+        waited = _wait(batch, job)
+        return tuple(_findings(site, job, folder)) if waited else (_waits(job),)
+    finally:
+        if job:
+            batch.cancel([job])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _request(project: Project, site: Site, folder: Path) -> JobRequest:
+    nodes = min(2, site.nodes)
+    size = job_size(site, nodes * site.gpus_per_node, WALL_S, None)
+    run = Home(folder).run("doctor")
+    python = folder / "probe.sh"
+    write_private(
+        python,
+        DRIVER.format(python=shlex.quote(site.python or sys.executable), folder=shlex.quote(str(folder))),
+    )
+    python.chmod(0o700)
+    write_json(folder / SITE_FILE, encode(replace(site, nodes=nodes)))
+    script = JobScript(
+        run="doctor",
+        job=0,
+        name=f"hetctl-doctor-{uuid.uuid4().hex[:6]}",
+        run_folder=run.path,
+        first_round=run.round(0).create(),
+        site=replace(site, python=str(python)),
+        queue=size.queue,
+        nodes=nodes,
+        wall_s=WALL_S,
+        grace_s=GRACE_S,
+        python=str(python),
+        home=folder,
+    )
+    write_private(script.first_round.script, render_job(script, project.template_folders))
+    return JobRequest(script.name, script.first_round.script, submit_command(script), WALL_S)
+
+
+def _wait(batch: BatchSystem, job: str) -> bool:
+    end = time.monotonic() + QUEUE_PATIENCE_S
+    while time.monotonic() < end:
+        if batch.statuses([job])[job].state.over:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _waits(job: str) -> Finding:
+    found = f"job {job} was not over after {QUEUE_PATIENCE_S / 60:.0f} min, and is cancelled"
+    return Finding("job", Outcome.WARNING, found, "try again when the queue is shorter")
+
+
+def _findings(site: Site, job: str, folder: Path) -> Iterator[Finding]:
+    if not (folder / END_FILE).exists():
+        log = Home(folder).run("doctor").round(0).logs / "job.log"
+        fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
+        yield Finding("job", Outcome.FAILED, f"job {job} left nothing behind", fix, Blame.BATCH_SYSTEM)
+        return
+    end = decode(StepEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    yield Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
+    reports = [
+        decode(RankReport, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(folder.glob("rank-*.json"))
+    ]
+    yield from rank_findings(site, end, reports, _tail(folder / LOG_FILE))
+
+
+def rank_findings(
+    site: Site, end: StepEnd, reports: Sequence[RankReport], last_words: str
+) -> Iterator[Finding]:
+    """Judge what the ranks of one step saw."""
+    yield launch_finding(site, end, reports, last_words)
+    if not reports:
+        return
+    if end.ranks > 1:
+        yield mpi_finding(site, end, reports)
+    if site.device == "gpu":
+        yield gpu_finding(site, reports)
+
+
+def launch_finding(site: Site, end: StepEnd, reports: Sequence[RankReport], last_words: str) -> Finding:
+    """Say whether every rank started and ended well, where it should."""
+    per_node = Counter(report.node for report in reports)
+    spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
+    found = f"{len(reports)} of {end.ranks} ranks by {site.launcher}: {spread}"
+    if end.exit_code == 0 and len(reports) == end.ranks:
+        return Finding("launch", Outcome.OK, found)
+    ending = "it hung" if end.exit_code is None else f"exit code {end.exit_code}"
+    fix = f"check `launcher`, cores_per_node and memory_per_node: {last_words}"
+    return Finding("launch", Outcome.FAILED, f"{found}; {ending}", fix)
+
+
+def mpi_finding(site: Site, end: StepEnd, reports: Sequence[RankReport]) -> Finding:
+    """Say whether the ranks are one MPI world."""
+    sizes = {report.mpi_size for report in reports}
+    if sizes == {end.ranks}:
+        return Finding("MPI", Outcome.OK, f"the ranks are one world of {end.ranks}")
+    if sizes == {None}:
+        fix = "members with several GPUs need mpi4py and Horovod there: name their environment in `setup`"
+        return Finding("MPI", Outcome.WARNING, "mpi4py cannot be imported on the nodes", fix)
+    fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
+    seen = ", ".join(str(size) for size in sorted(sizes, key=str))
+    return Finding("MPI", Outcome.FAILED, f"ranks see worlds of {seen} instead of {end.ranks}", fix)
+
+
+def gpu_finding(site: Site, reports: Sequence[RankReport]) -> Finding:
+    """Say whether every rank has exactly one GPU, and none is shared.
+
+    Numbers may be those of the node, or begin at 0 in each rank where control groups hide the others;
+    so equal ones are no proof of sharing, and only a rank without or with several GPUs is a failure.
+    """
+    seen = "; ".join(sorted(f"{report.node}: {report.gpus or 'none'}" for report in reports))
+    found = f"{site.visible_devices} by rank: {seen}"
+    if any(len(report.gpus.split(",")) != 1 or not report.gpus for report in reports):
+        fix = "each rank must see one GPU: check gpus_per_node and visible_devices"
+        return Finding("GPUs", Outcome.FAILED, found, fix)
+    if len({(report.node, report.gpus) for report in reports}) < len(reports):
+        return Finding("GPUs", Outcome.WARNING, found, "look whether numbers begin at 0 in each rank there")
+    return Finding("GPUs", Outcome.OK, found)
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " / ".join(lines[-TAIL:]) or "it said nothing"
+
+
+def probed(project: Project, site: Site) -> tuple[Finding, ...]:
+    """Probe a site; a batch system that refuses is a finding, too."""
+    try:
+        return probe(project, site)
+    except BatchSystemError as error:
+        return (Finding("job", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM),)

@@ -1,0 +1,157 @@
+"""Submitting a job so that a crash at any instruction neither loses it nor doubles it.
+
+A job is entered into the catalog before anything else, SUBMITTING and under a name that no other job
+has. What a crash leaves in that state, the next command looks for by that name: a job that the batch
+system has is adopted, one that it does not have is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetctl.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
+from hetctl.catalog.catalog import Catalog
+from hetctl.control.recovery import excluded_nodes
+from hetctl.core.errors import BatchSystemError
+from hetctl.core.job import Job, JobState
+from hetctl.core.layout import RunFolder, write_private
+from hetctl.core.run import RunSpec, write_spec
+from hetctl.render import JobScript, render_job, submit_command
+from hetctl.runner.jobs import job_size
+from hetctl.runner.project import Project
+
+SETTLE_S = 3.0
+"""A request of a process that was killed may still be on its way for so long."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job's script and the command that submits it."""
+
+    run: str
+    job: int
+    path: Path
+    script: str
+    command: tuple[str, ...]
+
+
+def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
+    """Return a job that is about to be submitted.
+
+    Parameters
+    ----------
+    identity : str
+        Of the catalog; the same job of the same catalog always has the same name.
+    """
+    token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
+    return Job(
+        number=number,
+        name=f"hetctl-{spec.run}-{number}-{token}",
+        first_round=first_round,
+        batch_id="",
+        state=JobState.SUBMITTING,
+        nodes=-(-spec.gpus // spec.site.gpus_per_node),
+        wall_s=spec.wall_s,
+        submitted_at=time.time(),
+    )
+
+
+def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Submission:
+    """Render the last one of a run's jobs; it waits for the end of the one before it, if that lives."""
+    *earlier, job = jobs
+    folder = project.home.run(spec.run)
+    script = JobScript(
+        run=spec.run,
+        job=job.number,
+        name=job.name,
+        run_folder=folder.path,
+        first_round=folder.round(job.first_round),
+        site=spec.site,
+        queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
+        nodes=job.nodes,
+        wall_s=spec.wall_s,
+        grace_s=spec.grace_s,
+        python=sys.executable,
+        home=project.home.path,
+        after=_predecessor(earlier),
+        exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
+        chain=spec.chain,
+    )
+    text = render_job(script, project.template_folders)
+    return Submission(spec.run, job.number, script.first_round.script, text, submit_command(script))
+
+
+def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> Job:
+    """Submit the last one of a run's jobs, which is in the catalog already; return it with its id.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If the batch system did not answer in time; the next command will find out.
+    BatchSystemError
+        If it refused; the job, and a run that has no other, is then forgotten.
+    """
+    job = jobs[-1]
+    try:
+        submission = rendered(project, spec, jobs)
+        _write(project.home.run(spec.run), spec, job, submission)
+        request = JobRequest(
+            job.name, submission.path, submission.command, spec.wall_s, _predecessor(jobs[:-1])
+        )
+        batch_id = project.batch_system(spec.site).submit(request)
+    except SubmissionInDoubtError:
+        raise
+    except (BatchSystemError, OSError):
+        _forget(project, catalog, spec.run, jobs)
+        raise
+    submitted = replace(job, batch_id=batch_id, state=JobState.PENDING, submitted_at=time.time())
+    catalog.save_job(spec.run, submitted)
+    return submitted
+
+
+def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> Job | None:
+    """Find a job whose submission was cut short; None if the batch system does not have it."""
+    batch_id = _find(batch, folder, job)
+    if not batch_id:
+        time.sleep(max(0.0, min(SETTLE_S, job.submitted_at + SETTLE_S - time.time())))
+        batch_id = _find(batch, folder, job)
+    if not batch_id:
+        return None
+    adopted = replace(job, batch_id=batch_id, state=JobState.PENDING)
+    catalog.save_job(folder.name, adopted)
+    return adopted
+
+
+def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
+    """Ask the batch system, and the job itself, which may be over and forgotten."""
+    with suppress(FileNotFoundError):
+        return folder.claim(job.number).read_text(encoding="utf-8").strip()
+    return batch.find([job.name]).get(job.name, "")
+
+
+def _predecessor(earlier: Sequence[Job]) -> str | None:
+    """Return the id of the last job if it may still be alive."""
+    alive = [job.batch_id for job in earlier if not job.state.over]
+    return alive[-1] if alive else None
+
+
+def _write(folder: RunFolder, spec: RunSpec, job: Job, submission: Submission) -> None:
+    folder.round(job.first_round).create()
+    write_spec(folder, spec)
+    write_private(submission.path, submission.script)
+
+
+def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
+    """Undo the entry of a job that the batch system did not take."""
+    if len(jobs) > 1:
+        catalog.remove_job(run, jobs[-1].number)
+    else:
+        catalog.remove_run(run)
+        shutil.rmtree(project.home.run(run).path, ignore_errors=True)

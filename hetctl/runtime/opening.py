@@ -1,0 +1,106 @@
+"""Opening a round: its folder, its file, and the steps of those who start together."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
+from hetctl.core.events import DRIVER, SteadyWriter
+from hetctl.core.layout import RoundFolder, RunFolder
+from hetctl.core.plan import Allocation
+from hetctl.core.run import RoundFile, RunSpec, write_round
+from hetctl.runtime.history import make_folder, next_folder
+from hetctl.runtime.rounds import OpenRound
+from hetctl.runtime.steps import StepPool
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens the rounds of one job.
+
+    Parameters
+    ----------
+    first : RoundFolder
+        Of the job; made when it was submitted.
+    deadline, longest_s
+        As in `RoundFile`.
+    on_failure : callable
+        Told of what cannot be written or launched.
+    """
+
+    folder: RunFolder
+    first: RoundFolder
+    spec: RunSpec
+    job: int
+    deadline: float
+    longest_s: float
+    pool: StepPool
+    on_failure: Callable[[OSError], None]
+
+    def open(
+        self, allocations: Sequence[Allocation], members: Sequence[Member], predicted_s: float, memory: Any
+    ) -> OpenRound:
+        """Start members, each with its allocation, as one round.
+
+        Parameters
+        ----------
+        members : sequence of Member
+            In the order of their allocations, with the batch sizes that they are trained with.
+        memory : Any
+            As in `RoundFile`.
+
+        Raises
+        ------
+        OSError
+            If the round's file cannot be written; nothing is started then.
+        """
+        folder = next_folder(self.folder, self.first)
+        make_folder(folder, self.first)
+        write_round(folder.file, self._round_file(folder, allocations, members, memory))
+        events = SteadyWriter(folder.events, DRIVER, self.on_failure)
+        names = [allocation.member for allocation in allocations]
+        events.write(
+            "round_started", index=folder.index, job=self.job, predicted_s=predicted_s, members=names
+        )
+        opened = OpenRound(folder, events, sum(a.gpus for a in allocations), time.time())
+        for allocation, member in zip(allocations, members, strict=True):
+            self._launch(opened, allocation, member)
+        return opened
+
+    def _round_file(
+        self, folder: RoundFolder, allocations: Sequence[Allocation], members: Sequence[Member], memory: Any
+    ) -> RoundFile:
+        return RoundFile(
+            run=self.spec.run,
+            index=folder.index,
+            job=self.job,
+            deadline=self.deadline,
+            ensemble=replace(self.spec.ensemble, members=tuple(members)),
+            allocations=tuple(allocations),
+            checkpoints=self.spec.checkpoints,
+            device=self.spec.site.device,
+            memory=memory,
+            longest_s=self.longest_s,
+        )
+
+    def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:
+        command = [sys.executable, "-m", "hetctl.runtime", str(opened.folder.file), "--member", member.name]
+        opened.events.write(
+            "step_started",
+            member=member.name,
+            gpus=allocation.gpus,
+            placement=encode(allocation.placement),
+            batch_size=member.batch_size,
+        )
+        try:
+            self.pool.launch(member.name, allocation, command, opened.folder.log_of(member.name))
+        except OSError as error:
+            self.on_failure(error)
+        else:
+            opened.active[member.name] = allocation
+            opened.held[member.name] = allocation.gpus

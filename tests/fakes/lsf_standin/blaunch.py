@@ -1,0 +1,16 @@
+"""blaunch: runs a command on another host of the job, here or there, and passes its arguments as ssh does."""
+
+from __future__ import annotations
+
+import os
+
+from .client import RefusedError, parse
+
+
+def main(arguments) -> int:
+    options, words = parse(arguments, {"-n": 0, "-z": 1}, "Usage: blaunch [-n] [-z host] [host] command ...")
+    host = dict(options).get("-z") or words.pop(0)
+    if host not in os.environ.get("LSB_HOSTS", "").split():
+        raise RefusedError(f"{host}: Host is not in the job's allocation")
+    os.environ["LSF_STANDIN_HOST"] = host
+    os.execvp("sh", ["sh", "-c", " ".join(words)])

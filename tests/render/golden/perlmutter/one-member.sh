@@ -1,0 +1,112 @@
+#!/bin/bash
+#SBATCH --job-name=hetctl-digits-001-0-0a1b2c
+#SBATCH --qos=regular
+#SBATCH --nodes=1
+#SBATCH --mincpus=128
+#SBATCH --gres=gpu:4
+#SBATCH --mem=209808M
+#SBATCH --time=02:00:00
+#SBATCH --signal=B:USR2@300
+#SBATCH --no-requeue
+#SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0000/logs/job.log
+#SBATCH --open-mode=append
+#SBATCH --constraint=gpu&hbm40g
+# Written by hetctl: drives one job's rounds, then hands the run on.
+started=$(date +%s)
+umask 077
+set -u
+export HETCTL_HOME=/shared/ann/digits/.hetctl
+python=/shared/ann/venv/bin/python
+run=digits-001
+folder=/shared/ann/digits/.hetctl/runs/digits-001
+stop=$folder/stop-job-0000
+claim=$folder/claims/job-0000
+batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
+
+# Whoever comes first is this job: a link is made whole or not at all. A requeued job finds its own number.
+mkdir -p "$folder/claims"
+echo "$batch_id" >"$claim-$batch_id" || exit 1
+ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
+rm -f "$claim-$batch_id"
+if [ "$(cat "$claim")" != "$batch_id" ]; then
+    echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
+    exit 0
+fi
+rm -f "$stop"
+
+# The limit counts from the start, or from when the batch system says; training stops before it.
+left=7200
+measured=$(timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L)
+if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
+    hours=$((10#0${BASH_REMATCH[3]} * 24 + 10#0${BASH_REMATCH[4]}))
+    measured=$(((hours * 60 + 10#${BASH_REMATCH[5]}) * 60 + 10#${BASH_REMATCH[6]} + $(date +%s) - started))
+    left=$((measured < left ? measured : left))
+fi
+deadline=$((started + left - 300))
+
+# The driver is born deaf to USR2: near the limit some batch systems signal whatever belongs to the job.
+trap '' USR2
+"$python" -m hetctl.runtime.driver "$folder" --round 0 --job 0 --deadline "$deadline" --batch-id "$batch_id" &
+driver=$!
+
+# Driver and trainers look for this file, so that no signal has to reach them. On a full disk it is empty.
+tell() {
+    [ -e "$stop" ] || { echo "$1" >"$stop.new"; mv "$stop.new" "$stop"; } || kill -TERM "$driver"
+}
+
+# Tells them in time, and ends a driver that hangs, so that the run goes on. It ends with this script.
+watch() {
+    nap=
+    trap 'kill $nap 2>/dev/null; exit' TERM
+    until_or_gone "$1" && tell deadline
+    until_or_gone "$2" && kill -KILL "$driver"
+}
+until_or_gone() {
+    while [ "$(date +%s)" -lt "$1" ]; do
+        [ -e /proc/$$/exe ] || exit
+        sleep 1 & nap=$!; wait "$nap"
+    done
+}
+watch "$deadline" "$((deadline + 270))" &
+watch=$!
+
+# A signal ends bash's wait, so wait again. Slurm's warning may come a minute early: the watch knows better.
+signalled=no
+trap 'signalled=yes; [ $((deadline - $(date +%s))) -le 60 ] || tell signal' USR2
+trap 'signalled=yes; tell signal' TERM INT  # LSF's bkill comes as INT first
+while true; do
+    wait "$driver"
+    code=$?
+    [ "$signalled" = yes ] || break
+    signalled=no
+done
+kill "$watch"; wait "$watch"
+
+# Not ignored: a local job started by advance would inherit that, and no shell can undo it.
+trap : USR2
+trap - TERM INT
+
+# The next job is submitted from here, so that the run goes on without anybody logged in.
+"$python" -m hetctl advance --after-job 0 -- "$run" ||
+    echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
+exit "$code"
+
+# The driver starts the step of member-1:
+PYTHONUNBUFFERED=1 \
+    srun \
+    --exact \
+    --nodes=1 \
+    --ntasks=1 \
+    --cpus-per-task=32 \
+    --gpus-per-task=1 \
+    --ntasks-per-node=1 \
+    --mem=52452M \
+    --nodelist=node-1 \
+    --kill-on-bad-exit=1 \
+    --unbuffered \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
+    --member \
+    member-1

@@ -1,0 +1,192 @@
+"""What becomes of members whose steps end badly, by cause: real processes, and a stand-in for srun."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from driven_job import FUNCTIONS, Job
+from workbench import wait_for
+
+from hetctl.core.ensemble import Ensemble, Member
+from hetctl.core.profile import MemberProfile
+from hetctl.core.site import Queue, Site
+
+NODES = ("n1", "n2", "n3")
+SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")
+
+# Takes the options off, and runs the rest, unless FAULT says that something is wrong with it.
+SRUN = """\
+#!{python}
+import os, re, sys, time
+from pathlib import Path
+start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
+options, command = sys.argv[1:start], sys.argv[start:]
+node = next(o.partition("=")[2] for o in options if o.startswith("--nodelist="))
+member = command[-1]
+once = Path(os.environ["FAULTS"]) / f"{{node}}-{{member}}"
+for fault in filter(None, os.environ["FAULT"].split(";")):
+    where, who, times, code, text = fault.split("|")
+    seen = len(list(once.parent.glob(f"{{once.name}}-*")))
+    if re.fullmatch(where, node) and re.fullmatch(who, member) and seen < int(times):
+        once.with_name(f"{{once.name}}-{{seen}}").touch()
+        print(text, file=sys.stderr)
+        sys.exit(int(code))
+os.execvp(command[0], command)
+"""
+
+
+class SlurmJob(Job):
+    """A job on three nodes with a GPU each."""
+
+    def __init__(self, folder: Path, members: dict[str, dict], **spec) -> None:
+        super().__init__(folder, members, site=SITE, gpus=3, **spec)
+
+    def start(self, fault: str = "", **how):
+        tools, faults = self.folder / "mpi", self.folder / "faults"
+        tools.mkdir(exist_ok=True)
+        faults.mkdir(exist_ok=True)
+        for name, text in {
+            "srun": SRUN.format(python=sys.executable),
+            "scontrol": f"#!/bin/sh\nprintf '%s\\n' {' '.join(NODES)}\n",
+        }.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        return super().start(FAULT=fault, FAULTS=str(faults), SLURM_JOB_NODELIST="n[1-3]", **how)
+
+    def nodes_of(self, member: str) -> list[str]:
+        started = [e for e in self.events("step_started") if e.data["member"] == member]
+        return [place["node"] for event in started for place in event.data["placement"]]
+
+    def whys(self, member: str) -> list[str]:
+        return [e.data["why"] for e in self.events("step_ended") if e.data["member"] == member]
+
+
+@pytest.mark.parametrize("planner", ["flotilla", "fluid", "static", "independent"])
+def test_a_node_that_fails_ends_the_job_in_order_and_nobody_is_blamed(tmp_path, planner):
+    options = {"plan_seconds": 0.2}
+    members = {n: {"epochs": 500} for n in "abcd"}
+    job = SlurmJob(tmp_path, members, retries=0, planner=planner, options=options)
+    job.drive(fault="n2|.*|9|0|srun: error: Node failure on n2")
+    assert job.reason == "node-failure"
+    failed = job.events("node_failed")
+    assert {(event.data["job"], *event.data["nodes"]) for event in failed} == {(0, "n2")}
+    lost = {event.data["member"] for event in failed}
+    assert {why for name in lost for why in job.whys(name)} == {"node-failure"}
+    assert {why for name in members.keys() - lost for why in job.whys(name)} <= {"told"}
+    assert all(member.active and not member.failures for member in job.progress().values())
+    assert all(job.progress()[name].node_failures == 1 for name in lost)
+
+
+def test_a_batch_system_that_does_not_answer_is_asked_again_later(tmp_path):
+    job = SlurmJob(tmp_path, {"a": {"epochs": 2}}, retries=0)
+    contact = "srun: error: Unable to create step for job 7: Unable to contact slurm controller"
+    began = time.time()
+    assert "ended: finished" in job.drive(fault=f".*|a|1|1|{contact}")
+    assert time.time() - began > 4
+    assert job.whys("a") == ["not-launched", "finished"]
+    assert (job.progress()["a"].failures, job.trained("a")) == (0, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT NOON DUE TO TIME LIMIT ***", "time"),
+        ("slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT NOON DUE TO PREEMPTION ***", "preempted"),
+        (
+            "srun: error: Unable to create step for job 7: Job/step already completing or completed",
+            "cancelled",
+        ),
+    ],
+)
+def test_a_job_that_the_batch_system_ends_starts_nothing_more_and_nobody_is_blamed(tmp_path, text, why):
+    job = SlurmJob(tmp_path, {"a": {"epochs": 3}, "b": {"epochs": 500}}, retries=0)
+    job.drive(fault=f".*|a|1|143|{text}")
+    assert (job.reason, job.whys("a"), job.whys("b")) == (why, [why], ["told"])
+    assert all(member.active and not member.failures for member in job.progress().values())
+
+
+def test_a_step_that_dies_of_the_jobs_own_signal_is_not_blamed(tmp_path):
+    """The signal reaches the step first, and the driver a little later."""
+    job = SlurmJob(tmp_path, {"a": {"epochs": 500}}, retries=0)
+    process = job.start()
+    wait_for(lambda: job.trained("a"))
+    trainer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    os.kill(trainer, signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert (job.reason, job.whys("a"), job.progress()["a"].failures) == ("signal", ["told"], 0)
+
+
+def shrinking(folder: Path, oom_above: int, **member) -> Job:
+    config = {"epochs": 2, "oom_above": oom_above}
+    members = Member("big", config, 64, max_gpus=1, **member), Member("good", {"epochs": 2}, max_gpus=1)
+    profiles = tuple(MemberProfile(m.name, {1: 100.0}, None, 10, peak_memory_bytes=2**30) for m in members)
+    ensemble = Ensemble("e", "tensorflow", FUNCTIONS, members, "/x")
+    return Job(folder, {}, ensemble=ensemble, profiles=profiles, retries=0)
+
+
+def test_out_of_memory_is_tried_again_with_half_the_batch(tmp_path):
+    job = shrinking(tmp_path, 16, min_batch_size=16)
+    assert "ended: finished" in job.drive()
+    steps = [e.data for e in job.events("step_started") if e.data["member"] == "big"]
+    ends = [e.data for e in job.events("step_ended") if e.data["member"] == "big"]
+    assert [step["batch_size"] for step in steps] == [64, 32, 16]
+    assert [end["why"] for end in ends] == ["out-of-memory", "out-of-memory", "finished"]
+    progress = job.progress()["big"]
+    assert (progress.batch_size, progress.failures, job.trained("big")) == (16, 0, [1, 2])
+
+
+def test_out_of_memory_fails_with_the_peak_where_no_smaller_batch_is_allowed(tmp_path):
+    job = shrinking(tmp_path, 16)
+    assert "ended: finished" in job.drive()
+    assert job.progress()["big"].failed == "out of memory: 3.00 GiB at its peak"
+    assert job.progress()["good"].converged
+    assert len(job.steps("big")) == 1
+
+
+def test_a_step_that_the_kernel_killed_for_memory_has_the_profiled_peak(tmp_path):
+    job = SlurmJob(
+        tmp_path,
+        {"a": {"epochs": 3}},
+        profiles=(MemberProfile("a", {1: 100.0}, None, 10, peak_memory_bytes=2**31),),
+    )
+    job.drive(fault=".*|a|1|253|slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0.")
+    assert job.progress()["a"].failed == "out of memory: 2.00 GiB at its peak"
+
+
+def test_a_full_disk_under_a_trainer_ends_the_job_and_costs_no_checkpoint(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 9, "disk_full_after": 2}, "b": {"epochs": 20}}, retries=0)
+    job.drive()
+    ends = {e.data["member"]: e.data for e in job.events("step_ended")}
+    assert (ends["a"]["why"], ends["a"]["cause"], ends["a"]["fault"]) == ("disk-full", "disk full", False)
+    assert (job.reason, ends["b"]["why"]) == ("disk-full", "told")
+    assert all(member.active for member in job.progress().values())
+    last = job.run.round(job.run.next_index()).create().index
+    job.drive(number=1, first_round=last)
+    assert job.trained("a") == list(range(1, 10))
+
+
+def test_a_disk_that_fills_up_under_the_driver_ends_the_job_in_order(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}})
+    process = job.start()
+    wait_for(lambda: job.trained("a") and job.trained("b"))
+    driver_events = job.run.round(0).events / "driver.jsonl"
+    room = driver_events.stat().st_size
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (room, room))
+    os.kill(
+        int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]), signal.SIGKILL
+    )
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert "the job ends: disk-full" in output
+    assert "ended: disk-full" in output
+    assert driver_events.stat().st_size <= room
+    assert driver_events.read_bytes().endswith(b"\n")
+    assert (job.events("stopped", "a") + job.events("stopped", "b"))[0].data["reason"]

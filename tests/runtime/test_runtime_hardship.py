@@ -1,0 +1,87 @@
+"""Real training under hardship: a full disk, a damaged checkpoint, too little memory."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from driven_job import Job
+from workbench import wait_for
+
+from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.profile import MemberProfile
+from hetctl.planners import PLANNERS
+from hetctl.runtime.checkpoint import CheckpointFolder
+
+pytestmark = pytest.mark.training
+ENSEMBLES = Path(__file__).parent.parent / "ensembles"
+FLOTILLA = PLANNERS["flotilla"]
+EPOCHS = 6
+SMALLER_THAN_A_CHECKPOINT = 16 * 1024
+
+
+def real_job(folder: Path, train_fn: str, config: dict, **member) -> Job:
+    stop = StopRule("val_accuracy", "max", 99, max_epochs=EPOCHS)
+    members = (Member("m", config, **{"batch_size": 32, "seed": 5, "stop": stop, "max_gpus": 1} | member),)
+    functions = Functions("tiny:input_fn", "tiny:model_fn", f"tiny:{train_fn}")
+    return Job(
+        folder, {}, slots=1, grace_s=60, profiles=(MemberProfile("m", {1: 1000.0}, None, 640),),
+        ensemble=Ensemble("tiny", "tensorflow", functions, members, str(ENSEMBLES)),
+    )  # fmt: skip
+
+
+def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp_path, monkeypatch):
+    job = real_job(tmp_path, "fit_train_fn", {"pause_s": 0.02})
+    checkpoints = CheckpointFolder(job.spec.checkpoint_folder("m"))
+
+    def stop_after_two_epochs():
+        wait_for(lambda: len(job.trained("m")) >= 2, 60)
+        job.run.job_stop(0).write_text("signal\n")
+
+    stopper = threading.Thread(target=stop_after_two_epochs)
+    stopper.start()
+    job.drive_by(FLOTILLA, monkeypatch, real=True)
+    stopper.join()
+    assert (job.reason, job.reasons("m")) == ("signal", ["signal"])
+    before = checkpoints.load().state
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALLER_THAN_A_CHECKPOINT, limits[1]))
+    try:
+        job.drive_by(FLOTILLA, monkeypatch, number=1, real=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    end = job.events("step_ended")[-1].data
+    assert (job.reason, end["why"], end["cause"], end["fault"]) == (
+        "disk-full",
+        "disk-full",
+        "disk full",
+        False,
+    )
+    assert checkpoints.load().state == before
+    assert not list(checkpoints.path.glob("*.tmp"))
+    assert job.progress()["m"].active
+
+    newest = sorted(checkpoints.path.glob("*.npz"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    job.drive_by(FLOTILLA, monkeypatch, number=2, real=True)
+    assert [event.data["name"] for event in job.events("checkpoint_invalid", "m")] == [newest.stem]
+    assert f"checkpoint {newest.stem} is damaged" in job.run.rounds()[-1].log_of("m").read_text()
+    assert job.progress()["m"].converged == f"{EPOCHS} epochs done"
+    assert job.trained("m") == list(range(1, EPOCHS + 1))
+
+
+def test_a_member_that_runs_out_of_memory_trains_on_with_a_smaller_batch(tmp_path, monkeypatch):
+    job = real_job(tmp_path, "hungry_train_fn", {"most": 40}, batch_size=64, min_batch_size=16)
+    job.drive_by(FLOTILLA, monkeypatch, real=True)
+    assert [event.data["why"] for event in job.events("step_ended")] == ["out-of-memory", "finished"]
+    assert [event.data["batch_size"] for event in job.events("step_started")] == [64, 32]
+    (failed,) = job.events("failed", "m")
+    assert failed.data["error"].startswith("MemoryError: Unable to allocate")
+    assert failed.data["peak_memory_bytes"] > 2**26
+    assert "GiB at its peak" in job.events("step_ended")[0].data["cause"]
+    assert job.progress()["m"].converged

@@ -1,0 +1,65 @@
+"""When trainers pause: stop files, the deadline, and epochs that fit no job."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import pytest
+
+from hetctl.core.ends import Why
+from hetctl.core.errors import BadInputError
+from hetctl.core.layout import RunFolder
+from hetctl.runtime.step import why_failed
+from hetctl.runtime.trainer import StopSignal
+
+
+class ResourceExhaustedError(Exception):
+    """As TensorFlow's is called."""
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def test_the_stop_file_of_the_job_is_heeded_and_an_empty_one_is_a_signal(tmp_path):
+    run = RunFolder(tmp_path)
+    stop = StopSignal(run.round(0).stops("m", 7), time.time() + 60)
+    assert not stop()
+    run.job_stop(7).touch()
+    time.sleep(0.25)
+    assert stop()
+    assert stop.reason == "signal"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest_s", "room"),
+    [(50, 100, True), (70, 100, False), (101, 100, True), (70, None, False), (1e9, None, False)],
+)
+def test_what_fits_no_job_is_done_in_parts(seconds, longest_s, room):
+    stop = StopSignal((), time.time() + 60, longest_s)
+    assert stop.leaves_room_for(seconds) is room
+    assert stop.reason == (None if room else "deadline")
+
+
+def test_after_the_deadline_not_even_a_part_is_begun():
+    assert not StopSignal((), time.time() - 1, 100).leaves_room_for(1000)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ValueError("no such layer"), Why.PROGRAM_ERROR),
+        (BadInputError("wrong"), Why.PROGRAM_ERROR),
+        (FileNotFoundError(errno.ENOENT, "gone"), Why.PROGRAM_ERROR),
+        (MemoryError(), Why.OUT_OF_MEMORY),
+        (ResourceExhaustedError("OOM when allocating tensor"), Why.OUT_OF_MEMORY),
+        (chained(RuntimeError("train_fn failed"), MemoryError()), Why.OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), Why.DISK_FULL),
+        (OSError(errno.EDQUOT, "Quota exceeded"), Why.DISK_FULL),
+        (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), Why.DISK_FULL),
+    ],
+)
+def test_a_full_memory_or_disk_is_told_from_an_error_of_the_program(error, why):
+    assert why_failed(error) is why

@@ -1,0 +1,48 @@
+"""The Docker cluster has the names and sizes that the site file says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hetctl.core.site import Site
+from hetctl.files.site_file import find_site
+
+FOLDER = Path(__file__).parent
+MIB = 1024**2
+
+
+@pytest.fixture
+def site() -> Site:
+    return find_site("slurm-docker", project=None, home=None)
+
+
+def options(keyword: str) -> dict[str, str]:
+    (line,) = re.findall(rf"^{keyword}=.*", (FOLDER / "slurm.conf").read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(item.split("=", 1) for item in line.split())
+
+
+def test_nodes(site: Site) -> None:
+    node = options("NodeName")
+    assert node["NodeName"] == f"c[1-{site.nodes}]"
+    assert int(node["CPUs"]) == site.cores_per_node
+    assert int(node["RealMemory"]) * MIB == site.memory_per_node
+
+
+def test_partition(site: Site) -> None:
+    partition = options("PartitionName")
+    days, clock = partition["MaxTime"].split("-")
+    assert clock == "00:00:00"
+    assert [(queue.name, queue.max_nodes, queue.max_wall_s) for queue in site.queues] == [
+        (partition["PartitionName"], site.nodes, int(days) * 86400)
+    ]
+
+
+def test_containers_are_called_as_slurm_calls_them(site: Site) -> None:
+    compose = (FOLDER / "docker-compose.yml").read_text(encoding="utf-8")
+    hosts = re.findall(r"^    hostname: (.*)$", compose, re.MULTILINE)
+    assert set(site.host_patterns) == {options("SlurmctldHost")["SlurmctldHost"]} <= set(hosts)
+    assert {f"c{index}" for index in range(1, site.nodes + 1)} <= set(hosts)
+    assert "privileged" not in compose.split("services:")[1]

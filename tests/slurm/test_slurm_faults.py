@@ -1,0 +1,307 @@
+"""What a real Slurm does to jobs: in the end every member is trained, each epoch once, the cause is known."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+from slurm_cluster import SlurmCluster
+from workbench import ProjectFolder, new_project, python_without_training, wait_for
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.core.events import DRIVER
+from hetctl.core.job import Job
+
+pytestmark = pytest.mark.slurm
+
+MEMBERS, EPOCHS = "abcd", 12
+ENSEMBLE = f"""\
+name: quartet
+framework: tensorflow
+functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
+stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {EPOCHS}}}
+members:
+""" + "".join(
+    f"  - {{name: {name}, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.4}}}}\n" for name in MEMBERS
+)
+RATES = "member,gpus,rate,samples\n" + "".join(f"{name},1,100,500\n" for name in MEMBERS)
+SITE = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 6000MiB
+queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
+python: {python}
+directives: {directives}
+"""
+RUN = "quartet-001"
+TRAINED_S = 120
+
+
+class Run:
+    """A run of four members on two nodes, with trainers that only pretend to train."""
+
+    def __init__(self, cluster: SlurmCluster, folder, directives="[]", **environment):
+        self.cluster = cluster
+        python = python_without_training(folder)
+        self.project: ProjectFolder = new_project(
+            folder / "project",
+            ENSEMBLE,
+            environment={**cluster.environment(), "HETCTL_SITE": "lab", **environment},
+        )
+        (self.project.path / "rates.csv").write_text(RATES)
+        sites = self.project.path / "site-configs"
+        sites.mkdir()
+        (sites / "lab.yaml").write_text(SITE.format(python=python, directives=directives))
+        assert self.project.here("profile", "import", "rates.csv").code == 0
+
+    def train_for(self, epoch_s):
+        """Let each epoch take so long."""
+        text = ENSEMBLE.replace("epoch_s: 0.4", f"epoch_s: {epoch_s}")
+        (self.project.path / "ensemble.yaml").write_text(text)
+        assert self.project.here("profile", "import", "rates.csv").code == 0
+
+    def submit(self, *options):
+        answer = self.project.here("submit", "--gpus", "4", "--time", "10m", *options)
+        assert answer.code == 0, answer
+
+    def in_training(self):
+        """Wait until every member has finished an epoch; return the job."""
+        wait_for(lambda: self.epochs().keys() == set(MEMBERS), seconds=60)
+        return self.jobs()[-1].batch_id
+
+    def epochs(self):
+        return self.project.epochs(RUN)
+
+    def jobs(self) -> list[Job]:
+        with Catalog.open(self.project.home.catalog) as catalog:
+            return catalog.jobs(RUN)
+
+    def ends(self):
+        """Why steps ended, by member."""
+        ends: dict[str, list[str]] = {}
+        for event in self.project.driver_events(RUN):
+            if event.kind == "step_ended":
+                ends.setdefault(event.data["member"], []).append(event.data["why"])
+        return ends
+
+    def is_over(self):
+        """Do as ``hetctl submit --wait`` does: submit the next job where nobody else has."""
+        state = self.project.here("status", "--json").json["state"]
+        if state == "between-jobs":
+            assert self.project.here("advance").code in (0, 6)
+        assert state in ("queued", "running", "between-jobs", "finished")
+        return state == "finished"
+
+    def finish(self):
+        """Wait for the end: every member has trained every epoch, and none twice."""
+        wait_for(self.is_over, seconds=TRAINED_S)
+        assert self.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
+        started = [e.data["job"] for e in self.project.driver_events(RUN) if e.kind == "job_started"]
+        assert started == sorted(set(started)), "a job ran twice"
+        wait_for(lambda: not {"running", "pending"} & {*self.states()}, seconds=60)
+        return self.states()
+
+    def states(self):
+        """How Slurm says that the jobs ended."""
+        return [job["state"] for job in self.project.here("status", "--json").json["jobs"]]
+
+
+@pytest.fixture
+def run(slurm_cluster, tmp_path):
+    made = Run(slurm_cluster, tmp_path)
+    yield made
+    clear(slurm_cluster)
+
+
+def clear(cluster):
+    cluster.run("scancel", "--partition=main")
+    try:
+        wait_for(cluster.all_idle, seconds=60)
+    except AssertionError:
+        print(cluster.run("sinfo", "--Node", "--long"), cluster.run("squeue"))
+        raise
+
+
+def nodes_of(cluster, job):
+    names = cluster.run("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
+    return cluster.run("scontrol", "show", "hostnames", names).split()
+
+
+def test_the_time_limit(run):
+    """Slurm looks at its clocks every 30 s, so the members take longer than that."""
+    run.train_for(3.0)
+    run.submit()
+    job = run.in_training()
+    run.cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+3")
+    states = run.finish()
+    assert states == ["timeout", "finished"]
+
+
+def test_scancel_of_the_job(run):
+    run.submit()
+    run.cluster.run("scancel", run.in_training())
+    states = run.finish()
+    assert states == ["cancelled", "finished"]
+
+
+def test_a_killed_step(run):
+    run.submit()
+    job = run.in_training()
+    steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
+    numbered = [step for step in steps if step.rpartition(".")[2].isdigit()]
+    run.cluster.run("scancel", "--signal=KILL", numbered[0])
+    assert run.finish() == ["finished"]
+    killed = [name for name, ends in run.ends().items() if "killed" in ends]
+    assert len(killed) == 1
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["under-the-script", "under-a-step"])
+def test_a_node_that_dies(run, which):
+    run.submit()
+    job = run.in_training()
+    lost = nodes_of(run.cluster, job)[which]
+    run.cluster.crash_node(lost)
+    try:
+        assert run.finish() == ["node-failed", "finished"]
+        first, second = run.jobs()
+        assert first.failed_nodes == (lost,)
+        script = run.project.home.run(RUN).round(second.first_round).script.read_text()
+        assert f"#SBATCH --exclude={lost}\n" in script
+    finally:
+        run.cluster.boot_node(lost)
+
+
+def test_a_controller_that_is_restarted(run):
+    run.submit()
+    run.in_training()
+    run.cluster.stop_controller()
+    run.cluster.start_controller()
+    assert run.finish() == ["finished"]
+
+
+def test_a_controller_that_is_away_for_half_a_minute(run):
+    run.submit()
+    run.in_training()
+    run.cluster.stop_controller()
+    time.sleep(30)
+    run.cluster.start_controller()
+    run.finish()
+
+
+def test_a_drained_node(run):
+    run.submit()
+    job = run.in_training()
+    node = nodes_of(run.cluster, job)[0]
+    run.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    try:
+        assert run.finish() == ["finished"]
+    finally:
+        run.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def test_preemption(run):
+    run.submit()
+    run.in_training()
+    urgent = run.cluster.run(
+        *("sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--time=1"),
+        *("--output=/dev/null", "--wrap", "sleep 3"),
+    ).strip()
+    states = run.finish()
+    assert states[0] == "preempted"
+    assert run.cluster.run("sacct", "-XPnj", urgent, "--format=State").strip() == "COMPLETED"
+
+
+def test_a_requeue_from_outside_is_refused_or_goes_on_with_the_same_job(run):
+    """An administrator may requeue what hetctl has asked Slurm not to requeue."""
+    run.submit()
+    job = run.in_training()
+    run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
+    run.cluster.run("scontrol", "requeue", job)
+    wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
+    run.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
+    wait_for(run.is_over, seconds=TRAINED_S)
+    assert run.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
+
+
+def test_a_chain_waits_in_the_queue_while_it_trains(run):
+    run.train_for(1.0)
+    run.submit("--chain")
+    run.in_training()
+    first, second = run.jobs()
+    shown = run.cluster.run("scontrol", "show", "job", second.batch_id)
+    assert f"Dependency=afterany:{first.batch_id}" in shown
+    assert run.finish() == ["finished", "cancelled"]
+
+
+def shim(folder, name, lines):
+    """Put an executable before the real one on the PATH; ``$REAL`` is that."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/bash\nREAL={shutil.which(name)}\n{lines}\n")
+    path.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_accounting_that_is_off(slurm_cluster, tmp_path):
+    path = shim(tmp_path / "bin", "sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')
+    run = Run(slurm_cluster, tmp_path, PATH=path)
+    run.submit()
+    run.cluster.run("scancel", run.in_training())
+    run.finish()
+    clear(slurm_cluster)
+
+
+def test_an_empty_answer_just_after_the_submission(slurm_cluster, tmp_path):
+    count = tmp_path / "asked"
+    script = f'echo x >>{count}; [ "$(wc -l <{count})" -gt 3 ] || exit 0; exec "$REAL" "$@"'
+    path = shim(tmp_path / "bin", "squeue", script)
+    shim(tmp_path / "bin", "sacct", f'[ "$(wc -l <{count})" -gt 3 ] || exit 0; exec "$REAL" "$@"')
+    run = Run(slurm_cluster, tmp_path, PATH=path)
+    run.submit()
+    for _ in range(3):
+        assert run.project.here("status", "--json").json["state"] in ("queued", "running")
+        assert run.project.here("advance", "--json").json["state"] in ("queued", "running")
+    assert run.finish() == ["finished"]
+    clear(slurm_cluster)
+
+
+def test_a_program_error_fails_its_member_alone_with_the_end_of_its_log(slurm_cluster, tmp_path):
+    run = Run(slurm_cluster, tmp_path)
+    text = ENSEMBLE.replace(
+        f"name: b, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.4}}",
+        "name: b, max_gpus: 1, config: {fail: true}",
+    )
+    (run.project.path / "ensemble.yaml").write_text(text)
+    assert run.project.here("profile", "import", "rates.csv").code == 0
+    run.submit("--retries", "1")
+    wait_for(lambda: run.project.here("status", "--json").json["state"] == "failed", seconds=TRAINED_S)
+    status = run.project.here("status", "--json").json
+    (failed,) = [member for member in status["members"] if member["state"] == "failed"]
+    assert (failed["member"], failed["cause"]) == ("b", "no such layer")
+    assert run.ends()["b"] == ["program-error"] * 2
+    assert {m["state"] for m in status["members"] if m["member"] != "b"} == {"converged"}
+    clear(slurm_cluster)
+
+
+def test_out_of_memory_is_retried_once_with_a_smaller_batch(slurm_cluster, tmp_path):
+    run = Run(slurm_cluster, tmp_path)
+    text = ENSEMBLE.replace(
+        f"name: b, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.4}}",
+        f"name: b, max_gpus: 1, batch_size: 64, min_batch_size: 32,"
+        f" config: {{epochs: {EPOCHS}, epoch_s: 0.4, oom_above: 32}}",
+    )
+    (run.project.path / "ensemble.yaml").write_text(text)
+    assert run.project.here("profile", "import", "rates.csv").code == 0
+    run.submit()
+    assert run.finish() == ["finished"]
+    assert run.ends()["b"][0] == "out-of-memory"
+
+
+def test_events_name_their_driver(run):
+    run.submit()
+    run.finish()
+    assert {event.source for event in run.project.driver_events(RUN)} == {DRIVER}
