@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hetctl.batch.base import FunctionCall
-from hetctl.core.errors import BatchSystemError
+from hetctl.core.errors import BadInputError, BatchSystemError
 from hetctl.core.layout import make_private_folder
 
 
@@ -51,11 +52,23 @@ def has_result(folder: Path, job: str) -> bool:
 def _private_files(folder: Path) -> Iterator[None]:
     """Keep submitit's pickles to ourselves: whoever could write one could run anything as us."""
     make_private_folder(folder)
+    _refuse_open_folders(folder)
     before = os.umask(0o077)
     try:
         yield
     finally:
         os.umask(before)
+
+
+def _refuse_open_folders(folder: Path) -> None:
+    """Raise BadInputError if everybody could put another folder in the place of this one."""
+    for path in (folder, *folder.parents):
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise BadInputError(
+                f"everybody may write to {path}, and so could run programs as you",
+                f"chmod o-w {path}, or set HETCTL_HOME to a folder of your own",
+            )
 
 
 def _no_requeue(executor_name: str) -> dict[str, int]:

@@ -19,6 +19,8 @@ EVIDENCE = tuple(
         ("DUE TO TIME LIMIT", Why.TIME),
         ("DUE TO PREEMPTION", Why.PREEMPTED),
         ("DUE TO JOB REQUEUE", Why.CANCELLED),
+        # Of a job that ends with one of its nodes, the steps on the others say this.
+        ("DUE TO NODE FAILURE", Why.CANCELLED),
         ("(already completing or completed|Job \\d+ has expired|Invalid job id specified)", Why.CANCELLED),
         ("Job is pending execution", Why.CANCELLED),
         ("(Node fail|Required node not available)", Why.NODE_FAILURE),
