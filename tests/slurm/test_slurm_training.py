@@ -89,7 +89,8 @@ def story(slurm_cluster, tmp_path_factory):
     variables = {name: value for name, value in cluster.items() if name.startswith("OMPI")}
     variables["CREW_WITNESSES"] = str(folder / "witnesses")
     (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(variables)))
-    environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", "HETCTL_TIME": f"{WALL_S}s"}
+    size = {"HETCTL_GPUS": "8", "HETCTL_TIME": f"{WALL_S}s"}
+    environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", **size}
     profile = hetctl(folder, environment, "profile")
     plan = hetctl(folder, environment, "plan")
     hetctl(folder, environment, "submit")
