@@ -21,7 +21,7 @@ OUTPUTS = [
     (1, "srun: error: Unable to confirm allocation for job 3: Job is pending execution", "cancelled"),
     (0, "srun: error: Node failure on n2", "node-failure"),
     (1, f"{UNABLE}: Requested node configuration is not available", "node-failure"),
-    (137, f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node-failure"),
+    (137, f"{CANCELLED} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "cancelled"),
     (1, f"{UNABLE}: Required node not available (down, drained or reserved)", "node-failure"),
     (
         137,

@@ -17,7 +17,7 @@ from hetctl.runner import submission
 
 pytestmark = pytest.mark.slurm
 
-KILLS = int(os.environ.get("HETCTL_KILLS", "50"))
+KILLS = int(os.environ.get("HETCTL_KILLS", "40"))
 """Of each command."""
 
 TWICE = 20
