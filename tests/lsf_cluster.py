@@ -29,7 +29,7 @@ class LsfCluster:
             "parse_scripts": True,
             "minute_s": 60.0,
             "kill_s": 0.5,
-            "queues": ["normal"],
+            "queues": {"normal": None},
             "empty_exit_code": False,
         }
         (folder / "settings.json").write_text(json.dumps({**defaults, **settings}))
@@ -62,7 +62,7 @@ class LsfCluster:
         }
 
     def ask(self, operation: str, **request):
-        """Ask the daemon, as the commands do; `hide`, `host`, `end` and `set` make it misbehave."""
+        """Ask the daemon, as the commands do; `hide`, `host`, `end`, `limit` and `set` make it misbehave."""
         before = os.environ.get("LSF_STANDIN")
         os.environ["LSF_STANDIN"] = str(self.folder)
         try:

@@ -81,6 +81,23 @@ def test_what_bsub_refuses(cluster, arguments, words):
     assert cluster.ask("jobs") == []
 
 
+def test_a_queue_has_a_longest_limit(start_lsf):
+    cluster = start_lsf(queues={"normal": 60})
+    done = cluster.run("bsub", "-W", "1:01", "true")
+    assert (done.returncode, "Cannot exceed queue's hard limit" in done.stderr) == (255, True)
+    assert cluster.run("bsub", "-W", "1:00", "true").returncode == 0
+
+
+def test_what_is_left_of_a_job_is_said_in_whole_minutes(cluster, batch, submit):
+    job = submit("sleep 600", "-W 2:05")
+    wait_for(lambda: state(batch, job) is JobState.RUNNING)
+    ask = ("bjobs", "-noheader", "-o", "time_left", job)
+    assert cluster.run(*ask).stdout == "2:4 L\n"
+    batch.cancel([job])
+    end_of(batch, job)
+    assert cluster.run(*ask).stdout == "-\n"
+
+
 def test_hosts_are_given_by_cores_and_gpus_and_those_to_keep_away_from_are_left_out(cluster, batch, submit):
     wide = ("-n 4", '-R "span[ptile=4]"', '-gpu "num=2:mode=shared:j_exclusive=yes"')
     first = submit("sleep 600", *wide, "-R \"select[hname!='a1']\"")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import workbench
 from workbench import new_project, python_without_training
+
+from hetctl.cli import following
+from hetctl.runner import profiling
 
 HOSTS = {"a1": (2, 2), "a2": (2, 2)}
 SITE = """\
@@ -38,9 +42,8 @@ EPOCHS = "{metric: val_accuracy, patience: 6, max_epochs: 40, expected_epochs: 1
 FEW_EPOCHS = "{metric: val_accuracy, patience: 2, max_epochs: 2}"
 WAYS = [
     ("jsrun", "file", "batch1"),
-    ("jsrun", "stdin", "batch1"),
-    ("jsrun-erf", "file", "batch1"),
-    ("mpirun", "file", None),
+    ("jsrun-erf", "stdin", "batch1"),
+    ("mpirun", "stdin", None),
 ]
 
 
@@ -51,16 +54,18 @@ def describe_site(project, launcher, submit_by="file"):
 
 
 @pytest.mark.parametrize(("launcher", "submit_by", "launch_host"), WAYS)
-def test_every_way_to_run_on_lsf(start_lsf, tmp_path, launcher, submit_by, launch_host):
+def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, submit_by, launch_host):
     cluster = start_lsf(hosts=HOSTS, launch_host=launch_host, parse_scripts=submit_by == "file")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
-    python = python_without_training(tmp_path)
-    project = new_project(tmp_path / "project", ENSEMBLE, python=python, environment=environment)
+    monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
+    monkeypatch.setattr(following, "POLL_S", 0.1)
+    monkeypatch.setattr(profiling, "LOOK_S", 0.1)
+    project = new_project(tmp_path / "project", ENSEMBLE, environment=environment)
     describe_site(project, launcher, submit_by)
 
-    profile = project.hetctl("profile", "--json")
+    profile = project.here("profile", "--json")
     assert (profile.code, len(profile.json["points"])) == (0, 5)
-    run = project.hetctl("submit", "--wait", "--json")
+    run = project.here("submit", "--wait", "--json")
     assert (run.code, run.json["state"]) == (0, "finished"), run.stdout
     assert set(project.epochs()) == {"a", "b", "c"}
     names = [job["fields"]["job_name"] for job in cluster.ask("jobs")]

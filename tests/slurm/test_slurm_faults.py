@@ -222,7 +222,6 @@ def test_a_requeue_from_outside_is_refused_or_goes_on_with_the_same_job(run):
     run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
     run.cluster.run("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
-    run.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
     wait_for(run.is_over, seconds=TRAINED_S)
     assert run.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
 

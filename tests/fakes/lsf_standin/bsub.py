@@ -62,7 +62,7 @@ def main(arguments) -> int:
         environment=dict(os.environ),
     )
     queue = options.get("-q")
-    where = f"queue <{queue}>" if queue else f"default queue <{settings['queues'][0]}>"
+    where = f"queue <{queue}>" if queue else f"default queue <{next(iter(settings['queues']))}>"
     print(f"Job <{job}> is submitted to {where}.")
     return 0
 
@@ -107,9 +107,12 @@ def checked(options, settings):
             raise RefusedError(f"{name}: CSM is not enabled in this cluster. {NOT_SUBMITTED}")
     if "-nnodes" in options and "-n" in options:
         raise RefusedError(f"-n: cannot be used with -nnodes. {NOT_SUBMITTED}")
-    queue = options.get("-q", settings["queues"][0])
+    queue = options.get("-q", next(iter(settings["queues"])))
     if queue not in settings["queues"]:
         raise RefusedError(f"{queue}: No such queue. {NOT_SUBMITTED}")
+    run_limit, longest = minutes(options.get("-W"), "-W", "RUNLIMIT"), settings["queues"][queue]
+    if run_limit and longest and run_limit > longest:
+        raise RefusedError(f"RUNLIMIT: Cannot exceed queue's hard limit(s). {NOT_SUBMITTED}")
     if ("-wa" in options) != ("-wt" in options):
         raise RefusedError(f"-wa, -wt: warning action and time must both be specified. {NOT_SUBMITTED}")
     action = options.get("-wa", "USR2").removeprefix("SIG")
@@ -126,7 +129,7 @@ def checked(options, settings):
         "nnodes": number(options, "-nnodes"),
         "slots": number(options, "-n"),
         "gpus": gpus(options.get("-gpu", "num=0")),
-        "run_limit_min": minutes(options.get("-W"), "-W", "RUNLIMIT"),
+        "run_limit_min": run_limit or longest,
         "warning": action if "-wa" in options else None,
         "warning_min": minutes(options.get("-wt"), "-wt", "warning time"),
         "depends": condition(options.get("-w")),

@@ -129,6 +129,11 @@ class Mbatchd:
         for one in self.matching(job):
             self.end(one, reason)
 
+    def on_limit(self, job, minutes):
+        """Give a job another run limit, as its owner may with ``bmod -W`` and a site at any time."""
+        for one in self.matching(job):
+            one.request = {**one.request, "run_limit_min": minutes}
+
     def on_requeue(self, job):
         for one in self.matching(job):
             one.ending = "requeue"
@@ -178,17 +183,21 @@ class Mbatchd:
             if reachable:
                 self.finish(job, job.process.returncode)
             return
-        now = time.time()
-        request, minute = job.request, self.settings["minute_s"]
+        now, request = time.time(), job.request
         if request["run_limit_min"] and not job.ending:
-            left = job.started + request["run_limit_min"] * minute - now
-            if request["warning"] and left <= request["warning_min"] * minute and not job.reason:
+            left = self.left(job)
+            near = request["warning"] and left <= request["warning_min"] * self.settings["minute_s"]
+            if near and not job.reason:
                 job.reason = "warned"
                 self.kill(job, getattr(signal, f"SIG{request['warning']}"))
             if left <= 0:
                 self.end(job, LIMIT, first=(signal.SIGUSR2,))
         while job.signals and job.signals[0][0] <= now:
             self.kill(job, job.signals.pop(0)[1])
+
+    def left(self, job) -> float:
+        """Return what is left until a job's limit, in seconds."""
+        return job.started + job.request["run_limit_min"] * self.settings["minute_s"] - time.time()
 
     def end(self, job, reason, first=()) -> None:
         """End a job as LSF does: INT, TERM and KILL, with pauses."""
@@ -321,15 +330,23 @@ class Mbatchd:
         shown = over and job.exit_code is not None and not self.settings["empty_exit_code"]
         return {
             "id": job.id, "number": job.number, "hidden": job.hidden, "events": job.events,
+            "started": job.started,
             "fields": {
                 "jobid": str(job.number), "jobindex": str(job.index), "stat": job.state,
                 "job_name": job.full_name, "queue": job.request["queue"], "user": "tester",
                 "proj_name": job.request["project"], "exec_host": hosts, "from_host": "login",
                 "exit_code": str(job.exit_code) if shown and job.exit_code else "",
                 "exit_reason": job.reason if over else "",
-                "pend_reason": self.why_pending(job),
+                "pend_reason": self.why_pending(job), "time_left": self.time_left(job),
             },
         }  # fmt: skip
+
+    def time_left(self, job) -> str:
+        """Return hours and whole minutes; L is for a limit, which is not an estimate."""
+        if job.state != "RUN" or not job.request["run_limit_min"]:
+            return ""
+        minutes = max(0, int(self.left(job) / self.settings["minute_s"]))
+        return f"{minutes // 60}:{minutes % 60} L"
 
     def why_pending(self, job) -> str:
         if job.state != "PEND":

@@ -33,7 +33,12 @@ rm -f "$stop"
 
 # The limit counts from the start, or from when the batch system says; training stops before it.
 left=7200
+# LSF counts whole minutes, from a little before this script began: what agrees so far is no news.
 measured=
+if [[ $(timeout 60 bjobs -noheader -o time_left "$LSB_JOBID") =~ ^\ *([0-9]{1,6}):([0-9]{1,2})\ +L ]]; then
+    minutes=$((10#${BASH_REMATCH[1]} * 60 + 10#${BASH_REMATCH[2]}))
+    [ $((left - $(date +%s) + started)) -lt $((minutes * 60 + 70)) ] || measured=$minutes:00
+fi
 if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
     hours=$((10#0${BASH_REMATCH[3]} * 24 + 10#0${BASH_REMATCH[4]}))
     measured=$(((hours * 60 + 10#${BASH_REMATCH[5]}) * 60 + 10#${BASH_REMATCH[6]} + $(date +%s) - started))
