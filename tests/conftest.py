@@ -13,6 +13,10 @@ from hypothesis import settings
 from lsf_cluster import LsfCluster
 from slurm_cluster import SlurmCluster, missing_programs
 
+# Jobs of tests do not wait for those of the person who runs them.
+LOCKS = tempfile.TemporaryDirectory(prefix="hetctl-locks-", dir="/tmp")
+os.environ["HETCTL_SLOT_LOCKS"] = LOCKS.name
+
 # A build server must not fail for a case that has nothing to do with the change; people explore.
 settings.register_profile("people", deadline=None)
 settings.register_profile("server", deadline=None, derandomize=True)

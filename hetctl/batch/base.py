@@ -26,8 +26,8 @@ class JobRequest:
         Unique, and the job's name in the script's directives.
     command : tuple of str
         As it was shown to the user.
-    wall_s : int
-        The limit that the script asks for.
+    wall_s, gpus : int
+        What the script asks for: its limit, and GPUs (or slots) on all its nodes together.
     after : str or None
         Id of the job that must be over, however it ended, before this one may start.
     """
@@ -36,6 +36,8 @@ class JobRequest:
     script: Path
     command: tuple[str, ...]
     wall_s: int
+    site: Site
+    gpus: int
     after: str | None = None
 
 

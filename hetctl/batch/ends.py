@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hetctl.batch.processes import Machine, Process
 from hetctl.core.codec import decode, encode
 from hetctl.core.layout import write_json
+from hetctl.core.processes import Machine, Process
 
 T = TypeVar("T")
 

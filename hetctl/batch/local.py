@@ -16,10 +16,12 @@ from pathlib import Path
 from hetctl.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
 from hetctl.batch.ends import Claim, claim_file, read_claim, read_end
 from hetctl.batch.functions import write_call
-from hetctl.batch.processes import Machine
+from hetctl.batch.slots import FOLDER_VARIABLE, lock_folder
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState, JobStatus
 from hetctl.core.layout import make_private_folder, write_private
+from hetctl.core.processes import Machine
+from hetctl.core.site import Site
 
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
 START_S = 30.0
@@ -37,6 +39,8 @@ SUBMITIT_ENVIRONMENT = {
 class LocalBatch:
     """Jobs are known by their names: each is run by the one supervisor that claims its name.
 
+    A job waits until as many of the machine's slots are free as it asks for, and has them to itself.
+
     Parameters
     ----------
     folder : Path
@@ -49,21 +53,23 @@ class LocalBatch:
     def submit(self, request: JobRequest) -> str:
         """Start the script's supervisor in a session of its own, with its output in the round's log."""
         log = request.script.parent / "logs" / "job.log"
-        self._start(request.name, request.script, request.wall_s, request.after, log)
+        wants = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
+        self._start(request.name, request.script, wants, log)
         return request.name
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Start supervisors for submitit's own program; each job waits for the one before it.
 
-        Each of them is free to use the whole machine, so they cannot run at the same time.
+        Each of them has the whole machine, so they cannot run at the same time.
         """
+        wants = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus)]
         token = f"{call.name}-{uuid.uuid4().hex[:6]}"
         jobs = tuple(f"{token}-{index}" for index in range(len(call.arguments)))
         for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
             write_call(call, argument, job)
             script = call.folder / f"{job}.sh"
             write_private(script, _function_script(call.folder, job))
-            self._start(job, script, call.wall_s, after, call.folder / f"{job}_0_log.out")
+            self._start(job, script, [*wants, *_after(after)], call.folder / f"{job}_0_log.out")
         return jobs
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
@@ -81,14 +87,15 @@ class LocalBatch:
             if claimed and claimed.machine == Machine.this():
                 _end(claimed)
 
-    def _start(self, job: str, script: Path, wall_s: int, after: str | None, log: Path) -> None:
+    def _start(self, job: str, script: Path, wants: Sequence[str], log: Path) -> None:
         make_private_folder(self._folder)
+        _make_lock_folder()
         command = [sys.executable, "-m", "hetctl.batch.supervisor", str(self._folder), job, str(script)]
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as output:
                 supervisor = subprocess.Popen(
-                    [*command, f"--wall={wall_s}", *([f"--after={after}"] if after else [])],
+                    [*command, *wants],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -107,6 +114,31 @@ class LocalBatch:
             if time.monotonic() > limit:
                 raise SubmissionInDoubtError(f"the supervisor of {job} did not start in {START_S:g} s")
             time.sleep(0.01)
+
+
+def _slots(site: Site, gpus: int) -> list[str]:
+    return [f"--gpus={gpus}", f"--of={site.gpus}", f"--device={site.device}"]
+
+
+def _after(job: str | None) -> list[str]:
+    return [f"--after={job}"] if job else []
+
+
+def _make_lock_folder() -> None:
+    """Make the folder, which lies where everybody may write.
+
+    Raises
+    ------
+    BatchSystemError
+        If somebody else has made one of that name.
+    """
+    folder = lock_folder()
+    make_private_folder(folder)
+    if folder.stat().st_uid != os.getuid():
+        raise BatchSystemError(
+            f"{folder} belongs to another user, and is to hold the locks of this machine's slots",
+            f"name a folder of yours in {FOLDER_VARIABLE}",
+        )
 
 
 def status_of(folder: Path, job: str) -> JobStatus:

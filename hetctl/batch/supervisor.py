@@ -15,10 +15,11 @@ from pathlib import Path
 from hetctl.batch.ends import Claim, End, claim, claim_file, end_file
 from hetctl.batch.local import status_of
 from hetctl.batch.process import die_with_parent
-from hetctl.batch.processes import Machine, Process
+from hetctl.batch.slots import Slots, lock_folder
 from hetctl.core.codec import encode
-from hetctl.core.job import JobState
+from hetctl.core.job import GIVEN_GPUS, JobState
 from hetctl.core.layout import write_json
+from hetctl.core.processes import Machine, Process
 
 CANCEL_GRACE_S = 20.0
 POLL_S = 0.1
@@ -31,11 +32,18 @@ def main() -> int:
     parser.add_argument("job")
     parser.add_argument("script")
     parser.add_argument("--wall", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--gpus", type=int, required=True, metavar="K", help="GPUs or slots that it takes")
+    parser.add_argument("--of", type=int, required=True, metavar="N", help="GPUs or slots of this machine")
+    parser.add_argument("--device", choices=("gpu", "slot"), required=True)
     parser.add_argument("--after", metavar="JOB", help="wait until this job is over")
     arguments = parser.parse_args()
     supervisor = _Supervisor(arguments.folder, arguments.job)
     if supervisor.has_claimed():
-        supervisor.run(arguments.script, arguments.wall, arguments.after)
+        slots = Slots(lock_folder(), arguments.device, arguments.of)
+        if arguments.after:
+            supervisor.wait_for(arguments.after)
+        supervisor.take(slots, arguments.gpus)
+        supervisor.run(arguments.script, arguments.wall, slots)
     return 0
 
 
@@ -52,11 +60,19 @@ class _Supervisor:
         """Whether the job is ours alone."""
         return claim(self._folder, self._job, self._claim)
 
-    def run(self, script: str, wall_s: float, after: str | None) -> None:
-        """Wait for another job, then run the script."""
-        while after and not self._cancelled and not self._is_over(after):
+    def wait_for(self, job: str) -> None:
+        """Wait until another job is over, or this one is cancelled."""
+        while not self._cancelled and not self._is_over(job):
             time.sleep(POLL_S)
-        end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s)
+
+    def take(self, slots: Slots, wanted: int) -> None:
+        """Wait until the job has its slots, or is cancelled."""
+        while not self._cancelled and not slots.take(wanted):
+            time.sleep(POLL_S)
+
+    def run(self, script: str, wall_s: float, slots: Slots) -> None:
+        """Run the script, unless the job is cancelled; write how it ended."""
+        end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s, slots)
         write_json(end_file(self._folder, self._job), encode(end))
 
     def _is_over(self, job: str) -> bool:
@@ -65,13 +81,17 @@ class _Supervisor:
     def _cancel(self, *_: object) -> None:
         self._cancelled = True
 
-    def _supervise(self, script: str, wall_s: float) -> End:
+    def _supervise(self, script: str, wall_s: float, slots: Slots) -> End:
         """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all.
 
         If this supervisor is killed itself, the script is told as if it had been cancelled.
         """
         job = subprocess.Popen(
-            ["bash", script], start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM)
+            ["bash", script],
+            env={**os.environ, GIVEN_GPUS: ",".join(map(str, slots.numbers))},
+            pass_fds=slots.descriptors,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),
         )
         started = replace(self._claim, script=Process.of(job.pid))
         write_json(claim_file(self._folder, self._job), encode(started))

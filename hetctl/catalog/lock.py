@@ -6,7 +6,6 @@ import fcntl
 import json
 import logging
 import os
-import socket
 import threading
 import time
 import uuid
@@ -19,6 +18,7 @@ from types import TracebackType
 from hetctl.core.codec import decode, encode
 from hetctl.core.errors import BadInputError, LockedError
 from hetctl.core.layout import make_private_folder
+from hetctl.core.processes import Machine, Process
 
 HEARTBEAT_S = 5.0
 SILENT_S = 120.0
@@ -35,56 +35,26 @@ class Holder:
     ----------
     since : float
         Seconds since the epoch.
-    life : str
-        Tells the process from a later one of the same number.
     """
 
-    host: str
-    pid: int
+    machine: Machine
+    process: Process
     command: str
     since: float
-    life: str = ""
 
     @property
     def here(self) -> bool:
         """Whether it is a process of this host."""
-        return self.host == socket.gethostname()
+        return self.machine.host == Machine.this().host
 
     @property
     def gone(self) -> bool:
         """Whether its process, one of this host, has ended."""
-        return not is_alive(self.pid) or self.life not in ("", life_of(self.pid))
+        return self.machine != Machine.this() or not self.process.alive
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
-        return f"`{self.command}` (process {self.pid} on host {self.host}, since {since})"
-
-
-def is_alive(pid: int) -> bool:
-    """Say whether a process of this host exists and is not a zombie."""
-    try:
-        os.kill(pid, 0)
-        return _stat(pid)[0] not in ("Z", "X")
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        # Somebody else's process, or a kernel that does not tell: it may be alive.
-        return True
-
-
-def life_of(pid: int) -> str:
-    """Return when a process began, counted from a start of this host; empty if that cannot be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{_stat(pid)[19]}"
-    except OSError:
-        return ""
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the words after the command in ``/proc/PID/stat``, which may have spaces itself."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
+        return f"`{self.command}` (process {self.process.pid} on host {self.machine.host}, since {since})"
 
 
 class ProjectLock:
@@ -105,7 +75,7 @@ class ProjectLock:
 
     def __init__(self, path: Path, command: str) -> None:
         self._path = path
-        self._holder = Holder(socket.gethostname(), os.getpid(), command, time.time(), life_of(os.getpid()))
+        self._holder = Holder(Machine.this(), Process.of(os.getpid()), command, time.time())
         self._heartbeat = ExitStack()
 
     def __enter__(self) -> ProjectLock:
@@ -178,7 +148,7 @@ class ProjectLock:
     def _locked_by(self, holder: Holder) -> LockedError:
         hint = "wait for it to end"
         if not holder.here:
-            hint += f"; if host {holder.host} is down, the lock is free in {SILENT_S:g} s at most"
+            hint += f"; if host {holder.machine.host} is down, the lock is free in {SILENT_S:g} s at most"
         return LockedError(f"the project is locked by {holder}", hint)
 
 
@@ -215,7 +185,6 @@ def _link(own: Path, path: Path) -> bool:
 def _read(text: str) -> Holder | None:
     """Return whom a lock file names; None if it names nobody."""
     try:
-        holder = decode(Holder, json.loads(text))
+        return decode(Holder, json.loads(text))
     except ValueError:
         return None
-    return holder if holder.pid > 0 else None

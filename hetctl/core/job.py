@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from hetctl.core.site import Queue
 
+GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
+"""Names the variable of a local job that lists its GPUs or slots by number."""
+
 
 class JobState(enum.Enum):
     """Where a batch job stands, and why it ended.

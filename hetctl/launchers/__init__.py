@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetctl.launchers.jsrun import jsrun, jsrun_erf
 from hetctl.launchers.local import local
 from hetctl.launchers.mpirun import mpirun
-from hetctl.launchers.nodes import nodes_command, parse_nodes
+from hetctl.launchers.nodes import nodes_command, parse_gpus, parse_nodes
 from hetctl.launchers.srun import srun
 from hetctl.launchers.step import Launcher, Step
 
@@ -17,4 +17,4 @@ LAUNCHERS: dict[str, Launcher] = {
     "jsrun-erf": jsrun_erf,
 }
 
-__all__ = ["LAUNCHERS", "Launcher", "Step", "nodes_command", "parse_nodes"]
+__all__ = ["LAUNCHERS", "Launcher", "Step", "nodes_command", "parse_gpus", "parse_nodes"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetctl.core.errors import BatchSystemError
+from hetctl.core.job import GIVEN_GPUS
 from hetctl.core.site import Site
 
 
@@ -56,3 +57,12 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
             f"The driver must run inside a job of {site.batch_system}.",
         )
     return nodes
+
+
+def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of the GPUs, or slots, that a job has on each of its nodes.
+
+    They are all of a node's, but for local jobs, which share one machine.
+    """
+    given = environ.get(GIVEN_GPUS) if site.batch_system == "local" else None
+    return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))

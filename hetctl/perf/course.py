@@ -8,12 +8,18 @@ from hetctl.core.profile import Candidate
 
 TOLERANCE = 1e-9
 """Of an epoch: rounding must neither add one nor take one away."""
+PART_SHARE = 0.9
+"""An epoch that takes more than this share of a whole job is trained in parts."""
 
 
-def least_step_s(candidate: Candidate, rate: float) -> float:
-    """Return the least seconds in which a step gets anything done: its start-up and one epoch."""
+def least_step_s(candidate: Candidate, rate: float, longest_s: float = math.inf) -> float:
+    """Return the least seconds in which a step gets anything done: its start-up and one epoch.
+
+    If that is longer than `longest_s`, any part of the epoch will do: it ends with a checkpoint, too.
+    """
     first = Course(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
-    return candidate.startup_s + max(first, candidate.checkpoint_s)
+    whole = candidate.startup_s + max(first, candidate.checkpoint_s)
+    return whole if whole <= longest_s else candidate.startup_s + candidate.checkpoint_s
 
 
 class Course:

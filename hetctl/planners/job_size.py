@@ -83,9 +83,10 @@ def prospects(
         if (prospect := _prospect(site, b, nodes, members, gpus, wall_s))
     ]
     if not found:
-        longest = max((_startup_s([member]) for member in members), default=0.0)
+        slowest = max(members, key=lambda member: member.startup_s)
         raise InfeasibleError(
-            f"no job of site {site.name} is long enough for a start of {longest:.0f} s and the grace",
+            f"no job of site {site.name} is long enough for the start of {slowest.name}"
+            f" ({slowest.startup_s:.0f} s) and the grace",
             "choose another queue with --queue, or ask for more with --time",
         )
     return sorted(found, key=lambda p: (p.size.nodes, p.makespan_s))

@@ -84,7 +84,14 @@ def _request(project: Project, site: Site, folder: Path) -> JobRequest:
         home=folder,
     )
     write_private(script.first_round.script, render_job(script, project.template_folders))
-    return JobRequest(script.name, script.first_round.script, submit_command(script), WALL_S)
+    return JobRequest(
+        name=script.name,
+        script=script.first_round.script,
+        command=submit_command(script),
+        wall_s=WALL_S,
+        site=site,
+        gpus=nodes * site.gpus_per_node,
+    )
 
 
 def _wait(batch: BatchSystem, job: str) -> bool:

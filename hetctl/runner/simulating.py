@@ -104,7 +104,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> Outcome:
     BadInputError
         If there is no profile, several and no site was named, or a member's is missing.
     InfeasibleError
-        If the round limit is too short for an epoch of some member.
+        If the round limit is too short for some member to get anything done.
     """
     options = options_from(request.options)
     with project.reading() as catalog:

@@ -103,7 +103,13 @@ def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequenc
         submission = rendered(project, spec, jobs)
         _write(project.home.run(spec.run), spec, job, submission)
         request = JobRequest(
-            job.name, submission.path, submission.command, spec.wall_s, _predecessor(jobs[:-1])
+            name=job.name,
+            script=submission.path,
+            command=submission.command,
+            wall_s=spec.wall_s,
+            site=spec.site,
+            gpus=spec.gpus,
+            after=_predecessor(jobs[:-1]),
         )
         batch_id = project.batch_system(spec.site).submit(request)
     except SubmissionInDoubtError:

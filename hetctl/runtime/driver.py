@@ -25,7 +25,7 @@ from hetctl.core.profile import Candidate
 from hetctl.core.progress import events_in
 from hetctl.core.run import RunSpec, read_spec
 from hetctl.core.usage import usage_of
-from hetctl.perf.course import least_step_s
+from hetctl.perf.course import PART_SHARE, least_step_s
 from hetctl.perf.rounds import round_s, step_s
 from hetctl.planners import planner_named
 from hetctl.planners.base import Decision, Request, ask, options_from
@@ -42,8 +42,6 @@ SETTLE_S = 0.5
 """After a batch system has signalled a step, the driver hears of it within this time."""
 LAUNCH_PAUSE_S = 5.0
 """So long nothing is launched after the batch system did not answer the launcher."""
-PART_SHARE = 0.9
-"""What takes more than this share of a whole job is trained in parts."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that have not left are terminated, and killed."""
 RESIZE, PREEMPTED = "resize", "preempted"
@@ -261,13 +259,10 @@ class Driver:
     def _fits(self, left: Mapping[str, Candidate], allocation: Allocation) -> bool:
         """Whether the member would get an epoch done before the deadline, whatever it has left at most.
 
-        Going by a guess, it might lose its GPUs and then find no room on others. Of an epoch that would
-        fit no job, any part will do: it ends with a checkpoint, too.
+        Going by a guess, it might lose its GPUs and then find no room on others.
         """
         candidate = left[allocation.member]
-        seconds = least_step_s(candidate, allocation.rate)
-        if seconds > self._longest_s:
-            seconds = candidate.startup_s + candidate.checkpoint_s
+        seconds = least_step_s(candidate, allocation.rate, self._longest_s)
         more = allocation.gpus > self._no_room.get(candidate.name, 0)
         return more and seconds <= self._deadline - time.time()
 

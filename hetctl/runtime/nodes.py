@@ -7,11 +7,11 @@ import subprocess
 
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.site import Node, Site
-from hetctl.launchers.nodes import nodes_command, parse_nodes
+from hetctl.launchers.nodes import nodes_command, parse_gpus, parse_nodes
 
 
 def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
-    """Ask the batch system, from inside a job; every node has all its GPUs.
+    """Ask the batch system, from inside a job; every node has all its GPUs, but for local jobs.
 
     With `gpus`, no more than those are ours: the last node then has fewer.
 
@@ -26,10 +26,10 @@ def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
     except (OSError, subprocess.SubprocessError) as error:
         raise BatchSystemError(f"cannot tell the nodes of this job on site {site.name}: {error}") from None
     names = parse_nodes(site, os.environ, output)
-    each = site.gpus_per_node
-    left = [min(each, (gpus or site.gpus) - each * index) for index in range(len(names))]
+    each = parse_gpus(site, os.environ)
+    left = [max(0, (gpus or site.gpus) - len(each) * index) for index in range(len(names))]
     return tuple(
-        Node(name, tuple(range(n)), site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
+        Node(name, each[:n], site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
     )
 
 

@@ -15,7 +15,7 @@ from hetctl.control.flotilla import should_stop
 from hetctl.core.errors import InfeasibleError
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
-from hetctl.perf.course import least_step_s
+from hetctl.perf.course import PART_SHARE, least_step_s
 from hetctl.planners.base import Decision, Held, Options, Planner, Request, ask
 from hetctl.simulator.machine import Machine
 from hetctl.simulator.queue import WaitingQueue
@@ -74,6 +74,7 @@ class Engine:
         self.planning_s: list[float] = []
         self._planner, self._world, self._options, self._observer = planner, world, options, observer
         self._clock = world.clock
+        self._longest_s = PART_SHARE * world.clock.usable_s
         self._alpha = planner.stop_share(options)
         self._machine = Machine(world.cluster)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
@@ -99,7 +100,7 @@ class Engine:
         Raises
         ------
         InfeasibleError
-            If a job is too short for an epoch of some member.
+            If a job is too short for some member to get anything done.
         """
         self._welcome()
         while self._left or self._arrivals:
@@ -195,9 +196,9 @@ class Engine:
         if self._deadline == math.inf:
             return True
         candidate = self._as_of_now(allocation.member)
-        if begin(candidate, allocation, 0, self._next_start_s(), self._deadline) is not None:
+        if begin(candidate, allocation, 0, self._next_start_s(), self._deadline, self._longest_s):
             return True
-        self._refused = (candidate.name, least_step_s(candidate, allocation.rate))
+        self._refused = (candidate.name, least_step_s(candidate, allocation.rate, self._longest_s))
         return False
 
     def _next_start_s(self) -> float:
@@ -233,7 +234,7 @@ class Engine:
         rate = min(a.rate for a in group) if self._planner.shares and self._world.lockstep else None
         for allocation in group:
             candidate = self._left[allocation.member]
-            step = begin(candidate, allocation, self._rounds, start_s, self._deadline, rate)
+            step = begin(candidate, allocation, self._rounds, start_s, self._deadline, self._longest_s, rate)
             if step is not None:
                 self._start(step, flotilla)
         if flotilla.steps:
@@ -369,7 +370,7 @@ class Engine:
         rate = min(self.steps[index].allocation.rate for index in flotilla.steps)
         for index in flotilla.steps:
             if self.steps[index].rate != rate and index not in self._leaving:
-                self.steps[index] = paced(self.steps[index], self.now, rate, self._deadline)
+                self.steps[index] = paced(self.steps[index], self.now, rate, self._deadline, self._longest_s)
                 self._expect(index)
 
     def _stop(self, index: int) -> None:
@@ -381,9 +382,9 @@ class Engine:
 def _too_short(clock: Clock, member: str, needed_s: float) -> InfeasibleError:
     wall_s = math.floor(clock.wall_s or 0.0)
     return InfeasibleError(
-        f"round limit {_limit(wall_s)} is shorter than one epoch of {member}"
+        f"round limit {_limit(wall_s)} is shorter than start-up, checkpoint and grace of {member}"
         f" ({_duration(needed_s + clock.grace_s)}); raise --time",
-        hint=f"start-up and the grace of {_duration(clock.grace_s)} before the limit are counted",
+        hint="an epoch need not fit: a longer one is trained in parts",
     )
 
 

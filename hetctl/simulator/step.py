@@ -67,15 +67,19 @@ def begin(
     round_index: int,
     start_s: float,
     deadline_s: float,
+    longest_s: float = math.inf,
     rate: float | None = None,
 ) -> Step | None:
     """Return the step as it goes if nobody stops it; None if nothing could be done by the deadline.
 
     An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
-    A member without known epochs trains on until there is just time for a checkpoint.
+    A member without known epochs trains on until there is just time for a checkpoint, and so does one
+    whose next epoch would fit no job.
 
     Parameters
     ----------
+    longest_s : float
+        What takes longer than this, start-up included, fits no job.
     rate : float or None
         Samples/s; None: the allocation's.
     """
@@ -85,12 +89,11 @@ def begin(
     training_s = deadline_s - ready_s
     epochs = course.epochs_within(training_s)
     done_s, left = course.end_of(epochs), course.left_after(epochs)
-    if epochs == 0 and course.count:
-        trained = (training_s - candidate.checkpoint_s) * rate
-        if candidate.samples_per_epoch or trained <= 0:
-            return None
-        done_s, left = training_s, course.left_after(0) - trained
-    elif training_s < 0:
+    next_s = candidate.startup_s + course.end_of(epochs + 1) - done_s
+    part = (training_s - done_s - candidate.checkpoint_s) * rate
+    if part > 0 and epochs < course.count and (not candidate.samples_per_epoch or next_s > longest_s):
+        done_s, left = training_s, left - part
+    elif training_s < 0 or (epochs == 0 and course.count):
         return None
     end_s = ready_s + done_s
     return Step(
@@ -98,12 +101,12 @@ def begin(
     )
 
 
-def paced(step: Step, now: float, rate: float, deadline_s: float) -> Step:
+def paced(step: Step, now: float, rate: float, deadline_s: float, longest_s: float = math.inf) -> Step:
     """Return the step as it goes if it trains at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
     candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
-    rest = begin(candidate, step.allocation, 0, start_s, deadline_s, rate)
+    rest = begin(candidate, step.allocation, 0, start_s, deadline_s, longest_s, rate)
     if rest is None:
         return step
     return replace(

@@ -53,7 +53,11 @@ class Bench:
         after_line = self.after_line.format(after=after) if after else ""
         script.write_text(f"#!/bin/bash\n{self.headers.format(name=name)}{after_line}{text}\n")
         command = (*self.command, str(script))
-        return JobRequest(name, script, command, wall_s or self.wall_s, after)
+        return JobRequest(name, script, command, wall_s or self.wall_s, self.site, 1, after)
+
+    @property
+    def site(self) -> Site:
+        return Site("s", self.batch_system, "local", 4, 2, 2, 2**30, (Queue(self.queue),), device="slot")
 
     def named(self, name) -> str:
         """Return a name that no other test has used."""
@@ -64,10 +68,9 @@ class Bench:
         return self.jobs[-1]
 
     def call(self, function, *arguments, at_once=None) -> tuple[str, ...]:
-        site = Site("s", self.batch_system, "local", 4, 2, 2, 2**30, (Queue(self.queue),), device="slot")
         calls = self.folder / "calls"
         name = self.named("call")
-        call = FunctionCall(function, arguments, calls, name, site, site.queues[0], 1, 600, at_once)
+        call = FunctionCall(function, arguments, calls, name, self.site, self.site.queues[0], 1, 600, at_once)
         jobs = self.batch.call(call)
         self.jobs += jobs
         return jobs

@@ -16,24 +16,29 @@ import pytest
 from hetctl.batch.base import JobRequest
 from hetctl.batch.ends import Claim, End, claim, claim_file, end_file, read_claim, read_end
 from hetctl.batch.local import LocalBatch
-from hetctl.batch.processes import Machine, Process
 from hetctl.core.codec import encode
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState
 from hetctl.core.layout import write_json
+from hetctl.core.processes import Machine, Process
+from hetctl.core.site import Queue, Site
 
+SITE = Site("s", "local", "local", 1, 3, 3, 2**30, (Queue("q"),), device="slot")
+SLOTS = ("--gpus=1", "--of=3", "--device=slot")
 SUBMITTER = """
 import os, signal, subprocess, sys
 from pathlib import Path
 from hetctl.batch.base import JobRequest
 from hetctl.batch.local import LocalBatch
+from hetctl.core.site import Queue, Site
 class KilledAtOnce(subprocess.Popen):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[4] == "kill":
     subprocess.Popen = KilledAtOnce
-LocalBatch(Path(sys.argv[1])).submit(JobRequest(sys.argv[2], Path(sys.argv[3]), (), 60))
+SITE = Site("s", "local", "local", 1, 2, 2, 2**30, (Queue("q"),), device="slot")
+LocalBatch(Path(sys.argv[1])).submit(JobRequest(sys.argv[2], Path(sys.argv[3]), (), 60, SITE, 1))
 """
 IMPATIENT = """
 import sys
@@ -44,7 +49,8 @@ sys.exit(supervisor.main())
 
 
 @pytest.fixture
-def batch(tmp_path):
+def batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETCTL_SLOT_LOCKS", str(tmp_path / "locks"))
     return LocalBatch(tmp_path / "jobs")
 
 
@@ -53,9 +59,9 @@ def submit(tmp_path, batch):
     """Submit a script; whatever a test leaves running is ended."""
     jobs = []
 
-    def submit_script(text, wall_s=60, after=None):
+    def submit_script(text, wall_s=60, gpus=1, after=None):
         jobs.append(f"job-{len(jobs)}")
-        return batch.submit(JobRequest(jobs[-1], script_of(tmp_path, text), (), wall_s, after))
+        return batch.submit(JobRequest(jobs[-1], script_of(tmp_path, text), (), wall_s, SITE, gpus, after))
 
     yield submit_script
     batch.cancel(jobs)
@@ -135,7 +141,7 @@ def test_a_script_that_ignores_its_limit_is_killed_after_the_grace(tmp_path):
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     began = time.monotonic()
-    arguments = [str(jobs), "job", str(script), "--wall=0.3"]
+    arguments = [str(jobs), "job", str(script), "--wall=0.3", *SLOTS]
     subprocess.run([sys.executable, "-c", IMPATIENT, *arguments], timeout=10, check=True)
     assert 0.8 <= time.monotonic() - began < 8
     assert read_end(jobs, "job") == End(137, "timeout", "reached its limit of 0.3 s")
@@ -158,8 +164,8 @@ def test_two_supervisors_of_one_job_run_its_script_once(tmp_path):
     script = script_of(tmp_path, f"echo ran >>{tmp_path}/runs; sleep 0.3")
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    command = [sys.executable, "-m", "hetctl.batch.supervisor", str(jobs), "job", str(script), "--wall=60"]
-    supervisors = [subprocess.Popen(command) for _ in range(4)]
+    command = [sys.executable, "-m", "hetctl.batch.supervisor", str(jobs), "job", str(script)]
+    supervisors = [subprocess.Popen([*command, "--wall=60", *SLOTS]) for _ in range(4)]
     assert [supervisor.wait(timeout=20) for supervisor in supervisors] == [0] * 4
     assert (tmp_path / "runs").read_text() == "ran\n"
     assert sorted(path.name for path in jobs.iterdir()) == ["job.claim", "job.end"]
@@ -167,7 +173,7 @@ def test_two_supervisors_of_one_job_run_its_script_once(tmp_path):
 
 def test_a_job_that_is_submitted_again_is_the_same_job(batch, submit, tmp_path):
     job = submit(f"echo ran >>{tmp_path}/runs; sleep 0.5")
-    again = JobRequest(job, script_of(tmp_path, f"echo again >>{tmp_path}/runs"), (), 60)
+    again = JobRequest(job, script_of(tmp_path, f"echo again >>{tmp_path}/runs"), (), 60, SITE, 1)
     assert batch.submit(again) == job
     assert end_of(batch, job).state is JobState.FINISHED
     assert batch.submit(again) == job
@@ -187,7 +193,7 @@ def test_a_submitter_that_is_killed_at_once_leaves_a_job_that_runs_once(batch, t
 
 def test_a_supervisor_that_cannot_start_is_an_error_that_names_the_log(batch, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    request = JobRequest("job", script_of(tmp_path, "exit 0"), (), 60)
+    request = JobRequest("job", script_of(tmp_path, "exit 0"), (), 60, SITE, 1)
     with pytest.raises(BatchSystemError, match="supervisor of job did not start") as caught:
         batch.submit(request)
     assert "job.log" in caught.value.hint
@@ -253,3 +259,68 @@ def test_ctrl_c_in_the_terminal_does_not_reach_a_job(batch, submit, tmp_path):
     assert len(groups) == 2
     assert {os.getsid(process.pid) for process in (claimed.supervisor, claimed.script)} == groups
     assert Path("/proc", str(claimed.script.pid)).exists()
+
+
+def test_jobs_that_run_at_the_same_time_have_slots_of_their_own(batch, submit, tmp_path):
+    scripts = [f"echo $HETCTL_GIVEN_GPUS >{tmp_path}/given-{n}; sleep 60" for n in range(2)]
+    jobs = [submit(scripts[0], gpus=2), submit(scripts[1], gpus=1)]
+    wait_for(lambda: all(state_of(batch, job) is JobState.RUNNING for job in jobs))
+    given = [tmp_path / "given-0", tmp_path / "given-1"]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in given))
+    numbers = [number for path in given for number in path.read_text().strip().split(",")]
+    assert sorted(numbers) == ["0", "1", "2"]
+
+
+def test_a_job_waits_for_slots_and_can_be_cancelled_while_it_waits(batch, submit, tmp_path):
+    running = submit("sleep 60", gpus=2)
+    wait_for(lambda: state_of(batch, running) is JobState.RUNNING)
+    waiting = submit(f"touch {tmp_path}/ran", gpus=2)
+    patient = submit("exit 0", gpus=3)
+    time.sleep(0.5)
+    assert [state_of(batch, job) for job in (waiting, patient)] == [JobState.PENDING] * 2
+    batch.cancel([waiting, running])
+    end = end_of(batch, waiting)
+    assert (end.state, end.exit_code) == (JobState.CANCELLED, None)
+    assert end_of(batch, patient).state is JobState.FINISHED
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_large_job_gets_its_slots_though_small_ones_keep_coming(batch, submit, tmp_path):
+    first = submit("sleep 1")
+    wait_for(lambda: state_of(batch, first) is JobState.RUNNING)
+    large = submit(f"echo large >>{tmp_path}/order", gpus=3)
+    time.sleep(0.5)
+    small = [submit(f"echo small >>{tmp_path}/order") for _ in range(3)]
+    assert [end_of(batch, job).state for job in (large, *small)] == [JobState.FINISHED] * 4
+    assert (tmp_path / "order").read_text().split() == ["large", *["small"] * 3]
+
+
+def test_jobs_of_two_projects_share_the_machine(batch, submit, tmp_path):
+    first = submit("sleep 60", gpus=3)
+    wait_for(lambda: state_of(batch, first) is JobState.RUNNING)
+    other = LocalBatch(tmp_path / "other-project")
+    second = other.submit(JobRequest("other", script_of(tmp_path, "exit 0"), (), 60, SITE, 1))
+    time.sleep(0.5)
+    assert state_of(other, second) is JobState.PENDING
+    batch.cancel([first])
+    assert end_of(other, second).state is JobState.FINISHED
+
+
+def test_slots_are_free_again_only_when_nothing_of_a_killed_supervisors_job_runs(batch, submit, tmp_path):
+    leave = tmp_path / "leave"
+    ignoring = f"trap '' TERM; touch {tmp_path}/ready; while [ ! -e {leave} ]; do sleep 0.05; done"
+    job = submit(ignoring, gpus=3)
+    wait_for((tmp_path / "ready").exists)
+    os.kill(read_claim(tmp_path / "jobs", job).supervisor.pid, signal.SIGKILL)
+    after = submit("exit 0")
+    time.sleep(0.5)
+    assert state_of(batch, after) is JobState.PENDING
+    leave.touch()
+    assert end_of(batch, after).state is JobState.FINISHED
+
+
+def test_locks_in_a_folder_of_another_user_are_refused(submit, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(BatchSystemError, match="belongs to another user") as caught:
+        submit("exit 0")
+    assert "HETCTL_SLOT_LOCKS" in caught.value.hint

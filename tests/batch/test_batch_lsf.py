@@ -32,6 +32,8 @@ CAPTURED = Path(__file__).parent / "captured"
 NOBODY = Answer("", "No matching job found\n", 255)
 AWAY = Answer("", "LSF is down. Please wait ...\n", 255)
 
+SITE = Site("s", "lsf", "mpirun", 4, 2, 8, 2**30, (Queue("q"),))
+
 
 def captured(name):
     return (CAPTURED / name).read_text()
@@ -196,7 +198,7 @@ def test_a_cancelled_job_that_is_over_is_no_error_but_a_refusal_is(batch, answer
 def test_bsub_is_run_once(batch, answers, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text("true\n")
-    request = JobRequest("j", script, ("bsub",), 60)
+    request = JobRequest("j", script, ("bsub",), 60, SITE, 1)
     answers["bsub"] = [
         Answer("", "Failed in an LSF library call: Communication time out. Job not submitted.", 255)
     ]
@@ -210,5 +212,4 @@ def test_bsub_is_run_once(batch, answers, tmp_path):
 
 
 def test_sites_with_lsf_get_it(tmp_path):
-    site = Site("s", "lsf", "mpirun", 4, 2, 8, 2**30, (Queue("q"),))
-    assert isinstance(batch_system_of(site, tmp_path), LsfBatch)
+    assert isinstance(batch_system_of(SITE, tmp_path), LsfBatch)

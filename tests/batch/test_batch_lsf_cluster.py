@@ -16,8 +16,10 @@ from hetctl.batch.lsf import LsfBatch
 from hetctl.batch.lsf_executor import LsfJobEnvironment
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState
+from hetctl.core.site import Queue, Site
 
 HOSTS = {"a1": (4, 2), "a2": (4, 2)}
+SITE = Site("s", "lsf", "mpirun", 2, 2, 4, 2**30, (Queue("normal"),))
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def submit(batch, tmp_path):
         )
         script.write_text(f"#!/bin/bash\n{lines}{text}\n")
         command = ("bsub",) if stdin else ("bsub", str(script))
-        return batch.submit(JobRequest(name, script, command, 60))
+        return batch.submit(JobRequest(name, script, command, 60, SITE, 1))
 
     return submit_script
 

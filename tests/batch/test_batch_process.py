@@ -12,8 +12,8 @@ import pytest
 
 from hetctl.batch import process
 from hetctl.batch.base import SubmissionInDoubtError
-from hetctl.batch.processes import Process
 from hetctl.core.errors import BatchSystemError
+from hetctl.core.processes import Process
 
 AWAY = ("the controller is away",)
 
@@ -174,42 +174,9 @@ def test_a_child_that_is_too_late_to_ask_for_the_signal_gets_it_all_the_same():
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == (-signal.SIGKILL) & 0xFF
 
 
-def test_a_process_is_known_by_its_number_and_its_start():
-    child = subprocess.Popen(["sleep", "30"], start_new_session=True)
-    known = Process.of(child.pid)
-    assert known.alive
-    assert known.group_alive
-    another = Process(known.pid, known.started - 1)
-    assert not another.alive
-    assert not another.group_alive
-    child.kill()
-    assert not _soon_alive(known)  # a zombie is not alive
-    child.wait()
-    assert not known.group_alive
-
-
-def test_a_group_lives_as_long_as_any_of_it():
-    leader = subprocess.Popen(["bash", "-c", "sleep 30 & exit 0"], start_new_session=True)
-    known = Process.of(leader.pid)
-    leader.wait()
-    assert (known.alive, known.group_alive) == (False, True)
-    os.killpg(leader.pid, signal.SIGKILL)
-    limit = time.monotonic() + 3
-    while known.group_alive and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not known.group_alive
-
-
 def _pid_in(path):
     limit = time.monotonic() + 5
     while not (path.exists() and path.read_text().strip()):
         assert time.monotonic() < limit
         time.sleep(0.02)
     return Process.of(int(path.read_text()))
-
-
-def _soon_alive(known):
-    limit = time.monotonic() + 3
-    while known.alive and time.monotonic() < limit:
-        time.sleep(0.02)
-    return known.alive

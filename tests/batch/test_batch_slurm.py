@@ -280,7 +280,7 @@ def states_of(batch, *ids):
 
 
 def request_for(*command):
-    return JobRequest("hetctl-r-0-abcdef", Path("job.sh"), command, 60)
+    return JobRequest("hetctl-r-0-abcdef", Path("job.sh"), command, 60, SITE, 1)
 
 
 def test_jobs_that_squeue_has_forgotten_are_looked_up_in_the_accounting(slurm):

@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetctl.catalog import lock
-from hetctl.catalog.lock import Holder, ProjectLock, is_alive, life_of
+from hetctl.catalog.lock import Holder, ProjectLock
 from hetctl.core.codec import encode
 from hetctl.core.errors import BadInputError, LockedError
+from hetctl.core.processes import Machine, Process
 
 # Tries to take the lock on each line of its input; what it has it gives back on the next line.
 CONTENDER = """
@@ -77,10 +79,12 @@ def two(path: Path) -> Iterator[tuple[Contender, Contender]]:
 
 
 @pytest.fixture
-def dead_pid() -> int:
-    process = subprocess.Popen(["true"])
+def dead() -> Process:
+    process = subprocess.Popen(["sleep", "60"])
+    identity = Process.of(process.pid)
+    process.kill()
     process.wait()
-    return process.pid
+    return identity
 
 
 def put(path: Path, text: str) -> None:
@@ -88,8 +92,13 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def put_holder(path: Path, pid: int, host: str | None = None) -> None:
-    put(path, json.dumps(encode(Holder(host or socket.gethostname(), pid, "hetctl submit", 0.0))))
+def put_holder(path: Path, process: Process, **machine: str) -> None:
+    holder = Holder(replace(Machine.this(), **machine), process, "hetctl submit", 0.0)
+    put(path, json.dumps(encode(holder)))
+
+
+def pid_in(path: Path) -> int:
+    return int(json.loads(path.read_text())["process"]["pid"])
 
 
 def contend(contenders: tuple[Contender, Contender]) -> list[str]:
@@ -107,7 +116,8 @@ def test_the_lock_names_its_holder_and_leaves_nothing(path: Path) -> None:
     try:
         with ProjectLock(path, "hetctl plan"):
             text = json.loads(path.read_text())
-            assert (text["host"], text["pid"]) == (socket.gethostname(), os.getpid())
+            assert text["machine"]["host"] == socket.gethostname()
+            assert pid_in(path) == os.getpid()
             assert text["command"] == "hetctl plan"
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -142,10 +152,10 @@ def test_of_two_processes_exactly_one_wins(two: tuple[Contender, Contender], pat
 
 
 def test_of_two_processes_exactly_one_takes_over_a_stale_lock(
-    two: tuple[Contender, Contender], path: Path, dead_pid: int
+    two: tuple[Contender, Contender], path: Path, dead: Process
 ) -> None:
     for _ in range(20):
-        put_holder(path, dead_pid)
+        put_holder(path, dead)
         assert contend(two) == ["lost", "won"]
         assert list(path.parent.iterdir()) == []
 
@@ -157,17 +167,16 @@ def test_the_lock_of_a_killed_process_is_taken_over(two: tuple[Contender, Conten
     killed.process.send_signal(signal.SIGKILL)
     # Not waited for: until then it is a zombie, which holds nothing either.
     os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)
-    assert json.loads(path.read_text())["pid"] == killed.process.pid
-    assert not is_alive(killed.process.pid)
+    assert pid_in(path) == killed.process.pid
     with ProjectLock(path, "hetctl submit"):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
+        assert pid_in(path) == os.getpid()
     assert list(path.parent.iterdir()) == []
 
 
 def test_a_stale_lock_that_another_process_took_over_first_is_not_taken_again(
-    path: Path, dead_pid: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, dead: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_holder(path, dead_pid)
+    put_holder(path, dead)
     first, second = ProjectLock(path, "hetctl submit"), ProjectLock(path, "hetctl plan")
     gone = Holder.gone.fget
     assert gone is not None
@@ -187,8 +196,8 @@ def test_a_stale_lock_that_another_process_took_over_first_is_not_taken_again(
     first.__exit__(None, None, None)
 
 
-def test_the_lock_of_another_host_holds_as_long_as_it_is_touched(path: Path, dead_pid: int) -> None:
-    put_holder(path, dead_pid, "login-17")
+def test_the_lock_of_another_host_holds_as_long_as_it_is_touched(path: Path, dead: Process) -> None:
+    put_holder(path, dead, host="login-17")
     with pytest.raises(LockedError) as caught, ProjectLock(path, "hetctl plan"):
         pytest.fail("taken over")
     assert "on host login-17" in caught.value.message
@@ -197,13 +206,13 @@ def test_the_lock_of_another_host_holds_as_long_as_it_is_touched(path: Path, dea
 
 
 def test_the_lock_of_another_host_that_fell_silent_is_taken_over_and_that_is_said(
-    path: Path, dead_pid: int, caplog: pytest.LogCaptureFixture
+    path: Path, dead: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_holder(path, dead_pid, "login-17")
+    put_holder(path, dead, host="login-17")
     silent = time.time() - lock.SILENT_S - 1
     os.utime(path, (silent, silent))
     with ProjectLock(path, "hetctl plan"):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
+        assert pid_in(path) == os.getpid()
     assert "on host login-17" in caplog.text
     assert "taken over" in caplog.text
     assert list(path.parent.iterdir()) == []
@@ -225,26 +234,25 @@ def test_a_held_lock_is_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_lock_of_a_dead_process_whose_number_was_given_away_is_taken_over(path: Path) -> None:
-    holder = Holder(socket.gethostname(), os.getppid(), "hetctl submit", 0.0, "another-boot/1")
-    put(path, json.dumps(encode(holder)))
-    with ProjectLock(path, "hetctl plan"):
-        assert json.loads(path.read_text())["life"] == life_of(os.getpid())
+    living = Process.of(os.getppid())
+    for process, boot in ((replace(living, started=1), {}), (living, {"boot": "another"})):
+        put_holder(path, process, **boot)
+        with ProjectLock(path, "hetctl plan"):
+            assert pid_in(path) == os.getpid()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "\0\0\0", '{"host": "x", "pid": 0, "command": "", "since": 1}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0\0\0", '{"command": "hetctl submit", "since": 1}'])
 def test_a_lock_that_names_nobody_does_not_lock_out(path: Path, text: str) -> None:
     put(path, text)
     with ProjectLock(path, "hetctl plan"):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
+        assert pid_in(path) == os.getpid()
     assert not path.exists()
 
 
 def test_only_our_own_lock_is_given_back(path: Path) -> None:
     with ProjectLock(path, "hetctl plan"):
-        put_holder(path, os.getppid())
-    assert json.loads(path.read_text())["pid"] == os.getppid()
+        put_holder(path, Process.of(os.getppid()))
+    assert pid_in(path) == os.getppid()
 
 
 def test_a_home_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
@@ -260,10 +268,3 @@ def test_a_read_only_home_is_bad_input(folder: Path, make_read_only: Callable[[]
     make_read_only()
     with pytest.raises(BadInputError, match="Permission denied"), ProjectLock(folder / "lock", "x"):
         pytest.fail("locked without a file")
-
-
-def test_processes_are_alive_until_they_are_gone(dead_pid: int) -> None:
-    assert is_alive(os.getpid())
-    assert is_alive(1)
-    assert not is_alive(dead_pid)
-    assert not is_alive(2**70)

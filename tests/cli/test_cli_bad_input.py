@@ -149,17 +149,17 @@ def test_longer_than_any_queue_takes(planned):
     assert "--time" in said
 
 
-def test_a_round_limit_shorter_than_one_epoch(planned):
+def test_a_round_limit_shorter_than_a_start(planned):
     machine, now = Machine("x", "x", "x"), time.time()
     with Catalog.open(planned.home.catalog) as catalog:
         points = [
-            ProfilePoint(p.member, 1, 100.0, p.fingerprint, 32, now, machine, samples_per_epoch=size)
-            for p, size in zip(catalog.points("trio", "local"), (100, 360_000, 100), strict=True)
+            ProfilePoint(p.member, 1, 100.0, p.fingerprint, 32, now, machine, 400, startup_s=seconds)
+            for p, seconds in zip(catalog.points("trio", "local"), (1, 3600, 1), strict=True)
         ]
         catalog.save_points("trio", "local", points)
     said = refused(planned, 3, "infeasible", "submit", "--site", "local", "--time", "10m")
-    assert "round limit 0:10 is shorter than one epoch of b" in said
-    assert "raise --time" in said
+    assert "no job of site local is long enough for the start of b (3600 s)" in said
+    assert "--time" in said
 
 
 def test_an_unreachable_scheduler_begins_no_run(project):

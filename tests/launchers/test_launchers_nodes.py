@@ -8,7 +8,7 @@ import pytest
 
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.site import Queue, Site
-from hetctl.launchers import nodes_command, parse_nodes
+from hetctl.launchers import nodes_command, parse_gpus, parse_nodes
 
 
 def site(batch_system: str, launcher: str) -> Site:
@@ -60,3 +60,10 @@ def test_local_needs_no_command() -> None:
 def test_outside_a_job(where: Site, environment: dict[str, str], output: str) -> None:
     with pytest.raises(BatchSystemError, match="names no nodes"):
         parse_nodes(where, environment, output)
+
+
+def test_only_a_local_job_has_a_part_of_a_node():
+    given = {"HETCTL_GIVEN_GPUS": "1,3"}
+    assert parse_gpus(LOCAL, given) == (1, 3)
+    assert parse_gpus(LOCAL, {}) == (0, 1)
+    assert parse_gpus(SLURM, given) == (0, 1)

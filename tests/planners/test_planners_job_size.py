@@ -104,7 +104,7 @@ def test_what_the_user_says_is_kept():
 
 def test_a_limit_that_leaves_no_time_is_refused():
     where = site(queues=(Queue("q", 8, 120),))
-    with pytest.raises(InfeasibleError, match="a start of 200 s"):
+    with pytest.raises(InfeasibleError, match=r"the start of m0 \(200 s\)"):
         chosen(where, members(2, startup_s=200.0))
 
 

@@ -48,6 +48,6 @@ def test_none_of_all_planners_beats_the_choice() -> None:
 
 
 def test_where_no_planner_finds_a_plan_that_is_said() -> None:
-    long = [Arrival(Candidate("a", {1: 1.0}, 1000.0, 1000))]
-    with pytest.raises(InfeasibleError, match="shorter than one epoch of a"):
+    long = [Arrival(Candidate("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
+    with pytest.raises(InfeasibleError, match="shorter than start-up"):
         choose(long, World(Cluster.of(1, 1), Clock(10.0)), Options())

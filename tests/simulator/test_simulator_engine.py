@@ -273,9 +273,19 @@ def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint()
 
 
 def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
-    a = member("a", 300, samples_per_epoch=300)
-    with pytest.raises(InfeasibleError, match="round limit 0:00:20 is shorter than one epoch of a"):
+    a = member("a", 300, samples_per_epoch=300, startup_s=18.0, checkpoint_s=4.0)
+    with pytest.raises(InfeasibleError, match=r"limit 0:00:20 is shorter than .* of a \(22 s\)"):
         run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0))
+
+
+def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
+    a = member("a", 600, samples_per_epoch=300, startup_s=2.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+        ("a", 1, 0.0, 20.0, 170),  # 2 s of start-up, 17 s of training, 1 s for the checkpoint
+        ("a", 1, 20.0, 40.0, 160),  # the rest of the epoch until 36 s, and a part of the next
+        ("a", 1, 40.0, 60.0, 170),
+        ("a", 1, 60.0, 73.0, 100),
+    ]
 
 
 def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:

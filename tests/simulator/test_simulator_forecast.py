@@ -148,17 +148,18 @@ def test_who_still_fits_a_job_trains_before_who_does_not() -> None:
     assert [r.start_s for r in plan.rounds] == [0, 61, 76, 107]
 
 
-def test_a_limit_shorter_than_an_epoch_is_refused() -> None:
+def test_a_limit_shorter_than_a_start_is_refused() -> None:
     short = Candidate("d001", {1: 10.0}, 6000.0, 600)
-    long = Candidate("d017", {1: 10.0}, 246000.0, 24600 - 300, startup_s=20.0)
+    long = Candidate("d017", {1: 10.0}, 246000.0, 24600, startup_s=2400.0, checkpoint_s=20.0)
     with pytest.raises(InfeasibleError) as caught:
         predict(LOCAL, (short, long), 1, wall_s=1800, grace_s=10)
-    assert caught.value.message == "round limit 0:30 is shorter than one epoch of d017 (41 min); raise --time"
+    said = "round limit 0:30 is shorter than start-up, checkpoint and grace of d017 (41 min); raise --time"
+    assert caught.value.message == said
 
 
 def test_short_limits_are_said_in_seconds() -> None:
-    with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* epoch of a \(110 s\); raise --time"):
-        predict(LOCAL, (Candidate("a", {1: 10.0}, 1000.0, 1000),), 1, wall_s=75, grace_s=10)
+    with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* grace of a \(110 s\); raise --time"):
+        predict(LOCAL, (Candidate("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
 
 
 def test_a_cluster_without_gpus_is_refused() -> None:

@@ -35,7 +35,7 @@ class Process:
         try:
             fields = _stat(self.pid)
         except OSError:
-            return False
+            return _is_hidden(self.pid)
         return int(fields[19]) == self.started and fields[0] not in "ZX"
 
     @property
@@ -59,6 +59,17 @@ class Machine:
     def this(cls) -> Machine:
         """Identify the machine that we are on."""
         return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether a process is there that /proc does not show: another user's, on some machines."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        pass
+    return False
 
 
 def _running() -> Iterator[list[str]]:

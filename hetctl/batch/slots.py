@@ -1,0 +1,78 @@
+"""The GPUs or slots of this machine, each held by one local job at a time.
+
+A slot is held by a lock on a file. The kernel drops the lock with the last process that inherited it, so
+nothing needs to be cleaned up after a job, however it died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+FOLDER_VARIABLE = "HETCTL_SLOT_LOCKS"
+
+
+def lock_folder() -> Path:
+    """Return the folder of the locks: one for all of a user's projects on this machine."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or f"/tmp/hetctl-{os.getuid()}")
+
+
+class Slots:
+    """What one job holds of a machine's slots.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the locks; on a file system of this machine.
+    kind : str
+        Slots of different kinds have nothing to do with each other.
+    count : int
+        Of the machine.
+    """
+
+    def __init__(self, folder: Path, kind: str, count: int) -> None:
+        self._turn = folder / f"{kind}-turn"
+        self._locks = {number: folder / f"{kind}-{number}" for number in range(count)}
+        self._turn_held: int | None = None
+        self._held: dict[int, int] = {}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The slots that are held, in order."""
+        return tuple(sorted(self._held))
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What a process must inherit to hold the slots as well."""
+        return tuple(self._held.values())
+
+    def take(self, wanted: int) -> bool:
+        """Take free slots until so many are held; False if it is to be tried again.
+
+        Only the job whose turn it is takes any, so that a large job gets its slots at last.
+        """
+        if self._turn_held is None:
+            self._turn_held = _lock(self._turn)
+        if self._turn_held is None:
+            return False
+        for number, path in self._locks.items():
+            if number not in self._held and len(self._held) < wanted:
+                descriptor = _lock(path)
+                if descriptor is not None:
+                    self._held[number] = descriptor
+        if len(self._held) < wanted:
+            return False
+        os.close(self._turn_held)
+        return True
+
+
+def _lock(path: Path) -> int | None:
+    """Return the open file that holds the lock; None if somebody else has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
