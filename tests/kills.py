@@ -18,6 +18,7 @@ from workbench import ProjectFolder
 
 TRACED = (
     *("/hetctl/runner/submission.py", "/hetctl/runner/running.py", "/hetctl/runner/collect.py"),
+    *("/hetctl/runner/rendering.py", "/hetctl/runner/next_state.py"),
     *("/hetctl/runner/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
     *("/hetctl/core/layout.py", "/hetctl/batch/process.py", "/hetctl/batch/local.py"),
     *("/hetctl/batch/slurm.py", "/hetctl/batch/ends.py", subprocess.__file__),

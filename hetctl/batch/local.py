@@ -24,6 +24,7 @@ from hetctl.core.processes import Machine
 from hetctl.core.site import Site
 
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
+WAITS = "for another job, or for free slots"
 START_S = 30.0
 """A supervisor needs a fraction of a second to claim its job."""
 SUBMITIT_ENVIRONMENT = {
@@ -162,7 +163,7 @@ def _state_alive(claimed: Claim) -> JobStatus:
     if claimed.machine != here:
         return JobStatus(JobState.NODE_FAILED, detail="the machine was restarted")
     if claimed.supervisor.alive:
-        return JobStatus(JobState.RUNNING if claimed.script else JobState.PENDING)
+        return JobStatus(JobState.RUNNING) if claimed.script else JobStatus(JobState.PENDING, detail=WAITS)
     if claimed.script and claimed.script.group_alive:
         return JobStatus(JobState.RUNNING, detail="its supervisor was killed")
     return JobStatus(JobState.FAILED, detail="its supervisor was killed")

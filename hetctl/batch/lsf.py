@@ -72,18 +72,18 @@ class LsfBatch:
         """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
         if not ids:
             return {}
-        found = parse_bjobs(_asked(bjobs_command(ids)))
+        found = parse_bjobs(process.order(bjobs_command(ids), PASSING, NOTHING_FOUND))
         if missing := [job for job in ids if job not in found]:
-            found |= parse_bhist(_help_of(bhist_command(missing)))
+            found |= parse_bhist(process.help_of(bhist_command(missing)))
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """Ask bjobs, then bhist for what bjobs no longer knows."""
         if not names:
             return {}
-        found = parse_found(_asked(find_command(names)))
+        found = parse_found(process.order(find_command(names), PASSING, NOTHING_FOUND))
         if missing := [name for name in names if name not in found]:
-            found |= parse_found_gone(_asked(find_gone_command(missing)))
+            found |= parse_found_gone(process.order(find_gone_command(missing), PASSING, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}
 
     def cancel(self, ids: Sequence[str]) -> None:
@@ -94,23 +94,6 @@ class LsfBatch:
         said = f"{answer.stdout}\n{answer.stderr}".splitlines()
         if answer.code != 0 and [line for line in said if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")
-
-
-def _asked(command: Sequence[str]) -> str:
-    answer = process.ask(command, PASSING)
-    if answer.code != 0 and not process.says(answer, NOTHING_FOUND):
-        raise BatchSystemError(
-            f"{command[0]} failed ({answer.code}): {answer.last_words}", "try again when LSF is back"
-        )
-    return answer.stdout
-
-
-def _help_of(command: Sequence[str]) -> str:
-    """Ask for what can be done without: if it does not answer, nobody can tell."""
-    try:
-        return process.run(command).stdout
-    except BatchSystemError:
-        return ""
 
 
 def _setup(site: Site) -> Iterator[str]:

@@ -110,8 +110,13 @@ def ask(argv: Sequence[str], passing: Collection[str]) -> Answer:
     return run(argv)
 
 
-def order(argv: Sequence[str], passing: Collection[str] = ()) -> str:
+def order(argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()) -> str:
     """Run a command that may be repeated, as `ask` does; return what it printed.
+
+    Parameters
+    ----------
+    harmless : collection of str
+        What the command says, in parts, where it has failed and its answer holds all the same.
 
     Raises
     ------
@@ -119,9 +124,18 @@ def order(argv: Sequence[str], passing: Collection[str] = ()) -> str:
         If it fails: the batch system's own words are in the message.
     """
     answer = ask(argv, passing)
-    if answer.code != 0:
-        raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}")
+    if answer.code != 0 and not says(answer, harmless):
+        hint = "try again when the batch system is back" if says(answer, passing) else ""
+        raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}", hint)
     return answer.stdout
+
+
+def help_of(argv: Sequence[str]) -> str:
+    """Run, once, a command that can be done without; return what it printed, nothing if it cannot be run."""
+    try:
+        return run(argv).stdout
+    except BatchSystemError:
+        return ""
 
 
 def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:

@@ -14,8 +14,8 @@ from hetctl.batch.base import FunctionCall, JobRequest
 from hetctl.batch.functions import submit_function
 from hetctl.batch.slurm_commands import (
     DOUBTFUL,
+    GONE,
     NO_ACCOUNTING,
-    NO_SUCH_JOB,
     OVER_ALREADY,
     PASSING,
     Record,
@@ -31,7 +31,6 @@ from hetctl.batch.slurm_commands import (
     sinfo_command,
     squeue_command,
 )
-from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState, JobStatus
 
 
@@ -78,9 +77,9 @@ class SlurmBatch:
         """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
         if not ids:
             return {}
-        records = parse_squeue(_squeue(squeue_command(ids)))
+        records = parse_squeue(process.order(squeue_command(ids), PASSING, GONE))
         if missing := [job for job in ids if record_of(job, records) is None]:
-            records |= parse_sacct(_help_of(sacct_command(missing)))
+            records |= parse_sacct(process.help_of(sacct_command(missing)))
         found = {job: record_of(job, records) for job in ids}
         return {job: _status(record) for job, record in found.items()}
 
@@ -91,45 +90,16 @@ class SlurmBatch:
         """
         if not names:
             return {}
-        found = parse_found(_squeue(find_command(names, os.getuid())))
+        found = parse_found(process.order(find_command(names, os.getuid()), PASSING, GONE))
         if missing := [name for name in names if name not in found]:
-            found |= parse_found(_sacct(find_gone_command(missing, os.getuid())))
+            command = find_gone_command(missing, os.getuid())
+            found |= parse_found(process.order(command, PASSING, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Run scancel."""
-        if not ids:
-            return
-        answer = process.ask(["scancel", *ids], PASSING)
-        if answer.code != 0 and not process.says(answer, OVER_ALREADY):
-            raise BatchSystemError(f"scancel failed ({answer.code}): {answer.last_words}")
-
-
-def _squeue(command: Sequence[str]) -> str:
-    """Ask squeue, which fails for a single job that is gone."""
-    return _asked(command, NO_SUCH_JOB)
-
-
-def _sacct(command: Sequence[str]) -> str:
-    """Ask sacct, which fails at a site without accounting."""
-    return _asked(command, NO_ACCOUNTING)
-
-
-def _asked(command: Sequence[str], harmless: str) -> str:
-    answer = process.ask(command, PASSING)
-    if answer.code != 0 and not process.says(answer, [harmless]):
-        raise BatchSystemError(
-            f"{command[0]} failed ({answer.code}): {answer.last_words}", "try again when Slurm is back"
-        )
-    return answer.stdout
-
-
-def _help_of(command: Sequence[str]) -> str:
-    """Ask for what can be done without: if it does not answer, nobody can tell."""
-    try:
-        return process.run(command).stdout
-    except BatchSystemError:
-        return ""
+        if ids:
+            process.order(["scancel", *ids], PASSING, OVER_ALREADY)
 
 
 def _status(record: Record | None) -> JobStatus:
@@ -138,7 +108,7 @@ def _status(record: Record | None) -> JobStatus:
         return JobStatus(JobState.UNKNOWN)
     if record.status.state != JobState.NODE_FAILED or not record.nodes:
         return record.status
-    failed = parse_failed_nodes(_help_of(sinfo_command(record.nodes)))
+    failed = parse_failed_nodes(process.help_of(sinfo_command(record.nodes)))
     return replace(record.status, failed_nodes=failed)
 
 

@@ -55,9 +55,10 @@ PASSING = (
 DOUBTFUL = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
 """What sbatch says when the controller may have taken the job without being able to tell."""
 
-NO_SUCH_JOB = "Invalid job id"
-NO_ACCOUNTING = "accounting storage is disabled"
-OVER_ALREADY = ("already completing or completed", NO_SUCH_JOB)
+GONE = ("Invalid job id",)
+"""What squeue says if it is asked for one job alone that Slurm no longer holds in memory."""
+NO_ACCOUNTING = ("accounting storage is disabled",)
+OVER_ALREADY = ("already completing or completed", *GONE)
 
 NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
 """How the states of nodes begin that do not work; a node that does not answer has a * behind its state."""

@@ -44,7 +44,8 @@ def command(
     from hetctl.cli.cmd_render import print_submission, submission_fields
     from hetctl.core.run import Budget
     from hetctl.runner.project import Project
-    from hetctl.runner.running import SubmitRequest, preview, submit
+    from hetctl.runner.rendering import SubmitRequest, preview
+    from hetctl.runner.running import submit
 
     project = Project.here()
     budget = Budget(max_jobs, max_rounds, gpu_hours)

@@ -90,6 +90,13 @@ class Job:
     detail: str = ""
     failed_nodes: tuple[str, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """Why the job is in its state: what the batch system says beyond the state itself."""
+        names = (self.state.value, self.state.name.lower())
+        says_more = not any(name.startswith(self.detail.lower()) for name in names)
+        return ", ".join(self.failed_nodes) or (self.detail if says_more else "")
+
 
 @dataclass(frozen=True)
 class JobSize:

@@ -110,15 +110,11 @@ def _status_header(status: RunStatus) -> Text:
 def _early_ends(jobs: Sequence[Job]) -> str:
     """Say which jobs ended before they were done, and why, on a line of its own; empty if none did."""
     ends = [
-        f"job {job.number} {job.state.value}{f' ({why})' if (why := _detail_of(job)) else ''}"
+        f"job {job.number} {job.state.value}{f' ({why})' if (why := job.why) else ''}"
         for job in jobs
         if job.state.over and job.state is not JobState.FINISHED
     ]
     return f"\nended early: {', '.join(ends)}" if ends else ""
-
-
-def _detail_of(job: Job) -> str:
-    return ", ".join(job.failed_nodes) or (job.detail if job.detail.lower() != job.state.value else "")
 
 
 def _member_table(status: RunStatus, rounds_width: int) -> Table:

@@ -5,50 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hetctl.catalog.catalog import Catalog, RunRecord
-from hetctl.control.budget import exceeded, exceeded_by_jobs
-from hetctl.control.recovery import IDLE_JOBS, idle_jobs, progressed_at, reasons_of_jobs
-from hetctl.core.ends import Why
+from hetctl.control.budget import exceeded_by_jobs
 from hetctl.core.errors import BadInputError, LockedError
-from hetctl.core.events import Event
 from hetctl.core.job import Job, JobState
-from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Plan
-from hetctl.core.profile import MemberProfile
-from hetctl.core.progress import events_in, progress_of
 from hetctl.core.run import Budget, RunSpec, write_spec
-from hetctl.core.usage import usage_of
 from hetctl.runner.collect import collect, refresh_jobs
-from hetctl.runner.planning import PlanRequest, make_plan, member_profiles
+from hetctl.runner.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
+from hetctl.runner.planning import make_plan
 from hetctl.runner.project import Project
-from hetctl.runner.submission import Submission, adopt, new_job, rendered, submit_last
+from hetctl.runner.rendering import SubmitRequest, new_spec
+from hetctl.runner.submission import adopt, new_job, rendered, submit_last
 
 LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
-
-QUEUED, RUNNING, FINISHED, FAILED = "queued", "running", "finished", "failed"
-CANCELLED, STOPPED = "cancelled", "stopped"
-ALL_CONVERGED = "every member has converged"
-
-
-@dataclass(frozen=True)
-class SubmitRequest:
-    """A plan that is to be run.
-
-    Parameters
-    ----------
-    new : bool
-        Start a new run even if there is an unfinished one of the ensemble.
-    chain : bool
-        Queue each next job behind the running one.
-    """
-
-    plan: PlanRequest
-    budget: Budget = field(default_factory=Budget)
-    retries: int = 2
-    new: bool = False
-    chain: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,20 +37,6 @@ class Advance:
     state: str
     reason: str
     job: Job | None = None
-
-
-def preview(project: Project, request: SubmitRequest) -> Submission:
-    """Render the first job of a new run; nothing is written or asked."""
-    with project.reading() as catalog:
-        make_plan(catalog, request.plan)
-        spec = _new_spec(project, catalog, request)
-        return rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)])
-
-
-def render(project: Project, run: str, request: PlanRequest) -> Submission:
-    """Render the first job of a run by that name from the ensemble and the site alone."""
-    spec = _spec(project, run, SubmitRequest(request), ())
-    return rendered(project, spec, [new_job(spec, "", 0, 0)])
 
 
 def submit(project: Project, request: SubmitRequest) -> Advance:
@@ -98,7 +56,7 @@ def submit(project: Project, request: SubmitRequest) -> Advance:
         if unfinished and not request.new:
             return _go_on(project, catalog, unfinished, request.budget)
         plan = make_plan(catalog, request.plan)
-        spec = replace(_new_spec(project, catalog, request), planner=plan.planner)
+        spec = replace(new_spec(project, catalog, request), planner=plan.planner)
         return _begin(project, catalog, spec, plan)
 
 
@@ -158,7 +116,7 @@ def cancel(project: Project, run: str | None) -> Advance:
             return Advance(spec.run, record.state, "there is nothing left to cancel")
         # First the state: a job that ends now must not submit the next one.
         catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
-        _adopt_or_forget(project, catalog, spec)
+        _settle(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
@@ -238,7 +196,7 @@ def _advance(
     collect(catalog, folder)
     if record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
         return Advance(spec.run, record.state, record.reason)
-    state, reason = _next_state(spec, folder, jobs, taken_up)
+    state, reason = next_state(spec, folder, jobs, taken_up)
     alive = [job for job in jobs if not job.state.over]
     if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
         return _note(catalog, spec.run, RUNNING, f"job {alive[0].batch_id} is {alive[0].state.value}")
@@ -279,46 +237,8 @@ def _settle(project: Project, catalog: Catalog, record: RunRecord) -> Advance | 
     return _queued(catalog, spec, submit_last(project, catalog, spec, jobs))
 
 
-def _adopt_or_forget(project: Project, catalog: Catalog, spec: RunSpec) -> None:
-    """Find a job whose submission was cut short, so that it can be cancelled."""
-    jobs = catalog.jobs(spec.run)
-    batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
-    if _in_submission(jobs) and adopt(catalog, batch, folder, jobs[-1]) is None:
-        catalog.remove_job(spec.run, jobs[-1].number)
-
-
 def _in_submission(jobs: Sequence[Job]) -> bool:
     return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
-
-
-def _next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool) -> tuple[str, str]:
-    """Say where a run goes when its jobs are over; ``queued`` asks for another job.
-
-    Parameters
-    ----------
-    taken_up : bool
-        Whether the user has just taken the run up, and so has seen to what stopped it.
-    """
-    events = events_in(folder)
-    progress = progress_of(spec.ensemble, events, spec.retries)
-    if not any(member.active for member in progress.values()):
-        failed = [name for name, member in progress.items() if member.failed]
-        return (FAILED, f"{len(failed)} members failed") if failed else (FINISHED, ALL_CONVERGED)
-    used = exceeded(spec.budget, usage_of(events, time.time()))
-    trouble = "" if taken_up else _trouble(folder, jobs, events)
-    reason = exceeded_by_jobs(spec.budget, len(jobs)) or used or trouble
-    return (STOPPED, reason) if reason else (QUEUED, "")
-
-
-def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
-    """Say why another job would fare no better than the last ones; empty if it may."""
-    if reasons_of_jobs(events)[-1:] == [Why.DISK_FULL.value]:
-        return "the disk is full: free some space, then `hetctl submit` goes on"
-    idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
-    if len(idle) < IDLE_JOBS:
-        return ""
-    ends = ", ".join(job.state.value for job in idle)
-    return f"the last {len(idle)} jobs got nothing done ({ends}): see their logs in {folder.path}"
 
 
 def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
@@ -330,33 +250,3 @@ def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") 
     reason = f"job {job.batch_id} {what}"
     catalog.set_run_state(spec.run, QUEUED, reason)
     return Advance(spec.run, QUEUED, reason, job)
-
-
-def _new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
-    ensemble = request.plan.ensemble
-    taken = {record.spec.run for record in catalog.runs()} | {
-        path.name for path in project.home.runs.glob("*")
-    }
-    numbers = range(1, len(taken) + 2)
-    run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)
-    return _spec(project, run, request, member_profiles(catalog, ensemble, request.plan.site))
-
-
-def _spec(project: Project, run: str, request: SubmitRequest, profiles: tuple[MemberProfile, ...]) -> RunSpec:
-    plan = request.plan
-    return RunSpec(
-        run=run,
-        ensemble=plan.ensemble,
-        site=plan.site,
-        planner=plan.planner,
-        gpus=plan.size.gpus,
-        queue=plan.size.queue.name,
-        wall_s=plan.size.wall_s,
-        grace_s=plan.size.grace_s,
-        profiles=profiles,
-        checkpoints=str(project.home.path / "checkpoints"),
-        options=plan.options,
-        retries=request.retries,
-        chain=request.chain,
-        budget=request.budget,
-    )

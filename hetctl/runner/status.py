@@ -21,8 +21,9 @@ from hetctl.core.progress import events_in, progress_of
 from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.runner.collect import current_jobs
 from hetctl.runner.logs import tail_of
+from hetctl.runner.next_state import QUEUED, RUNNING
 from hetctl.runner.project import Project
-from hetctl.runner.running import QUEUED, RUNNING, record_of, settle
+from hetctl.runner.running import record_of, settle
 
 ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
 """While a run is watched, its batch system is not asked again sooner than that."""
@@ -122,7 +123,8 @@ def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> 
     running = [job for job in alive if job.state is JobState.RUNNING and job.number in started]
     job = (running or alive)[0]
     waiting = f", job {alive[-1].batch_id} waits behind it" if alive[-1] is not job else ""
-    return (RUNNING if running else QUEUED), f"job {job.batch_id}{waiting}"
+    why = f" ({job.why})" if job.why else ""
+    return (RUNNING if running else QUEUED), f"job {job.batch_id}{why}{waiting}"
 
 
 def _measured_s(events: Sequence[Event], start: float, alive: bool) -> float:
