@@ -168,7 +168,7 @@ class Home:
 
     @property
     def profiles(self) -> Path:
-        """Folders of profiling jobs, until their points are in the catalog."""
+        """Folders of profiling jobs."""
         return self.path / "profiles"
 
     def run(self, name: str) -> RunFolder:
