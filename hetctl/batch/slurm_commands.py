@@ -179,8 +179,10 @@ def record_of(job: str, records: Mapping[str, Record]) -> Record | None:
 def _record(words: str, code: str, reason: str, nodes: str) -> Record:
     state = _state_named(words.split()[0] if words else "")  # sacct adds by whom: "CANCELLED by 1000"
     exit_code = _exit_code(code) if state.over else None
-    if state != JobState.FINISHED and exit_code == 0:
-        exit_code = None  # Slurm ended it and has no other
+    if state == JobState.FINISHED and exit_code != 0:
+        state = JobState.FAILED  # 20.11 says COMPLETED, -1 if the prolog failed
+    elif state == JobState.NODE_FAILED or (state != JobState.FINISHED and exit_code == 0):
+        exit_code = None  # Slurm ended it: there is none, or one that Slurm made up
     if state == JobState.CANCELLED:
         reason = ""  # squeue keeps why it had been waiting
     return Record(JobStatus(state, exit_code, reason or words), nodes)

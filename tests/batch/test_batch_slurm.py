@@ -49,10 +49,14 @@ def status(state, code=None, detail="", *nodes):
     return JobStatus(state, code, detail, nodes)
 
 
+def array_in(records, job):
+    return [record_of(f"{job}_{index}", records).status.state for index in range(8)]
+
+
 def test_squeue_of_22_05():
     records = parse_squeue(captured("slurm-22.05-squeue.txt"))
     assert {job: record.status for job, record in records.items() if "_" not in job} == {
-        "17": status(JobState.NODE_FAILED, 143, "NodeDown"),
+        "17": status(JobState.NODE_FAILED, None, "NodeDown"),
         "18": status(JobState.FINISHED, 0, "COMPLETED"),
         "19": status(JobState.FAILED, 7, "NonZeroExitCode"),
         "20": status(JobState.FAILED, 138, "JobLaunchFailure"),
@@ -97,20 +101,163 @@ def test_an_array_that_was_cancelled_before_all_of_it_had_started(parse, name):
     assert {record_of(f"16_{index}", records).status.state for index in range(8)} == {JobState.CANCELLED}
 
 
-def test_squeue_of_20_11_with_columns_of_a_fixed_width():
-    records = parse_squeue(captured("slurm-20.11-squeue.documented.txt"))
-    assert states_in(records) == {
-        "41": JobState.PENDING,
-        "42": JobState.PENDING,
-        "43": JobState.RUNNING,
-        "44": JobState.OUT_OF_MEMORY,
-        "45": JobState.TIMEOUT,
-        "46": JobState.PREEMPTED,
-        "47": JobState.FINISHED,
-        "48_1": JobState.FAILED,
+def test_squeue_of_20_11():
+    """Exit codes as wait(2) returns them; of signals it says no more than that the launch failed."""
+    records = parse_squeue(captured("slurm-20.11-squeue.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "2": status(JobState.FINISHED, 0, "COMPLETED"),
+        "3": status(JobState.FAILED, 7, "NonZeroExitCode"),
+        "4": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
+        "5": status(JobState.FAILED, 137, "JobLaunchFailure"),  # kill -KILL $$
+        "6": status(JobState.FAILED, 138, "JobLaunchFailure"),  # kill -USR1 $$
+        "7": status(JobState.TIMEOUT, 143, "TimeLimit"),
+        "8": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
+        "9": status(JobState.CANCELLED, 143, "CANCELLED"),
+        "10": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
+        "11": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
+        "12": status(JobState.RUNNING, None, "RUNNING"),
+        "13": status(JobState.RUNNING, None, "SUSPENDED"),
+        "22": status(JobState.PREEMPTED, 143, "PREEMPTED"),
+        "23": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 22 had to make room for
+        "24": status(JobState.TIMEOUT, 129, "DeadLine"),
+        "25": status(JobState.PENDING, None, "Dependency"),
+        "26": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
+        "27": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
+        "28": status(JobState.PENDING, None, "JobHeldUser"),
+        "29": status(JobState.FINISHED, 0, "COMPLETED"),
+        "30": status(JobState.PENDING, None, "job requeued in held state"),
+        "31": status(JobState.PENDING, None, "job requeued in held state"),
+        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "33": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "34": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
+        "35": status(JobState.FAILED, None, "COMPLETED"),  # its prolog failed: nothing of it ran
+        "36": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
+        "39": status(JobState.RUNNING, None, "COMPLETING"),
+        "40": status(JobState.PENDING, None, "CONFIGURING"),
     }
-    assert records["45"].status == status(JobState.TIMEOUT, None, "TimeLimit")
-    assert records["48_1"].status == status(JobState.FAILED, 1, "NonZeroExitCode")
+    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 15) == [JobState.CANCELLED] * 8
+    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
+
+
+def test_sacct_of_20_11():
+    """It takes 128 off exit codes from 128 on, and knows nothing of a prolog that failed."""
+    records = parse_sacct(captured("slurm-20.11-sacct.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "2": status(JobState.FINISHED, 0, "COMPLETED"),
+        "3": status(JobState.FAILED, 7, "FAILED"),
+        "4": status(JobState.FAILED, 9, "FAILED"),
+        "5": status(JobState.FAILED, 137, "FAILED"),
+        "6": status(JobState.FAILED, 138, "FAILED"),
+        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "8": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "11": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "12": status(JobState.RUNNING, None, "RUNNING"),
+        "13": status(JobState.RUNNING, None, "SUSPENDED"),
+        "22": status(JobState.PREEMPTED, None, "PREEMPTED"),
+        "23": status(JobState.FINISHED, 0, "COMPLETED"),
+        "24": status(JobState.TIMEOUT, 1, "DEADLINE"),
+        "25": status(JobState.PENDING, None, "PENDING"),
+        "26": status(JobState.PENDING, None, "PENDING"),
+        "27": status(JobState.CANCELLED, None, "CANCELLED"),
+        "28": status(JobState.PENDING, None, "PENDING"),
+        "29": status(JobState.FINISHED, 0, "COMPLETED"),
+        "30": status(JobState.PENDING, None, "PENDING"),
+        "31": status(JobState.PENDING, None, "PENDING"),
+        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "33": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "34": status(JobState.PENDING, None, "PENDING"),
+        "35": status(JobState.FINISHED, 0, "COMPLETED"),  # squeue: FAILED
+        "36": status(JobState.PENDING, None, "PENDING"),
+        "39": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
+    }
+    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 15) == [JobState.CANCELLED] * 8
+    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "FAILED")
+
+
+def test_squeue_of_24_11():
+    """Exit codes as ``code:signal``, and signals by name."""
+    records = parse_squeue(captured("slurm-24.11-squeue.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "1": status(JobState.FINISHED, 0, "COMPLETED"),
+        "2": status(JobState.FAILED, 7, "NonZeroExitCode"),
+        "3": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
+        "4": status(JobState.FAILED, 137, "RaisedSignal:9(Killed)"),
+        "5": status(JobState.FAILED, 138, "RaisedSignal:10(User defined signal 1)"),
+        "6": status(JobState.TIMEOUT, 143, "TimeLimit"),
+        "7": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
+        "8": status(JobState.CANCELLED, 143, "CANCELLED"),
+        "9": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
+        "10": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
+        "11": status(JobState.RUNNING, None, "RUNNING"),
+        "12": status(JobState.RUNNING, None, "SUSPENDED"),
+        "21": status(JobState.PREEMPTED, 143, "PREEMPTED"),
+        "22": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 21 had to make room for
+        "23": status(JobState.TIMEOUT, 129, "DeadLine"),
+        "24": status(JobState.PENDING, None, "Dependency"),
+        "25": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
+        "26": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
+        "27": status(JobState.PENDING, None, "JobHeldUser"),
+        "28": status(JobState.FINISHED, 0, "COMPLETED"),
+        "29": status(JobState.PENDING, None, "job requeued in held state"),
+        "30": status(JobState.PENDING, None, "job requeued in held state"),
+        "31": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "33": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
+        "34": status(JobState.CANCELLED, None, "CANCELLED"),  # its prolog failed: nothing of it ran
+        "35": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
+        "38": status(JobState.RUNNING, None, "COMPLETING"),
+        "39": status(JobState.PENDING, None, "CONFIGURING"),
+    }
+    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 14) == [JobState.CANCELLED] * 8
+    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
+
+
+def test_sacct_of_24_11():
+    """It takes 128 off exit codes from 128 on."""
+    records = parse_sacct(captured("slurm-24.11-sacct.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "1": status(JobState.FINISHED, 0, "COMPLETED"),
+        "2": status(JobState.FAILED, 7, "FAILED"),
+        "3": status(JobState.FAILED, 9, "FAILED"),
+        "4": status(JobState.FAILED, 137, "FAILED"),
+        "5": status(JobState.FAILED, 138, "FAILED"),
+        "6": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "8": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "11": status(JobState.RUNNING, None, "RUNNING"),
+        "12": status(JobState.RUNNING, None, "SUSPENDED"),
+        "21": status(JobState.PREEMPTED, None, "PREEMPTED"),
+        "22": status(JobState.FINISHED, 0, "COMPLETED"),
+        "23": status(JobState.TIMEOUT, 1, "DEADLINE"),
+        "24": status(JobState.PENDING, None, "PENDING"),
+        "25": status(JobState.PENDING, None, "PENDING"),
+        "26": status(JobState.CANCELLED, None, "CANCELLED"),
+        "27": status(JobState.PENDING, None, "PENDING"),
+        "28": status(JobState.FINISHED, 0, "COMPLETED"),
+        "29": status(JobState.PENDING, None, "PENDING"),
+        "30": status(JobState.PENDING, None, "PENDING"),
+        "31": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "33": status(JobState.PENDING, None, "PENDING"),
+        "34": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "35": status(JobState.PENDING, None, "PENDING"),
+        "38": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
+        "39": status(JobState.RUNNING, None, "RUNNING"),  # squeue: CONFIGURING
+    }
+    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 14) == [JobState.CANCELLED] * 8
+    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "FAILED")
 
 
 def test_sacct_of_21_08():
@@ -195,6 +342,16 @@ def test_exit_codes(printed, code):
     assert parse_sacct(f"1|FAILED|{printed}|n1")["1"].status.exit_code == code
 
 
+@pytest.mark.parametrize("printed", ["-1", "256", "9", "1:0", "0:9", ""])
+def test_no_job_is_finished_with_another_exit_code_than_0(printed):
+    assert parse_squeue(f"1|COMPLETED|{printed}|None|n1|")["1"].status.state is JobState.FAILED
+
+
+@pytest.mark.parametrize("printed", ["0", "15", "0:1", "1:0"])
+def test_the_exit_code_of_a_dead_node_is_not_the_jobs(printed):
+    assert parse_squeue(f"1|NODE_FAIL|{printed}|NodeDown|n1|")["1"].status.exit_code is None
+
+
 def test_what_is_left_of_an_array_is_never_taken_for_finished():
     assert record_of("6_3", parse_squeue("6|COMPLETED|0|None|n1|")) is None
     assert record_of("6_3", parse_squeue("6|CANCELLED|0|None||")).status.state is JobState.CANCELLED
@@ -229,6 +386,8 @@ def test_names_of_22_05():
 
 def test_nodes_that_do_not_work():
     assert parse_failed_nodes(captured("slurm-22.05-sinfo.txt")) == ("n4",)
+    assert parse_failed_nodes(captured("slurm-20.11-sinfo.txt")) == ("n2", "n4")
+    assert parse_failed_nodes(captured("slurm-24.11-sinfo.txt")) == ("n2", "n4")
     text = "n1|idle\nn2|down*\nn2|down*\nn3|mixed*\nn4|draining\nn5|allocated\nn6|unknown\nn7|\n"
     assert parse_failed_nodes(text) == ("n2", "n3", "n4", "n6")
 
@@ -315,7 +474,7 @@ def test_the_nodes_that_failed_are_asked_for_only_when_one_has(slurm):
     batch, fake = slurm(
         squeue=Answer("1|NODE_FAIL|15|NodeDown|n[1-3]|\n", "", 0), sinfo=Answer("n1|idle\nn3|down*\n", "", 0)
     )
-    assert batch.statuses(["1"]) == {"1": status(JobState.NODE_FAILED, 143, "NodeDown", "n3")}
+    assert batch.statuses(["1"]) == {"1": status(JobState.NODE_FAILED, None, "NodeDown", "n3")}
     assert fake.asked[1] == sinfo_command("n[1-3]")
 
 
