@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,10 +42,14 @@ class Event:
 
 
 class EventWriter:
-    """Appends events to one file; each is on its way to the disk before `write` returns."""
+    """Appends events to one file; each is on its way to the disk before `write` returns.
+
+    Several threads may write.
+    """
 
     def __init__(self, folder: Path, source: str) -> None:
         self.path = folder / f"{source}.jsonl"
+        self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one event, on a line of its own even if the file ends in the middle of one.
@@ -55,6 +60,10 @@ class EventWriter:
             If the disk is full or read-only; then nothing was written.
         """
         line = (json.dumps({"kind": kind, "time": time.time(), **data}, allow_nan=False) + "\n").encode()
+        with self._lock:
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)

@@ -87,6 +87,10 @@ class RoundFolder:
         """Return the file of a member's events."""
         return self.events / f"{member}.jsonl"
 
+    def pulse_of(self, member: str) -> Path:
+        """Return the file of what a member in training does just now."""
+        return self.events / f"{member}.pulse"
+
     def stop_of(self, member: str) -> Path:
         """Return what `stop` is for one member alone."""
         return self.path / f"stop-{member}"

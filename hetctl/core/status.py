@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetctl.core.job import Job
 from hetctl.core.profile import EpochResult
+from hetctl.core.pulse import Pulse
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class MemberStatus:
         Why the member converged or failed.
     log_tail : tuple of str
         End of the log of a failed member.
+    pulse : Pulse or None
+        What a member in training does just now.
     """
 
     member: str
@@ -43,6 +46,7 @@ class MemberStatus:
     measured_s: float | None
     cause: str | None = None
     log_tail: tuple[str, ...] = ()
+    pulse: Pulse | None = None
 
 
 @dataclass(frozen=True)

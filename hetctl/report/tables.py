@@ -21,6 +21,7 @@ from hetctl.report.units import (
     device_word,
     format_bytes,
     format_metric,
+    format_percent,
     format_rate,
     format_seconds,
     printable,
@@ -50,6 +51,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         Text(),
         _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
         note,
+        *_live_table(status),
         *failures,
     )
 
@@ -144,6 +146,33 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
             format_seconds(member.measured_s),
         )
     return table
+
+
+def _live_table(status: RunStatus) -> list[RenderableType]:
+    """Show what those in training do just now; nothing if nobody is."""
+    alive = [(member.member, member.pulse) for member in status.members if member.pulse]
+    if not alive:
+        return []
+    use = f">{device_word(status.device, 1)}\nin use"
+    table = ruled_table(
+        "in training\njust now",
+        ">\nsamples/s",
+        ">\nepoch",
+        ">epoch\ndone",
+        ">\nloss",
+        use,
+        fold="in training\njust now",
+    )
+    for name, pulse in alive:
+        table.add_row(
+            Text(printable(name)),
+            format_rate(pulse.rate),
+            str(pulse.epoch),
+            format_percent(pulse.position / pulse.samples),
+            format_metric(pulse.loss),
+            format_percent(pulse.busy),
+        )
+    return [Text(), table]
 
 
 def _best_header(metric: str) -> str:

@@ -18,6 +18,7 @@ from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Placement
 from hetctl.core.profile import Progress
 from hetctl.core.progress import events_in, progress_of
+from hetctl.core.pulse import read_pulse
 from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.runner.collect import current_jobs
 from hetctl.runner.logs import tail_of
@@ -25,6 +26,7 @@ from hetctl.runner.next_state import QUEUED, RUNNING
 from hetctl.runner.project import Project
 from hetctl.runner.running import record_of, settle
 
+TRAINING = "training"
 ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
 """While a run is watched, its batch system is not asked again sooner than that."""
 
@@ -197,9 +199,10 @@ def _member(
     profile = next((p for p in record.spec.profiles if p.member == member.name), None)
     forecast = next((f for f in record.plan.members if f.member == member.name), None)
     metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
+    state = _member_state(progress, own)
     return MemberStatus(
         member=member.name,
-        state=_member_state(progress, own),
+        state=state,
         gpus_by_round=tuple(held.get(span.index, 0) for span in rounds),
         profiled_rate=profile.rates.get(1) if profile else None,
         epochs=len(progress.epochs),
@@ -210,6 +213,7 @@ def _member(
         measured_s=_seconds(own),
         cause=progress.failed or progress.converged,
         log_tail=_last_log(folder, member.name) if progress.failed else (),
+        pulse=read_pulse(folder.round(own[-1].round).pulse_of(member.name)) if state == TRAINING else None,
     )
 
 
@@ -218,7 +222,7 @@ def _member_state(progress: Progress, steps: Sequence[StepSpan]) -> str:
         return "failed"
     if progress.converged:
         return "converged"
-    return "training" if any(step.end_s is None for step in steps) else "waiting"
+    return TRAINING if any(step.end_s is None for step in steps) else "waiting"
 
 
 def _best(metrics: Sequence[float], mode: str) -> float | None:

@@ -11,6 +11,7 @@ from hetctl.core.layout import RoundFolder
 from hetctl.core.run import RoundFile, read_round
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.group import Group
+from hetctl.runtime.heart import beating, cores_used, gpu_used
 from hetctl.runtime.step import build_rank, launched_at, reporter, run_step
 from hetctl.runtime.trainer import StopSignal, Trainer
 
@@ -32,7 +33,7 @@ def train(folder: RoundFolder, name: str) -> Group:
     member = round_file.ensemble.member(name)
     allocation = round_file.allocation_of(name)
     rank = build_rank(round_file.ensemble, member, allocation.gpus, round_file.device)
-    Trainer(
+    trainer = Trainer(
         member=member,
         network=rank.network,
         training=rank.training,
@@ -44,7 +45,13 @@ def train(folder: RoundFolder, name: str) -> Group:
         gpus=allocation.gpus,
         expected_epoch_s=len(rank.training[0]) / allocation.rate,
         launched_at=launched,
-    ).run()
+    )
+    if rank.group.rank != 0:
+        trainer.run()
+        return rank.group
+    busy = gpu_used() if round_file.device == "gpu" else cores_used()
+    with beating(folder.pulse_of(name), len(rank.training[0]), busy) as trainer.note:
+        trainer.run()
     return rank.group
 
 

@@ -56,6 +56,8 @@ class Batches:
         Samples of the order that were done before.
     on_step : callable
         Called after each step with the samples that the whole group has done so far.
+
+    A ``train_fn`` may set `loss` to that of its last batch, as its framework has it, for people to see.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Batches:
         self.start = start
         self.position = start
         self.weight = 1.0
+        self.loss: Any = None
 
     @property
     def complete(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,9 @@ from hetctl.runtime.data import Batches, Samples, epoch_order
 from hetctl.runtime.frameworks import Network
 from hetctl.runtime.group import Group
 from hetctl.runtime.machine import peak_memory
+from hetctl.runtime.saver import Report, Saver
 
+Note = Callable[[int, int, Any], None]
 STOP_POLL_S = 0.2
 """How often stop files are looked for: file system calls for every batch would be too many."""
 
@@ -81,6 +83,8 @@ class Trainer:
         What the plan expects an epoch to take; measured ones take its place.
     launched_at : float
         When the step was started, in seconds since the epoch.
+    note : callable
+        Told after each step of the epoch, of the samples of it that are done, and of the last loss.
     """
 
     member: Member
@@ -94,7 +98,11 @@ class Trainer:
     gpus: int
     expected_epoch_s: float
     launched_at: float
+    note: Note = lambda *_: None
     state: TrainingState = field(default_factory=TrainingState)
+
+    def __post_init__(self) -> None:
+        self._saver = Saver(self.checkpoints)
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop; always leaves a checkpoint."""
@@ -106,6 +114,7 @@ class Trainer:
                 break
             if not self._train_epoch():
                 break
+        self._saver.wait()
         if reason:
             self.events.write("converged", reason=reason)
         else:
@@ -154,18 +163,20 @@ class Trainer:
             self.member.batch_size,
             self.group,
             self.stop,
-            self._report_first_step,
+            lambda position: self._after_step(number, position, batches.loss),
         )
         began = time.perf_counter()
         loss = self.network.train(batches)
         self._account_part(batches, loss, time.perf_counter() - began)
         if not batches.complete:
-            self._save()
+            self._save(self._report_checkpoint)
             return False
         self._finish_epoch(number)
         return True
 
-    def _report_first_step(self, _position: int) -> None:
+    def _after_step(self, epoch: int, position: int, loss: Any) -> None:
+        self._saver.check()
+        self.note(epoch, position, loss)
         if self.launched_at:
             startup_s = time.time() - self.launched_at
             self.events.write("first_step", startup_s=startup_s, peak_memory_bytes=peak_memory())
@@ -193,22 +204,25 @@ class Trainer:
         )
         check_metrics(result.metrics, self.member.stop.metric)
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)
-        self._save()
-        self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
 
-    def _save(self) -> None:
+        def report(manifest: Manifest, seconds: float) -> None:
+            """Report the epoch, too, which is finished once it is in a checkpoint."""
+            self._report_checkpoint(manifest, seconds)
+            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
+
+        self._save(report)
+
+    def _save(self, report: Report) -> None:
         arrays = self.network.save()
         self.state = replace(self.state, random_state=_random_state())
         if self.group.rank == 0:
-            began = time.perf_counter()
-            manifest = self.checkpoints.save(arrays, self.state)
-            self._report_checkpoint(manifest, time.perf_counter() - began)
+            self._saver.save(arrays, self.state, report)
 
     def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
         self.events.write(
             "checkpoint",
-            epoch=len(self.state.epochs),
-            part_samples=self.state.part_samples,
+            epoch=len(manifest.state.epochs),
+            part_samples=manifest.state.part_samples,
             path=str(self.checkpoints.path / manifest.file),
             bytes=manifest.bytes,
             sha256=manifest.sha256,

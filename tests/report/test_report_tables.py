@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from hetctl.core.job import JobState
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
 from hetctl.core.profile import Machine, PreprocessPoint, ProfilePoint
+from hetctl.core.pulse import Pulse
 from hetctl.core.site import Queue, Site
 from hetctl.core.status import RunStatus
 from hetctl.report.tables import plan_table, profile_table, sites_table, status_table
@@ -169,3 +170,17 @@ def test_jobs_that_ended_early_are_named_with_their_cause(make_run: MakeRun) -> 
     lines = show(status_table(replace(status, jobs=(job, failed, preempted))))
     assert line_of(lines, "ended early") == "ended early: job 1 node-failed (n2), job 2 preempted"
     assert not any(line.startswith("ended early") for line in show(status_table(status)))
+
+
+def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> None:
+    run = make_run()
+    assert "just now" not in "\n".join(show(status_table(run)))
+    pulse = Pulse(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875)
+    busy, _ = run.members
+    alive = replace(run, members=(replace(busy, state="training", pulse=pulse), *run.members[1:]))
+    (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
+    assert shown.split() == ["mlp", "1,234", "7", "25", "%", "0.25", "88", "%"]
+    unknown = replace(pulse, loss=None, busy=None)
+    alive = replace(run, members=(replace(busy, state="training", pulse=unknown), *run.members[1:]))
+    (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
+    assert shown.split()[-2:] == ["-", "-"]

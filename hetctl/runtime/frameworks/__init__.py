@@ -26,7 +26,7 @@ class Network(Protocol):
         """Return ``val_*`` metrics, equal on every rank."""
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all state: weights, optimizer, random generators of the layers."""
+        """Return a copy of all state: weights, optimizer, random generators of the layers."""
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `save` returned."""

@@ -54,8 +54,8 @@ class KerasNetwork:
         return {f"val_{name}": float(value) for name, value in self._group.agree(results).items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return every variable by its position, and the factor of a schedule, which is none."""
-        arrays = {name: np.asarray(variable) for name, variable in self._variables()}
+        """Return a copy of every variable by its position, and the factor of a schedule, which is none."""
+        arrays = {name: np.array(variable) for name, variable in self._variables()}
         return {**arrays, RATE_FACTOR: np.array(self._rate_factor)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -138,6 +138,15 @@ class _WeightedBatches:
         self._batches = batches
         self._weight = weight
 
+    @property
+    def loss(self) -> Any:
+        """Of the last batch."""
+        return self._batches.loss
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._batches.loss = value
+
     def __iter__(self) -> Any:
         for batch in self._batches:
             self._weight.assign(self._batches.weight)
@@ -215,7 +224,8 @@ def _default_train_fn(model: Any) -> Callable[[Any, Any, Any, dict[str, Any]], f
     def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:
         losses, sizes = [], []
         for x, y in data:
-            losses.append(step(tf.convert_to_tensor(x), tf.convert_to_tensor(y)))
+            data.loss = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
+            losses.append(data.loss)
             sizes.append(len(x))
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
 

@@ -1,0 +1,61 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hetctl.runtime.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
+
+Report = Callable[[Manifest, float], None]
+"""Called with a checkpoint that is on the disk, and the seconds that writing it took."""
+
+
+class Saver:
+    """Writes one checkpoint at a time, in a thread of its own."""
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(1, "saver")
+        self._last: Future[None] | None = None
+
+    def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+        """Begin to write a checkpoint, as soon as the one before it is written.
+
+        Parameters
+        ----------
+        arrays
+            Nobody may change them from now on.
+        report : callable
+            Called in the saver's thread.
+
+        Raises
+        ------
+        OSError
+            If the one before could not be written.
+        """
+        self.wait()
+        self._last = self._pool.submit(self._write, arrays, state, report)
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written; does not wait for one."""
+        if self._last is not None and self._last.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is written and reported.
+
+        Raises
+        ------
+        OSError
+            If it could not be.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def _write(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+        began = time.perf_counter()
+        manifest = self._folder.save(arrays, state)
+        report(manifest, time.perf_counter() - began)
