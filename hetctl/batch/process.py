@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from hetctl.batch.base import SubmissionInDoubtError
 from hetctl.core.errors import BatchSystemError
+from hetctl.core.processes import die_with_parent
 
 TIMEOUT_S = 60.0
 ASK_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0)
@@ -22,8 +22,6 @@ PATIENCE_S = 60.0
 """No question is asked again after this time."""
 IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
 """The user's own defaults: they would hide jobs, rename them or make many of one."""
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -171,19 +169,3 @@ DOUBT = "the next hetctl command looks whether the job is there, and submits it 
 def says(answer: Answer, parts: Collection[str]) -> bool:
     """Whether a command complained in any of these words."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)
-
-
-def die_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """Return what a child calls before it becomes another program, to get a signal when we are gone.
-
-    The signal is sent when the thread ends that started the child. A program that takes on another
-    user's rights (setuid) never gets it.
-    """
-    parent = os.getpid()
-
-    def ask_for_signal() -> None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before we asked
-            os.kill(os.getpid(), number)
-
-    return ask_for_signal

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from hetctl.batch.ends import Claim, End, claim, claim_file, end_file
 from hetctl.batch.local import status_of
-from hetctl.batch.process import die_with_parent
 from hetctl.batch.slots import Slots, lock_folder
 from hetctl.core.codec import encode
 from hetctl.core.job import GIVEN_GPUS, JobState
 from hetctl.core.layout import write_json
-from hetctl.core.processes import Machine, Process
+from hetctl.core.processes import Machine, Process, die_with_parent
 
 CANCEL_GRACE_S = 20.0
 POLL_S = 0.1

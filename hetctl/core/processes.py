@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,22 @@ class Machine:
     def this(cls) -> Machine:
         """Identify the machine that we are on."""
         return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
+
+
+def die_with_parent(number: signal.Signals) -> Callable[[], None]:
+    """Return what a child calls before it becomes another program, to get a signal when we are gone.
+
+    The signal is sent when the thread ends that started the child. A program that takes on another
+    user's rights (setuid) never gets it.
+    """
+    parent = os.getpid()
+
+    def ask_for_signal() -> None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it was gone before we asked
+            os.kill(os.getpid(), number)
+
+    return ask_for_signal
 
 
 def _is_hidden(pid: int) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -161,17 +159,6 @@ def test_a_command_does_not_outlive_the_one_that_ran_it(tmp_path):
     while child.alive and time.monotonic() < limit:
         time.sleep(0.02)
     assert not child.alive
-
-
-def test_a_child_that_is_too_late_to_ask_for_the_signal_gets_it_all_the_same():
-    ask = process.die_with_parent(signal.SIGKILL)
-    first = os.fork()
-    if first == 0:  # a child that asks on behalf of a parent that is not its own
-        if os.fork() == 0:
-            ask()
-            os._exit(0)  # never reached
-        os._exit(os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF)
-    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == (-signal.SIGKILL) & 0xFF
 
 
 def _pid_in(path):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from hetctl.core.processes import Process
+from hetctl.core.processes import Process, die_with_parent
 
 
 def test_a_process_is_known_by_its_number_and_its_start():
@@ -43,6 +43,17 @@ def test_a_process_that_only_its_owner_can_see_is_alive(monkeypatch):
     assert not Process(2**70, 1).alive
     monkeypatch.setattr(os, "kill", forbidden)
     assert Process(2**70, 1).alive
+
+
+def test_a_child_that_is_too_late_to_ask_for_the_signal_gets_it_all_the_same():
+    ask = die_with_parent(signal.SIGKILL)
+    first = os.fork()
+    if first == 0:  # a child that asks on behalf of a parent that is not its own
+        if os.fork() == 0:
+            ask()
+            os._exit(0)  # never reached
+        os._exit(os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF)
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == (-signal.SIGKILL) & 0xFF
 
 
 def _soon_alive(known):
