@@ -1,0 +1,40 @@
+"""How many preprocessors a demand takes (FLEET, appendix B.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hetctl.core.profile import PreprocessPoint
+
+
+def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most: int) -> int:
+    """Return the least number of cores whose throughput meets a demand.
+
+    Between the measured numbers of cores, throughput is taken to rise evenly; beyond them, as it did on
+    average. What was measured on more cores never counts for less than what was on fewer.
+
+    Parameters
+    ----------
+    points
+        Measured throughputs; without any, one core has to do.
+    demand : float
+        In samples/s.
+    most : int
+        The cores that there are.
+    """
+    known: list[tuple[int, float]] = [(0, 0.0)]
+    for point in sorted(points, key=lambda point: point.cores):
+        known.append((point.cores, max(point.rate, known[-1][1])))
+    for cores in range(1, most):
+        if _throughput(known, cores) >= demand:
+            return cores
+    return most if len(known) > 1 else 1
+
+
+def _throughput(known: Sequence[tuple[int, float]], cores: int) -> float:
+    for (fewer, low), (more, high) in pairwise(known):
+        if cores <= more:
+            return low + (high - low) * (cores - fewer) / (more - fewer)
+    last_cores, last = known[-1]
+    return last * cores / last_cores if last_cores else float("inf")
