@@ -15,7 +15,8 @@ demo: setup-demo ## train the example ensemble on this machine, from profile to 
 	@.ci/demo
 
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run

@@ -8,9 +8,10 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "hetctl/__init__.py").read_text()).group(1)
 
-HOROVOD = ["horovod==0.28.1", "mpi4py>=4.1,<5"]
+MPI = ["mpi4py>=4.1,<5"]
+HOROVOD = ["horovod==0.28.1", *MPI]
 TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
-PYTORCH = ["torch>=2.4"]
+PYTORCH = ["torch==2.13.0", *MPI]
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [
     "build>=1.2",
@@ -18,6 +19,7 @@ DEVELOPMENT = [
     "mkdocs-material>=9.5",
     "mypy>=1.13",
     "pytest>=8",
+    "pytest-xdist>=3.5",
     "ruff>=0.8",
     "types-PyYAML",
 ]
@@ -51,6 +53,7 @@ setup(
         "numpy>=1.26",
         # TensorFlow 2.18 needs protobuf below 6, which 9.13 and later do not take.
         "ortools>=9.12,<9.13",
+        "pillow>=10.0",
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13.7",

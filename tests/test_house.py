@@ -42,6 +42,7 @@ ONLY_IN = {
     "yaml": {"files"},
     "tensorflow": {"runtime"},
     "keras": {"runtime", "examples"},
+    "torch": {"runtime"},
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
 }
@@ -106,6 +107,7 @@ def test_help_imports_nothing_heavy():
         "scipy",
         "submitit",
         "tensorflow",
+        "torch",
         "rich",
         "jinja2",
     }
@@ -116,4 +118,4 @@ def test_help_imports_nothing_heavy():
 def test_trainers_import_nothing_of_the_login_side():
     code = "import hetctl.runtime.driver, hetctl.runtime.trainer, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"click", "sqlalchemy", "rich", "tensorflow", "mpi4py"} & set(done.stdout.split())
+    assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())

@@ -18,6 +18,13 @@ from hetctl.cli.output import print_json
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run although an unfinished one could go on.")
 @click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
+@click.option(
+    "--sharing",
+    type=click.Choice(["cached", "none"]),
+    default="cached",
+    show_default=True,
+    help="Prepare samples once on a node, or each member for itself.",
+)
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Per member.")
 @click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
 @click.option("--max-rounds", type=click.IntRange(min=1), help="Stop after so many rounds.")
@@ -28,6 +35,7 @@ def command(
     wait: bool,
     new: bool,
     chain: bool,
+    sharing: str,
     retries: int,
     max_jobs: int | None,
     max_rounds: int | None,
@@ -50,7 +58,7 @@ def command(
     project = Project.here()
     budget = Budget(max_jobs, max_rounds, gpu_hours)
     plan, _ = plan_request(project, budget=budget, **wishes)
-    request = SubmitRequest(plan, budget, retries, new, chain)
+    request = SubmitRequest(plan, budget, retries, new, chain, sharing)
     if dry_run:
         submission = preview(project, request)
         if as_json:

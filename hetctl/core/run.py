@@ -12,10 +12,13 @@ from hetctl.core.codec import decode, encode
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.layout import RunFolder, write_json
 from hetctl.core.plan import Allocation
-from hetctl.core.profile import MemberProfile
+from hetctl.core.profile import MemberProfile, PreprocessPoint
 from hetctl.core.site import Site
 
 SCHEMA_VERSION = 1
+
+NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
+"""How the members on a node share the preparation of samples."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class RunSpec:
         Failed steps without a finished epoch that a member is forgiven.
     checkpoints : str
         Absolute folder; a member's are in ``<member>/<run>`` below it.
+    sharing : str
+        ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once on
+        a node, for all.
+    preprocess : tuple of PreprocessPoint
+        Measured throughput of preprocessors.
     """
 
     run: str
@@ -61,6 +69,8 @@ class RunSpec:
     retries: int = 2
     chain: bool = False
     budget: Budget = field(default_factory=Budget)
+    sharing: str = NONE
+    preprocess: tuple[PreprocessPoint, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def checkpoint_folder(self, member: str) -> Path:
@@ -80,6 +90,10 @@ class RoundFile:
         What a whole job has for training; an epoch that takes longer is trained in parts. None: none is.
     memory : Any
         What the planner wanted to remember when the round was opened; the next job goes on from it.
+    sharing, preprocess
+        As in `RunSpec`.
+    cores : int
+        Of a node, for all ranks and preprocessors on it.
     """
 
     run: str
@@ -92,6 +106,9 @@ class RoundFile:
     device: str = "gpu"
     memory: Any = None
     longest_s: float | None = None
+    sharing: str = NONE
+    preprocess: tuple[PreprocessPoint, ...] = ()
+    cores: int = 1
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

@@ -202,7 +202,7 @@ class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
 
     name: SafeName = Field(description="Name of the ensemble, safe as a file name.")
-    framework: Literal["tensorflow"] = Field(
+    framework: Literal["tensorflow", "pytorch"] = Field(
         default="tensorflow", description="What the networks are built with."
     )
     functions: FunctionsModel = Field(description="The user's functions.")

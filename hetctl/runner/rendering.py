@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.profile import MemberProfile
-from hetctl.core.run import Budget, RunSpec
+from hetctl.core.run import CACHED, Budget, RunSpec
 from hetctl.runner.planning import PlanRequest, make_plan, member_profiles
 from hetctl.runner.project import Project
 from hetctl.runner.submission import Submission, new_job, rendered
@@ -22,6 +21,8 @@ class SubmitRequest:
         Start a new run even if there is an unfinished one of the ensemble.
     chain : bool
         Queue each next job behind the running one.
+    sharing : str
+        As in `RunSpec`.
     """
 
     plan: PlanRequest
@@ -29,6 +30,7 @@ class SubmitRequest:
     retries: int = 2
     new: bool = False
     chain: bool = False
+    sharing: str = CACHED
 
 
 def preview(project: Project, request: SubmitRequest) -> Submission:
@@ -41,7 +43,7 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
     """Render the first job of a run by that name from the ensemble and the site alone."""
-    spec = _spec(project, run, SubmitRequest(request), ())
+    spec = _spec(project, run, SubmitRequest(request))
     return rendered(project, spec, [new_job(spec, "", 0, 0)])
 
 
@@ -53,10 +55,16 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     }
     numbers = range(1, len(taken) + 2)
     run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)
-    return _spec(project, run, request, member_profiles(catalog, ensemble, request.plan.site))
+    site = request.plan.site
+    return replace(
+        _spec(project, run, request),
+        profiles=member_profiles(catalog, ensemble, site),
+        preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
+    )
 
 
-def _spec(project: Project, run: str, request: SubmitRequest, profiles: tuple[MemberProfile, ...]) -> RunSpec:
+def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
+    """Return what the request alone says."""
     plan = request.plan
     return RunSpec(
         run=run,
@@ -67,10 +75,11 @@ def _spec(project: Project, run: str, request: SubmitRequest, profiles: tuple[Me
         queue=plan.size.queue.name,
         wall_s=plan.size.wall_s,
         grace_s=plan.size.grace_s,
-        profiles=profiles,
+        profiles=(),
         checkpoints=str(project.home.path / "checkpoints"),
         options=plan.options,
         retries=request.retries,
         chain=request.chain,
         budget=request.budget,
+        sharing=request.sharing,
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from hetctl.core.layout import RoundFolder
+from hetctl.core.plan import Allocation
 from hetctl.core.run import RoundFile, read_round
 from hetctl.runtime.checkpoint import CheckpointFolder
-from hetctl.runtime.group import Group
+from hetctl.runtime.group import Group, launched_rank
 from hetctl.runtime.heart import beating, cores_used, gpu_used
-from hetctl.runtime.step import build_rank, launched_at, reporter, run_step
+from hetctl.runtime.pipeline import Sharing
+from hetctl.runtime.roles import role_of, roles_of
+from hetctl.runtime.step import Rank, build_rank, launched_at, reporter, run_step
 from hetctl.runtime.trainer import StopSignal, Trainer
 
 
@@ -32,9 +36,19 @@ def train(folder: RoundFolder, name: str) -> Group:
     round_file = read_round(folder.file)
     member = round_file.ensemble.member(name)
     allocation = round_file.allocation_of(name)
-    rank = build_rank(round_file.ensemble, member, allocation.gpus, round_file.device)
+    with ExitStack() as stack:
+        sharing = _sharing(round_file, name)
+        rank = build_rank(round_file.ensemble, member, allocation.gpus, round_file.device, stack, sharing)
+        _run(folder, round_file, allocation, rank, launched)
+    return rank.group
+
+
+def _run(
+    folder: RoundFolder, round_file: RoundFile, allocation: Allocation, rank: Rank, launched: float
+) -> None:
+    name = allocation.member
     trainer = Trainer(
-        member=member,
+        member=round_file.ensemble.member(name),
         network=rank.network,
         training=rank.training,
         validation=rank.validation,
@@ -43,16 +57,22 @@ def train(folder: RoundFolder, name: str) -> Group:
         events=reporter(folder.events, name, rank.group),
         stop=_stop_signal(folder, round_file, name, launched),
         gpus=allocation.gpus,
-        expected_epoch_s=len(rank.training[0]) / allocation.rate,
+        expected_epoch_s=rank.training.samples / allocation.rate,
         launched_at=launched,
     )
     if rank.group.rank != 0:
         trainer.run()
-        return rank.group
+        return
     busy = gpu_used() if round_file.device == "gpu" else cores_used()
-    with beating(folder.pulse_of(name), len(rank.training[0]), busy) as trainer.note:
+    with beating(folder.pulse_of(name), rank.training.samples, busy) as trainer.note:
         trainer.run()
-    return rank.group
+
+
+def _sharing(round_file: RoundFile, name: str) -> Sharing:
+    """Say how this rank comes by its samples; it has not met its group yet, but the launcher knows it."""
+    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
+    role = role_of(roles, name, launched_rank())
+    return Sharing(round_file.sharing, round_file.run, role.preprocessors)
 
 
 def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,24 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
         model_fn=_load(named.model_fn),
         train_fn=_load(named.train_fn) if named.train_fn else None,
     )
+
+
+def loss_of(result: Any) -> float:
+    """Return the mean training loss that a ``train_fn`` returned.
+
+    Raises
+    ------
+    BadInputError
+        If it returned anything else.
+    """
+    value = result.get("loss") if isinstance(result, Mapping) else result
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise BadInputError(
+            f"train_fn returned {result!r}",
+            'return the mean training loss, or a mapping with the key "loss"',
+        ) from None
 
 
 def _load(reference: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ LOCAL_RANK_VARIABLES = (
     "SLURM_LOCALID",  # srun
     "JSM_NAMESPACE_LOCAL_RANK",  # jsrun
 )
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
 
 
@@ -26,6 +27,24 @@ class Group(Protocol):
 
     def leave(self) -> None:
         """Wait for the others and go; the first rank to leave early would kill the rest."""
+
+
+class Link(Protocol):
+    """How the ranks of a group exchange gradients; each framework has its own.
+
+    Attributes
+    ----------
+    needs : str
+        The packages that it takes, in words.
+    """
+
+    needs: str
+
+    def meet(self, group: Group) -> None:
+        """Start it on the ranks of a group of several; ImportError where a package is missing."""
+
+    def part(self) -> None:
+        """End it."""
 
 
 class SingleRank:
@@ -43,20 +62,13 @@ class SingleRank:
 
 
 class MpiGroup:
-    """The ranks of one MPI world, with Horovod started on it."""
+    """The ranks of one MPI world."""
 
-    def __init__(self) -> None:
-        try:
-            import horovod.tensorflow as hvd
-            from mpi4py import MPI
-        except ImportError as error:
-            raise BadInputError(
-                f"a member with more than one GPU needs Horovod and mpi4py: {error}",
-                "install them as docs/install.md says, or give the member max_gpus: 1",
-            ) from None
+    def __init__(self, link: Link) -> None:
+        from mpi4py import MPI
+
         self._world = MPI.COMM_WORLD.Dup()
-        self._hvd = hvd
-        hvd.init()
+        self._link = link
         self.size = int(self._world.Get_size())
         self.rank = int(self._world.Get_rank())
 
@@ -65,27 +77,42 @@ class MpiGroup:
         return self._world.bcast(value, root=0)
 
     def leave(self) -> None:
-        """Meet at a barrier, then shut Horovod down."""
+        """Meet at a barrier, then end what connects the ranks."""
         self._world.Barrier()
-        self._hvd.shutdown()
+        self._link.part()
 
 
-def join_group(gpus: int) -> Group:
+def launched_rank() -> int:
+    """Return this process's rank in its step, as the launcher says; no MPI need have started."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def join_group(gpus: int, link: Link) -> Group:
     """Meet the other ranks of a member that holds `gpus` GPUs, one rank on each.
 
     Raises
     ------
     BadInputError
-        If Horovod is missing, or the launcher started another number of ranks.
+        If a package is missing, or the launcher started another number of ranks.
     """
     if gpus == 1:
         return SingleRank()
-    group = MpiGroup()
+    try:
+        return _linked(MpiGroup(link), gpus, link)
+    except ImportError as error:
+        raise BadInputError(
+            f"a member with more than one GPU needs {link.needs}: {error}",
+            "install them as docs/install.md says, or give the member max_gpus: 1",
+        ) from None
+
+
+def _linked(group: Group, gpus: int, link: Link) -> Group:
     if group.size != gpus:
         raise BadInputError(
             f"the launcher started {group.size} MPI ranks for a member with {gpus} GPUs",
             "check `mpi:` and `launcher:` in the site file",
         )
+    link.meet(group)
     return group
 
 

@@ -29,11 +29,13 @@ def peak_memory() -> int:
 
 
 def peak_gpu_memory() -> int:
-    """Return the most bytes that TensorFlow held on its GPU; 0 without one."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or not tensorflow.config.list_physical_devices("GPU"):
-        return 0
-    return int(tensorflow.config.experimental.get_memory_info("GPU:0")["peak"])
+    """Return the most bytes that the framework held on its GPU; 0 without one."""
+    tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
+    if tensorflow is not None and tensorflow.config.list_physical_devices("GPU"):
+        return int(tensorflow.config.experimental.get_memory_info("GPU:0")["peak"])
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return 0
 
 
 def _processor() -> str:

@@ -12,10 +12,12 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Generator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-
-import numpy as np
 
 from hetctl.core.codec import encode
 from hetctl.core.ensemble import Ensemble
@@ -23,11 +25,14 @@ from hetctl.core.events import EventWriter
 from hetctl.core.measurement import Measurements, Point, read_measurements
 from hetctl.core.profile import Machine, PreprocessPoint, ProfilePoint
 from hetctl.runtime.checkpoint import CheckpointFolder, TrainingState
-from hetctl.runtime.data import Batches, split_data
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Feed, Samples
 from hetctl.runtime.functions import load_functions
 from hetctl.runtime.group import Group, SingleRank
 from hetctl.runtime.machine import gpu_and_driver, peak_memory
+from hetctl.runtime.sources import ArraySource, Source, as_sources
 from hetctl.runtime.step import Rank, build_rank, launched_at, reporter, run_step
+from hetctl.runtime.stream import Chunk, sample_rng
 from hetctl.runtime.trainer import check_metrics
 
 BATCHES = 48
@@ -54,12 +59,17 @@ def main() -> int:
 
 
 def _report_point(measurements: Measurements, point: Point, folder: Path) -> Group:
+    with ExitStack() as stack:
+        return _measure_point(measurements, point, folder, stack)
+
+
+def _measure_point(measurements: Measurements, point: Point, folder: Path, stack: ExitStack) -> Group:
     launched = launched_at()
     member = measurements.ensemble.member(point.member)
-    rank = build_rank(measurements.ensemble, member, point.gpus, measurements.site.device)
+    rank = build_rank(measurements.ensemble, member, point.gpus, measurements.site.device, stack)
     clock = _StepClock(launched)
-    batches = _batches(rank, member.batch_size, clock)
-    rank.network.train(batches)
+    feed = AgainAndAgain(rank.training, BATCHES * member.batch_size * rank.group.size)
+    rank.network.train(Batches(feed, 1, 0, rank.group, lambda: False, clock))
     first_evaluate_s, metrics = _timed_evaluation(rank)
     evaluate_s, _ = _timed_evaluation(rank)
     check_metrics(metrics | {"loss": 0.0}, member.stop.metric)
@@ -72,7 +82,7 @@ def _report_point(measurements: Measurements, point: Point, folder: Path) -> Gro
         batch_size=member.batch_size,
         measured_at=time.time(),
         machine=Machine(measurements.site.gpu_type or gpu_type, driver, rank.framework.version()),
-        samples_per_epoch=len(rank.training[0]),
+        samples_per_epoch=rank.training.samples,
         startup_s=clock.startup_s + max(0.0, first_evaluate_s - evaluate_s),
         evaluate_s=evaluate_s,
         checkpoint_s=_checkpoint_seconds(rank, folder / "scratch" / point.source),
@@ -102,10 +112,26 @@ class _StepClock:
         return (last[1] - first[1]) / max(last[0] - first[0], 1e-9)
 
 
-def _batches(rank: Rank, batch_size: int, clock: _StepClock) -> Batches:
-    """Make 48 full batches, going round the data as often as that takes."""
-    order = np.resize(np.arange(len(rank.training[0])), BATCHES * batch_size * rank.group.size)
-    return Batches(rank.training, order, 0, batch_size, rank.group, lambda: False, clock)
+class AgainAndAgain:
+    """One epoch of so many samples, made of as many epochs of a feed as that takes."""
+
+    def __init__(self, feed: Feed, samples: int) -> None:
+        self._feed = feed
+        self.samples = samples
+        self.sample = feed.sample
+
+    @property
+    def waited_s(self) -> float:
+        """What the trainer has waited for batches."""
+        return self._feed.waited_s
+
+    def batches(self, _epoch: int, start: int) -> Generator[tuple[Samples, Chunk], None, None]:
+        """Yield batches for ever."""
+        for epoch in count(1):
+            for batch, chunk in self._feed.batches(epoch, 0):
+                stop = min(start + chunk.stop - chunk.start, self.samples)
+                yield batch, replace(chunk, start=start, stop=stop)
+                start = stop
 
 
 def _timed_evaluation(rank: Rank) -> tuple[float, dict[str, float]]:
@@ -146,9 +172,21 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     os.sched_setaffinity(0, {available[core % len(available)]})
     input_fn = load_functions(ensemble).input_fn
     samples, start = 0, time.perf_counter()
+    training, validation = as_sources(input_fn(ensemble.data))
+    if not isinstance(training, ArraySource):
+        return _prepare(training)
     while time.perf_counter() - start < PREPROCESS_S:
-        training, validation = split_data(input_fn(ensemble.data))
-        samples += len(training[0]) + len(validation[0])
+        samples += len(training) + len(validation)
+        training, validation = as_sources(input_fn(ensemble.data))
+    return samples, start, time.perf_counter()
+
+
+def _prepare(source: Source) -> tuple[int, float, float]:
+    samples, start = 0, time.perf_counter()
+    while time.perf_counter() - start < PREPROCESS_S:
+        number = samples % len(source)
+        source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
+        samples += 1
     return samples, start, time.perf_counter()
 
 

@@ -86,6 +86,9 @@ class Opener:
             device=self.spec.site.device,
             memory=memory,
             longest_s=self.longest_s,
+            sharing=self.spec.sharing,
+            preprocess=self.spec.preprocess,
+            cores=self.spec.site.cores_per_node,
         )
 
     def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:

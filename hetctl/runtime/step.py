@@ -16,18 +16,26 @@ from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.errors import HetctlError
 from hetctl.core.events import EventWriter
-from hetctl.runtime.data import Samples, split_data
+from hetctl.runtime.feeds import Feed, Samples
 from hetctl.runtime.frameworks import Framework, Network, load_framework
 from hetctl.runtime.functions import UserFunctions, load_functions
 from hetctl.runtime.group import Group, bind_device, join_group
 from hetctl.runtime.machine import peak_memory
+from hetctl.runtime.pipeline import Sharing, all_samples, open_pipeline
+from hetctl.runtime.sources import as_sources
 from hetctl.runtime.steady import DISK_FULL_ERRORS
+from hetctl.runtime.stream import Stream
 
 LAUNCHED_AT = "HETCTL_STEP_LAUNCHED_AT"
 """Set by whoever launches a step: seconds since the epoch."""
 
 OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
 """Python's and NumPy's, TensorFlow's, PyTorch's: by name, since only one framework is ever loaded."""
+
+FULL_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""What PyTorch says of the node's memory, for which it has no class."""
+
+ALONE = Sharing()
 
 
 class _Silent:
@@ -45,7 +53,7 @@ class Rank:
     framework: Framework
     functions: UserFunctions
     network: Network
-    training: Samples
+    training: Feed
     validation: Samples
 
 
@@ -54,17 +62,32 @@ def launched_at() -> float:
     return float(os.environ.get(LAUNCHED_AT) or time.time())
 
 
-def build_rank(ensemble: Ensemble, member: Member, gpus: int, device: str) -> Rank:
-    """Bind the device, meet the group, load the data, build the network."""
+def build_rank(
+    ensemble: Ensemble,
+    member: Member,
+    gpus: int,
+    device: str,
+    stack: contextlib.ExitStack,
+    sharing: Sharing = ALONE,
+) -> Rank:
+    """Bind the device, load the data, meet the group, build the network.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Gives back what was taken of the node.
+    """
     cores = bind_device(device, gpus)
-    group = join_group(gpus)
     framework = load_framework(ensemble.framework)
     framework.prepare(cores, member.seed)
     functions = load_functions(ensemble)
-    training, validation = split_data(functions.input_fn(ensemble.data))
-    sample = training[0][: member.batch_size], training[1][: member.batch_size]
-    network = framework.build(member, functions, group, sample)
-    return Rank(group, framework, functions, network, training, validation)
+    training, validation = as_sources(functions.input_fn(ensemble.data))
+    open_feed = open_pipeline(training, member.seed, sharing, stack)
+    group = join_group(gpus, framework)
+    chunk = member.batch_size * group.size
+    feed = open_feed(Stream(len(training), chunk, member.seed, rank=group.rank, ranks=group.size))
+    network = framework.build(member, functions, group, feed.sample)
+    return Rank(group, framework, functions, network, feed, all_samples(validation, member.seed))
 
 
 def reporter(folder: Path, source: str, group: Group) -> Any:
@@ -98,9 +121,10 @@ def why_failed(error: BaseException) -> Why:
     """Tell a full memory or disk from an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return Why.DISK_FULL
-    if OUT_OF_MEMORY_ERRORS.isdisjoint(kind.__name__ for kind in type(error).__mro__):
-        return Why.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
-    return Why.OUT_OF_MEMORY
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & OUT_OF_MEMORY_ERRORS or FULL_MEMORY in str(error):
+        return Why.OUT_OF_MEMORY
+    return Why.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
 
 
 def _summary(error: Exception) -> str:

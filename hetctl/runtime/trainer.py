@@ -16,7 +16,8 @@ from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
 from hetctl.core.profile import EpochResult
 from hetctl.runtime.checkpoint import CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.data import Batches, Samples, epoch_order
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Feed, Samples
 from hetctl.runtime.frameworks import Network
 from hetctl.runtime.group import Group
 from hetctl.runtime.machine import peak_memory
@@ -89,7 +90,7 @@ class Trainer:
 
     member: Member
     network: Network
-    training: Samples
+    training: Feed
     validation: Samples
     checkpoints: CheckpointFolder
     group: Group
@@ -150,17 +151,15 @@ class Trainer:
     def _epoch_seconds_left(self) -> float:
         same_size = [epoch.seconds for epoch in self.state.epochs if epoch.gpus == self.gpus]
         seconds = same_size[-1] if same_size else self.expected_epoch_s
-        return seconds * (1 - self.state.part_samples / len(self.training[0]))
+        return seconds * (1 - self.state.part_samples / self.training.samples)
 
     def _train_epoch(self) -> bool:
         """Train what is left of the epoch; False if told to stop before its end."""
         number = len(self.state.epochs) + 1
-        order = epoch_order(len(self.training[0]), self.member.seed, number)
         batches = Batches(
             self.training,
-            order,
+            number,
             self.state.part_samples,
-            self.member.batch_size,
             self.group,
             self.stop,
             lambda position: self._after_step(number, position, batches.loss),

@@ -107,7 +107,10 @@ REFUSALS = [
     ("batch_size: true\nmembers: [{name: a}]\n", "e.yaml:3: batch_size: must be a whole number, got True"),
     ("max_gpus: 0\nmembers: [{name: a}]\n", "e.yaml:3: max_gpus: must be at least 1, got 0"),
     ("seed: -1\nmembers: [{name: a}]\n", "e.yaml:3: seed: must be at least 0, got -1"),
-    ("framework: torch\nmembers: [{name: a}]\n", "e.yaml:3: framework: must be 'tensorflow', got 'torch'"),
+    (
+        "framework: torch\nmembers: [{name: a}]\n",
+        "e.yaml:3: framework: must be 'tensorflow' or 'pytorch', got 'torch'",
+    ),
     ("data: 3\nmembers: [{name: a}]\n", "e.yaml:3: data: must be text (put it in quotes), got 3"),
     (
         "rescale_learning_rate: yes\nmembers: [{name: a}]\n",

@@ -84,8 +84,8 @@ def test_jobs_follow_one_another_near_the_limit_without_anybody_waiting(start):
 
 
 def test_a_chain_queues_each_job_behind_the_running_one(start):
-    project = start(a="{epochs: 16, epoch_s: 0.6}", b="{epochs: 16, epoch_s: 0.6}", c="{epochs: 2}")
-    assert project.hetctl("submit", "--time", "16s", "--chain").code == 0
+    project = start(a="{epochs: 30, epoch_s: 0.6}", b="{epochs: 30, epoch_s: 0.6}", c="{epochs: 2}")
+    assert project.hetctl("submit", "--time", "24s", "--chain").code == 0
     wait_for(lambda: state(project) == "finished", seconds=90)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0
@@ -94,7 +94,7 @@ def test_a_chain_queues_each_job_behind_the_running_one(start):
     for job, after in pairwise(jobs):
         assert after["submitted_at"] < job["ended_at"]
     assert jobs[-1]["state"] in ("cancelled", "finished")
-    assert project.epochs() == {"a": list(range(1, 17)), "b": list(range(1, 17)), "c": [1, 2]}
+    assert project.epochs() == {"a": list(range(1, 31)), "b": list(range(1, 31)), "c": [1, 2]}
     started = [e.data["job"] for e in project.driver_events() if e.kind == "job_started"]
     assert started == list(range(len(started)))
 

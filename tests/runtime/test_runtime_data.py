@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches, epoch_order, split_data
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.sources import ArraySource
+from hetctl.runtime.stream import Stream
 
 
 class Rank:
@@ -19,9 +21,11 @@ class Rank:
 
 def batches(samples, size, rank, batch_size, *, start=0, stop_after=10**9):
     x = np.arange(samples)
-    order = epoch_order(samples, 1, 1)
+    feed = ArrayFeed(
+        ArraySource(x, x, "training"), Stream(samples, batch_size * size, 1, rank=rank, ranks=size)
+    )
     calls = iter(range(10**9))
-    return Batches((x, x), order, start, batch_size, Rank(size, rank), lambda: next(calls) >= stop_after)
+    return Batches(feed, 1, start, Rank(size, rank), lambda: next(calls) >= stop_after)
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40))
@@ -47,18 +51,3 @@ def test_stopping_and_going_on_equals_not_stopping(samples, batch_size, steps):
     assert len(parts) == min(steps, len(whole))
     parts += [x.tolist() for x, _ in batches(samples, 1, 0, batch_size, start=first.position)]
     assert parts == whole
-
-
-def test_orders_differ_by_epoch_and_seed_only():
-    assert epoch_order(50, 1, 2).tolist() == epoch_order(50, 1, 2).tolist()
-    assert epoch_order(50, 1, 2).tolist() != epoch_order(50, 1, 3).tolist()
-    assert epoch_order(50, 1, 2).tolist() != epoch_order(50, 2, 2).tolist()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [None, 3, ([1, 2], [1, 2]), (([1], [1]), ([1, 2], [1])), (([], []), ([1], [1])), (([1], [1]),)],
-)
-def test_other_shapes_are_refused(data):
-    with pytest.raises(BadInputError, match="input_fn returned"):
-        split_data(data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from driven_job import Job
+from tiny_networks import ENSEMBLES, MODULES, functions_of
 
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import MemberProfile
 from hetctl.core.progress import events_in
@@ -18,7 +18,6 @@ from hetctl.core.usage import usage_of
 from hetctl.planners import PLANNERS
 from hetctl.planners.base import Decision, Planner
 
-ENSEMBLES = Path(__file__).parent.parent / "ensembles"
 AGAIN_S = 0.1
 
 
@@ -195,12 +194,13 @@ def test_every_planner_brings_every_member_to_its_end(tmp_path, planner):
 
 @pytest.mark.training
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
-def test_a_member_that_is_resized_and_back_trains_every_sample_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_member_that_is_resized_and_back_trains_every_sample_once(tmp_path, monkeypatch, framework):
     member = Member("m", {"pause_s": 0.1}, 32, 5, StopRule("val_accuracy", "max", 9, max_epochs=3), 2)
-    functions = Functions("tiny:input_fn", "tiny:model_fn", "tiny:fit_train_fn")
+    functions = functions_of(framework, "fit_train_fn")
     job = Job(
         tmp_path, {}, planner="script", grace_s=60, profiles=(MemberProfile("m", {1: 100.0}, None, 640),),
-        ensemble=Ensemble("tiny", "tensorflow", functions, (member,), str(ENSEMBLES)),
+        ensemble=Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES)),
     )  # fmt: skip
 
     left_at_start = {}

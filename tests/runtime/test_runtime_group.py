@@ -66,25 +66,50 @@ def test_without_slots_all_cores_are_left():
     assert bound("slot", 1)["cores"] == CORES
 
 
+class LinkOfTests:
+    needs = "cables and plugs"
+
+    def __init__(self, missing=""):
+        self.missing = missing
+        self.met = []
+
+    def meet(self, group):
+        if self.missing:
+            raise ImportError(f"No module named {self.missing}")
+        self.met.append(group)
+
+
+class TwoRanks:
+    size, rank = 2, 0
+
+    def __init__(self, link):
+        pass
+
+
 def test_one_gpu_needs_no_mpi():
-    group = join_group(1)
+    group = join_group(1, LinkOfTests())
     assert isinstance(group, SingleRank)
     assert (group.rank, group.size, group.agree("value")) == (0, 1, "value")
     group.leave()
 
 
-def test_several_gpus_without_horovod_are_refused_with_the_way_out(monkeypatch):
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    with pytest.raises(BadInputError, match="needs Horovod and mpi4py") as caught:
-        join_group(2)
+def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr("hetctl.runtime.group.MpiGroup", TwoRanks)
+    with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
+        join_group(2, LinkOfTests(missing="plugs"))
     assert "max_gpus: 1" in caught.value.hint
 
 
-def test_another_number_of_ranks_than_gpus_is_refused(monkeypatch):
-    class Two:
-        size, rank = 2, 0
+def test_several_gpus_without_mpi_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(BadInputError, match="needs cables and plugs: import of mpi4py"):
+        join_group(2, LinkOfTests())
 
-    monkeypatch.setattr("hetctl.runtime.group.MpiGroup", Two)
+
+def test_another_number_of_ranks_than_gpus_is_refused_before_they_meet(monkeypatch):
+    monkeypatch.setattr("hetctl.runtime.group.MpiGroup", TwoRanks)
+    link = LinkOfTests()
     with pytest.raises(BadInputError, match="started 2 MPI ranks for a member with 4 GPUs"):
-        join_group(4)
-    assert join_group(2).size == 2
+        join_group(4, link)
+    assert link.met == []
+    assert [join_group(2, link)] == link.met

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 from driven_job import Job
+from tiny_networks import ENSEMBLES, functions_of
 from workbench import wait_for
 
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.profile import MemberProfile
 from hetctl.planners import PLANNERS
 from hetctl.runtime.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training
-ENSEMBLES = Path(__file__).parent.parent / "ensembles"
 FLOTILLA = PLANNERS["flotilla"]
 EPOCHS = 6
 SMALLER_THAN_A_CHECKPOINT = 16 * 1024
 
 
-def real_job(folder: Path, train_fn: str, config: dict, **member) -> Job:
+def real_job(folder: Path, train_fn: str, config: dict, framework: str = "tensorflow", **member) -> Job:
     stop = StopRule("val_accuracy", "max", 99, max_epochs=EPOCHS)
     members = (Member("m", config, **{"batch_size": 32, "seed": 5, "stop": stop, "max_gpus": 1} | member),)
-    functions = Functions("tiny:input_fn", "tiny:model_fn", f"tiny:{train_fn}")
+    functions = functions_of(framework, train_fn)
     return Job(
         folder, {}, slots=1, grace_s=60, profiles=(MemberProfile("m", {1: 1000.0}, None, 640),),
-        ensemble=Ensemble("tiny", "tensorflow", functions, members, str(ENSEMBLES)),
+        ensemble=Ensemble("tiny", framework, functions, members, str(ENSEMBLES)),
     )  # fmt: skip
 
 
@@ -75,13 +75,23 @@ def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp
     assert job.trained("m") == list(range(1, EPOCHS + 1))
 
 
-def test_a_member_that_runs_out_of_memory_trains_on_with_a_smaller_batch(tmp_path, monkeypatch):
-    job = real_job(tmp_path, "hungry_train_fn", {"most": 40}, batch_size=64, min_batch_size=16)
+@pytest.mark.parametrize(
+    ("framework", "error"),
+    [
+        ("tensorflow", "MemoryError: Unable to allocate"),
+        ("pytorch", "RuntimeError: [enforce fail at alloc_cpu.cpp"),
+    ],
+    ids=["tensorflow", "pytorch"],
+)
+def test_a_member_that_runs_out_of_memory_trains_on_with_a_smaller_batch(
+    tmp_path, monkeypatch, framework, error
+):
+    job = real_job(tmp_path, "hungry_train_fn", {"most": 40}, framework, batch_size=64, min_batch_size=16)
     job.drive_by(FLOTILLA, monkeypatch, real=True)
     assert [event.data["why"] for event in job.events("step_ended")] == ["out-of-memory", "finished"]
     assert [event.data["batch_size"] for event in job.events("step_started")] == [64, 32]
     (failed,) = job.events("failed", "m")
-    assert failed.data["error"].startswith("MemoryError: Unable to allocate")
+    assert failed.data["error"].startswith(error)
     assert failed.data["peak_memory_bytes"] > 2**26
     assert "GiB at its peak" in job.events("step_ended")[0].data["cause"]
     assert job.progress()["m"].converged

@@ -1,26 +1,25 @@
 """Real training: what is resumed equals what was never stopped; groups equal one rank."""
 
-import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.errors import BadInputError
 from hetctl.runtime.checkpoint import CheckpointFolder
+from hetctl.runtime.feeds import ArrayFeed
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
 from hetctl.runtime.group import SingleRank
+from hetctl.runtime.pipeline import all_samples
+from hetctl.runtime.sources import as_sources
+from hetctl.runtime.stream import Stream
 from hetctl.runtime.trainer import StopSignal, Trainer
 
 pytestmark = pytest.mark.training
-ENSEMBLES = Path(__file__).parent.parent / "ensembles"
 STOP = StopRule(metric="val_accuracy", mode="max", patience=3, max_epochs=3)
 
 
@@ -45,19 +44,17 @@ class StopAfter(StopSignal):
         return self.reason is not None
 
 
-def trainer(folder, config, *, stop=None, gpus=1, epochs=3, train_fn=None, seed=5):
-    functions = Functions("tiny:input_fn", "tiny:model_fn", train_fn)
-    ensemble = Ensemble("tiny", "tensorflow", functions, (), str(ENSEMBLES))
+def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5):
+    ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
     member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs))
-    framework, loaded = load_framework("tensorflow"), load_functions(ensemble)
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    training, validation = loaded.input_fn(None)
-    network = framework.build(member, loaded, SingleRank(), training)
+    loaded = load_functions(ensemble)
+    seed_all(framework, seed)
+    training, validation = as_sources(loaded.input_fn(None))
+    feed = ArrayFeed(training, Stream(len(training), 32, seed))
+    network = load_framework(framework).build(member, loaded, SingleRank(), feed.sample)
     return Trainer(
-        member, network, training, validation, CheckpointFolder(folder), SingleRank(), Events(),
-        stop or StopAfter(10**9), gpus, 1.0, time.time(),
+        member, network, feed, all_samples(validation, seed), CheckpointFolder(folder), SingleRank(),
+        Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
     )  # fmt: skip
 
 
@@ -73,11 +70,13 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("train_fn", [None, "tiny:fit_train_fn"])
-def test_resumed_training_equals_uninterrupted_training_to_the_bit(tmp_path, config, train_fn):
-    trainer(tmp_path / "whole", config, train_fn=train_fn).run()
+@pytest.mark.parametrize("train_fn", [None, "fit_train_fn"])
+@pytest.mark.parametrize("framework", MODULES)
+def test_resumed_training_equals_uninterrupted_training_to_the_bit(tmp_path, framework, config, train_fn):
+    how = {"framework": framework, "train_fn": train_fn}
+    trainer(tmp_path / "whole", config, **how).run()
     for looks in (0, 7, 20, 13, 10**9):
-        trainer(tmp_path / "parts", config, stop=StopAfter(looks), train_fn=train_fn).run()
+        trainer(tmp_path / "parts", config, stop=StopAfter(looks), **how).run()
     whole, whole_state = weights(tmp_path / "whole")
     parts, parts_state = weights(tmp_path / "parts")
     assert whole.keys() == parts.keys()
@@ -89,10 +88,14 @@ def test_resumed_training_equals_uninterrupted_training_to_the_bit(tmp_path, con
         assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-5)
 
 
-def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(tmp_path):
+@pytest.mark.parametrize("framework", MODULES)
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(tmp_path, framework):
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        trainer(tmp_path / name, CONFIGS["adam with dropout"], epochs=1, seed=seed).run()
-    a, b, c = (weights(tmp_path / name)[0]["model/0000"] for name in "abc")
+        config = CONFIGS["adam with dropout"]
+        trainer(tmp_path / name, config, framework=framework, epochs=1, seed=seed).run()
+    arrays = [weights(tmp_path / name)[0] for name in "abc"]
+    first = next(name for name in arrays[0] if name.startswith("model/"))
+    a, b, c = (array[first] for array in arrays)
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
 
@@ -118,16 +121,21 @@ def test_a_corrupt_checkpoint_is_reported_and_the_one_before_it_used(tmp_path):
     assert epochs == [1, 2]
 
 
-def test_the_learning_rate_follows_the_gpus(tmp_path):
+RATES = {
+    "tensorflow": lambda network: float(network._optimizer.learning_rate),
+    "pytorch": lambda network: network._optimizer.param_groups[0]["lr"] * network._rate_factor,
+}
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_the_learning_rate_follows_the_gpus(tmp_path, framework):
     """Capes et al., Equation 7: on k GPUs k times the rate of one."""
-    one = trainer(tmp_path, {"learning_rate": 0.01}, epochs=1)
-    one.run()
-    four = trainer(tmp_path, {"learning_rate": 0.01}, epochs=2, gpus=4)
-    four.run()
-    assert float(four.network._optimizer.learning_rate) == pytest.approx(0.04)
-    two = trainer(tmp_path, {"learning_rate": 0.01}, epochs=3, gpus=2)
-    two.run()
-    assert float(two.network._optimizer.learning_rate) == pytest.approx(0.02)
+    rates = []
+    for epochs, gpus in ((1, 1), (2, 4), (3, 2)):
+        member = trainer(tmp_path, {"learning_rate": 0.01}, framework=framework, epochs=epochs, gpus=gpus)
+        member.run()
+        rates.append(RATES[framework](member.network))
+    assert rates == pytest.approx([0.01, 0.04, 0.02])
 
 
 def test_a_schedule_follows_the_gpus_too(tmp_path):
@@ -164,65 +172,34 @@ def test_a_missing_metric_is_refused_with_those_there_are(tmp_path):
         wrong.run()
 
 
-def test_a_changed_network_does_not_take_an_old_checkpoint(tmp_path):
-    trainer(tmp_path, {"units": 32}, epochs=1).run()
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_changed_network_does_not_take_an_old_checkpoint(tmp_path, framework):
+    trainer(tmp_path, {"units": 32}, framework=framework, epochs=1).run()
     with pytest.raises(BadInputError, match="other variables"):
-        trainer(tmp_path, {"units": 16}, epochs=2).run()
+        trainer(tmp_path, {"units": 16}, framework=framework, epochs=2).run()
 
 
-RANKS = """
-import json, sys
-import numpy as np
-sys.path.insert(0, {ensembles!r})
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.runtime.data import Batches, epoch_order
-from hetctl.runtime.step import build_rank
-import keras
-gpus, batch, config, folder, train_fn = json.loads(sys.argv[1])
-member = Member("m", config, batch, 5, StopRule())
-functions = Functions("tiny:input_fn", "tiny:model_fn", train_fn)
-ensemble = Ensemble("t", "tensorflow", functions, (member,), {ensembles!r})
-rank = build_rank(ensemble, member, gpus, "slot")
-samples = 600
-for epoch in (1, 2):
-    order = epoch_order(samples, 5, epoch)
-    loss = rank.network.train(Batches(rank.training, order, 0, batch, rank.group, lambda: False))
-metrics = rank.network.evaluate(rank.validation)
-np.savez(f"{{folder}}/{{gpus}}-{{rank.group.rank}}.npz", **rank.network.save())
-json.dump([loss, metrics], open(f"{{folder}}/{{gpus}}-{{rank.group.rank}}.json", "w"))
-rank.group.leave()
-"""
-
-
-def train_on(gpus, batch, config, folder, train_fn=None):
-    script = folder / "ranks.py"
-    script.write_text(RANKS.format(ensembles=str(ENSEMBLES)))
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(gpus)]
-    argument = json.dumps([gpus, batch, config, str(folder), train_fn])
-    command = [*(mpirun if gpus > 1 else []), sys.executable, str(script), argument]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
-    results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]
-    return states, results
-
-
-@pytest.mark.parametrize("train_fn", [None, "tiny:fit_train_fn"])
-def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, train_fn):
-    """600 samples in batches of 2 x 64: the last batch has 88 samples, 44 on each rank."""
+@pytest.mark.parametrize(
+    ("gpus", "batch", "samples", "train_fn"),
+    [(2, 64, 601, None), (3, 32, 577, "fit_train_fn")],
+    ids=["45 and 44 samples at last", "1, 0 and 0 samples at last"],
+)
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, framework, gpus, batch, samples, train_fn):
     config = {"optimizer": "sgd", "learning_rate": 0.1}
-    (one,), _ = train_on(1, 128, config, tmp_path, train_fn)
-    group, results = train_on(2, 64, config, tmp_path, train_fn)
-    assert results[0] == results[1]
+    how = {"samples": samples, "train_fn": train_fn}
+    (one,), _ = train_on(framework, 1, gpus * batch, config, tmp_path, **how)
+    group, results = train_on(framework, gpus, batch, config, tmp_path, **how)
+    assert all(result == results[0] for result in results)
     for name, array in one.items():
-        assert np.array_equal(group[0][name], group[1][name]), name
+        assert all(np.array_equal(group[0][name], state[name]) for state in group), name
         np.testing.assert_allclose(group[0][name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path):
-    states, results = train_on(3, 32, {"dropout": 0.2, "batch_norm": True, "optimizer": "adam"}, tmp_path)
+@pytest.mark.parametrize("framework", MODULES)
+def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
+    config = {"dropout": 0.2, "batch_norm": True, "optimizer": "adam"}
+    states, results = train_on(framework, 3, 32, config, tmp_path)
     assert results[0] == results[1] == results[2]
     trained = [name for name in states[0] if name.startswith("model/") and states[0][name].dtype.kind == "f"]
     assert len(trained) >= 8

@@ -9,11 +9,16 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hetctl.core.ensemble import Member
-from hetctl.runtime.data import Batches, Samples
+from hetctl.core.errors import BadInputError
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Samples
 from hetctl.runtime.functions import UserFunctions
-from hetctl.runtime.group import Group
+from hetctl.runtime.group import Group, Link
 
-MODULES = {"tensorflow": "hetctl.runtime.frameworks.tensorflow"}
+MODULES = {
+    "tensorflow": "hetctl.runtime.frameworks.tensorflow",
+    "pytorch": "hetctl.runtime.frameworks.pytorch",
+}
 
 
 class Network(Protocol):
@@ -35,7 +40,7 @@ class Network(Protocol):
         """Multiply the learning rate."""
 
 
-class Framework(Protocol):
+class Framework(Link, Protocol):
     """What a module of this package provides under the name ``FRAMEWORK``."""
 
     def version(self) -> str:
@@ -49,6 +54,17 @@ class Framework(Protocol):
 
 
 def load_framework(name: str) -> Framework:
-    """Import a framework; only now does it cost its start-up time."""
-    framework: Framework = importlib.import_module(MODULES[name]).FRAMEWORK
+    """Import a framework; only now does it cost its start-up time.
+
+    Raises
+    ------
+    BadInputError
+        If it is not installed.
+    """
+    try:
+        framework: Framework = importlib.import_module(MODULES[name]).FRAMEWORK
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
+        ) from None
     return framework

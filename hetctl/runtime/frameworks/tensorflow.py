@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches, Samples
-from hetctl.runtime.functions import UserFunctions
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Samples
+from hetctl.runtime.functions import UserFunctions, loss_of
 from hetctl.runtime.group import Group
 
 EVALUATION_BATCH = 256
@@ -39,7 +40,7 @@ class KerasNetwork:
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; on several ranks, weight its loss by the samples each rank had."""
         watched = _WeightedBatches(batches, self._weight) if self._group.size > 1 else batches
-        loss = _loss_of(self._train_fn(watched, self._model, self._optimizer, self._config))
+        loss = loss_of(self._train_fn(watched, self._model, self._optimizer, self._config))
         if self._group.size > 1:
             self._agree_on_statistics()
             loss = float(_horovod().allreduce(tf.constant(loss), op=_horovod().Average))
@@ -174,6 +175,8 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: 
 class TensorFlow:
     """The framework as the trainer sees it."""
 
+    needs = "Horovod and mpi4py"
+
     def version(self) -> str:
         """Return TensorFlow's and Keras' versions."""
         return f"tensorflow {tf.__version__}, keras {keras.__version__}"
@@ -206,6 +209,14 @@ class TensorFlow:
         model.optimizer.build(model.trainable_variables)
         return KerasNetwork(model, config, functions.train_fn, group)
 
+    def meet(self, _group: Group) -> None:
+        """Start Horovod."""
+        _horovod().init()
+
+    def part(self) -> None:
+        """Shut it down."""
+        _horovod().shutdown()
+
 
 FRAMEWORK = TensorFlow()
 
@@ -230,17 +241,6 @@ def _default_train_fn(model: Any) -> Callable[[Any, Any, Any, dict[str, Any]], f
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
 
     return train_fn
-
-
-def _loss_of(result: Any) -> float:
-    value = result.get("loss") if isinstance(result, Mapping) else result
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise BadInputError(
-            f"train_fn returned {result!r}",
-            'return the mean training loss, or a mapping with the key "loss"',
-        ) from None
 
 
 def _horovod() -> Any:

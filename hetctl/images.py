@@ -1,0 +1,182 @@
+"""Folders of JPEG and PNG files as what ``input_fn`` returns.
+
+Preparing an image has a part that is the same in every epoch, which members can share, and a random
+part, which each trainer does for itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.core.errors import BadInputError
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+Array = npt.NDArray[Any]
+Prepare = Callable[[Path], Array]
+Augment = Callable[[Array, np.random.Generator], Array]
+
+
+class ImageFolder:
+    """JPEG and PNG files in one sub-folder a class.
+
+    Parameters
+    ----------
+    folder : path
+        Names that begin with a dot are left out, and so are files with other suffixes than `SUFFIXES`.
+    size : int
+        Height and width in pixels after the default `prepare`.
+    prepare : callable, optional
+        ``prepare(path) -> array``, the part that never changes; by default `decode_and_crop` of `size`.
+        Its results must have one shape and type.
+    augment : callable, optional
+        ``augment(array, rng) -> array``, the random part; all its chance must come from `rng`. It is
+        applied whenever a sample is used, in validation too.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the sub-folders, sorted; a label is a position among them.
+    files : tuple of str
+        Relative to the folder, sorted by class and name.
+    labels : array of int64, shape (files,)
+
+    Raises
+    ------
+    BadInputError
+        If the folder cannot be read or has no sub-folders.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        size: int = 256,
+        prepare: Prepare | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.prepare = prepare or decode_and_crop(size)
+        self.augment = augment or _unchanged
+        self.classes = _classes(self.folder)
+        images = [_images(self.folder / name) for name in self.classes]
+        self.files = tuple(
+            f"{name}/{file}" for name, files in zip(self.classes, images, strict=True) for file in files
+        )
+        self.labels = np.repeat(np.arange(len(images)), [len(files) for files in images])
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self.files)
+
+
+def decode_and_crop(size: int) -> Prepare:
+    """Return the default `prepare`: decode, convert to RGB, scale the shorter side, crop the centre.
+
+    Returns
+    -------
+    callable
+        ``(path) -> array`` of uint8, shape (size, size, 3); it raises `BadInputError` for a file that
+        Pillow cannot decode.
+    """
+
+    def prepare(path: Path) -> Array:
+        pillow = _pillow()
+        try:
+            with pillow.open(path) as image:
+                # A JPEG much larger than needed is decoded at a fraction of its size, at least `size`.
+                image.draft("RGB", (size, size))
+                return np.array(_centre(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
+        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+            raise BadInputError(f"{path} cannot be decoded: {error}") from error
+
+    return prepare
+
+
+def random_crop_and_flip(size: int) -> Augment:
+    """Return an `augment`: a random square of `size` pixels, mirrored every other time.
+
+    Returns
+    -------
+    callable
+        ``(array, rng) -> array`` of shape (size, size, channels); `array` itself is left as it is.
+    """
+    mirrored = np.arange(size)[::-1]
+
+    def augment(array: Array, rng: np.random.Generator) -> Array:
+        height, width = array.shape[:2]
+        if min(height, width) < size:
+            raise BadInputError(f"no square of {size} pixels fits into an image of {height} by {width}")
+        top = int(rng.integers(height - size + 1))
+        left = int(rng.integers(width - size + 1))
+        crop = array[top : top + size, left : left + size]
+        return crop.take(mirrored, axis=1) if rng.random() < 0.5 else crop
+
+    return augment
+
+
+def scale(array: Array, _rng: np.random.Generator | None = None) -> Array:
+    """Scale uint8 to float32 in [0, 1]; an `augment` without any chance."""
+    scaled = array.astype(np.float32)
+    scaled /= 255
+    return scaled
+
+
+def in_turn(*parts: Augment) -> Augment:
+    """Return an `augment` that applies others, from left to right."""
+
+    def augment(array: Array, rng: np.random.Generator) -> Array:
+        for part in parts:
+            array = part(array, rng)
+        return array
+
+    return augment
+
+
+def _unchanged(array: Array, _rng: np.random.Generator) -> Array:
+    return array
+
+
+def _centre(image: Any, size: int, resampling: Any) -> Any:
+    """Scale the centre square in one go: the same as scaling the shorter side and then cropping."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), resampling, box=(left, top, left + side, top + side))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    try:
+        names = _names(folder, lambda entry: entry.is_dir())
+    except OSError as error:
+        raise BadInputError(f"the images in {folder} cannot be read: {error.strerror}") from error
+    if not names:
+        raise BadInputError(
+            f"{folder} has no sub-folders", "put the images of each class into one of its own"
+        )
+    return tuple(names)
+
+
+def _images(folder: Path) -> list[str]:
+    return _names(folder, lambda entry: entry.name.lower().endswith(SUFFIXES) and entry.is_file())
+
+
+def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and wanted(entry))
+
+
+def _pillow() -> Any:
+    """Import ``PIL.Image``, which only those need who have images."""
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise BadInputError(
+            "an ImageFolder needs Pillow, which is not installed", "pip install pillow"
+        ) from None

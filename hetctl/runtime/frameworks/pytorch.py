@@ -1,0 +1,271 @@
+"""PyTorch; groups of several ranks average gradients through ``torch.distributed``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from hetctl.core.ensemble import Member
+from hetctl.core.errors import BadInputError
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Samples
+from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
+from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal, meet
+from hetctl.runtime.frameworks.torch_state import pack, unpack
+from hetctl.runtime.functions import UserFunctions, loss_of
+from hetctl.runtime.group import Group
+
+EVALUATION_BATCH = 256
+
+
+class TorchNetwork:
+    """A module with its optimizer on this rank."""
+
+    def __init__(
+        self, parts: Parts, config: dict[str, Any], train_fn: Any, group: Group, device: torch.device
+    ) -> None:
+        self._parts = parts
+        self._model = parts.model
+        self._optimizer = parts.optimizer
+        self._config = config
+        self._group = group
+        self._device = device
+        self._train_fn = train_fn or _default_train_fn(parts.loss)
+        self._rate_factor = 1.0
+        self._rates: list[Any] = []
+        self._averaging: Averaging | None = None
+        if group.size > 1:
+            make_equal([*self._model.parameters(), *self._model.buffers()])
+            self._averaging = Averaging(self._optimizer)
+        self._optimizer.register_step_pre_hook(self._scale_rates)
+        self._optimizer.register_step_post_hook(self._unscale_rates)
+
+    def train(self, batches: Batches) -> float:
+        """Run ``train_fn``; the scheduler goes one step on when the epoch is done."""
+        self._model.train()
+        data = _TensorBatches(batches, self._device, self._averaging)
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, self._config))
+        if self._parts.scheduler is not None and batches.complete:
+            self._parts.scheduler.step()
+        return loss if self._group.size == 1 else self._agree_after(loss)
+
+    def evaluate(self, samples: Samples) -> dict[str, float]:
+        """Evaluate on rank 0 and tell the others."""
+        results = self._evaluate(samples) if self._group.rank == 0 else {}
+        return {f"val_{name}": value for name, value in self._group.agree(results).items()}
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """Return a copy of all state, each tensor by its name in the module or the optimizer."""
+        holders = {name: _lasting(holder.state_dict()) for name, holder in self._holders().items()}
+        return pack({**holders, "generators": _generators(), "learning_rate_factor": self._rate_factor})
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over all state.
+
+        Raises
+        ------
+        BadInputError
+            If what ``model_fn`` builds now has other variables.
+        """
+        try:
+            state = unpack(arrays)
+            self._rate_factor = state.pop("learning_rate_factor")
+            generators = state.pop("generators")
+            for name, holder in self._holders().items():
+                holder.load_state_dict(state.pop(name))
+            if state:
+                raise KeyError(*state)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise BadInputError(
+                f"the checkpoint has other variables than the network that model_fn builds now: {error}",
+                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
+            ) from error
+        _set_generators(generators)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Scale the rate that each step is taken with, whatever sets it."""
+        self._rate_factor *= factor
+
+    def _holders(self) -> dict[str, Any]:
+        """Return what has state, by name."""
+        parts = {"model": self._model, "loss": self._parts.loss, "optimizer": self._optimizer}
+        holders = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+        return holders if self._parts.scheduler is None else {**holders, "scheduler": self._parts.scheduler}
+
+    def _scale_rates(self, *_: Any) -> None:
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * self._rate_factor
+
+    def _unscale_rates(self, *_: Any) -> None:
+        """Give the scheduler back the rate that it computes the next one from."""
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+    def _agree_after(self, loss: float) -> float:
+        """Average what each rank gathered for itself, such as batch-norm means, and the loss."""
+        buffers = list(self._model.buffers())
+        average(buffer for buffer in buffers if buffer.is_floating_point())
+        make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
+        losses = torch.tensor([loss], dtype=torch.float64, device=self._device)
+        average([losses])
+        return float(losses)
+
+    def _evaluate(self, samples: Samples) -> dict[str, float]:
+        self._model.eval()
+        scores = {**self._parts.metrics, "loss": self._parts.loss}
+        sums = dict.fromkeys(scores, 0.0)
+        numbers = np.arange(len(samples[0]))
+        for start in range(0, len(numbers), EVALUATION_BATCH):
+            chosen = numbers[start : start + EVALUATION_BATCH]
+            x, y = (_tensor(values[chosen], self._device) for values in samples)
+            with torch.no_grad():
+                outputs = self._model(x)
+                for name, score in scores.items():
+                    sums[name] += float(score(outputs, y)) * len(chosen)
+        return {name: total / len(numbers) for name, total in sums.items()}
+
+
+class _TensorBatches:
+    """Batches as tensors on the device; the averaging is told which share of each this rank has."""
+
+    def __init__(self, batches: Batches, device: torch.device, averaging: Averaging | None) -> None:
+        self._batches = batches
+        self._device = device
+        self._averaging = averaging
+
+    @property
+    def loss(self) -> Any:
+        """Of the last batch."""
+        return self._batches.loss
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._batches.loss = value
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for x, y in self._batches:
+            if self._averaging is not None:
+                self._averaging.weight = self._batches.weight
+            yield _tensor(x, self._device), _tensor(y, self._device)
+
+
+class PyTorch:
+    """The framework as the trainer sees it."""
+
+    needs = "mpi4py"
+
+    def version(self) -> str:
+        """Return PyTorch's version."""
+        return f"pytorch {torch.__version__}"
+
+    def prepare(self, cores: tuple[int, ...], seed: int) -> None:
+        """Limit threads, seed all generators, take the convolutions that give the same result each time."""
+        torch.set_num_threads(len(cores))
+        torch.backends.cudnn.deterministic = True
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> TorchNetwork:
+        """Call ``model_fn``, go to the GPU if there is one, and make sure that all parameters exist.
+
+        Raises
+        ------
+        BadInputError
+            If ``model_fn`` returns anything but the parts of a network.
+        """
+        config = dict(member.config)
+        parts = parts_of(functions.model_fn(config), member.name)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        for part in (parts.model, parts.loss):
+            if isinstance(part, torch.nn.Module):
+                part.to(device)
+        if any(is_lazy(parameter) for parameter in parts.model.parameters()):
+            with torch.no_grad():
+                parts.model.eval()(_tensor(sample[0][:1], device))
+        _spare_lone_samples(parts.model)
+        return TorchNetwork(parts, config, functions.train_fn, group, device)
+
+    def meet(self, group: Group) -> None:
+        """Start ``torch.distributed``."""
+        meet(group)
+
+    def part(self) -> None:
+        """End it."""
+        dist.destroy_process_group()
+
+
+FRAMEWORK = PyTorch()
+
+
+def _default_train_fn(loss_of_batch: Score) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
+    """Plain training; returns the mean over samples."""
+
+    def train_fn(data: Any, model: Any, optimizer: Any, _config: dict[str, Any]) -> float:
+        total, samples = 0.0, 0
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = loss_of_batch(model(x), y)
+            loss.backward()
+            optimizer.step()
+            data.loss = loss.detach()
+            total = total + data.loss * len(x)
+            samples += len(x)
+        return float(total) / samples if samples else 0.0
+
+    return train_fn
+
+
+def _tensor(values: Any, device: torch.device) -> torch.Tensor:
+    """Return values on the device; fractions become what modules compute with."""
+    tensor = torch.as_tensor(values)
+    return tensor.to(device, torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype)
+
+
+def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out functions, which ``model_fn`` makes anew."""
+    return {name: value for name, value in state.items() if not callable(value)}
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def _set_generators(states: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _spare_lone_samples(model: torch.nn.Module) -> None:
+    """Let batch norm pass a lone sample with the statistics gathered so far; it would refuse it.
+
+    However users choose their batches, the last one of an epoch may leave a rank with one sample.
+    """
+    lone: set[torch.nn.Module] = set()
+
+    def before(norm: torch.nn.Module, inputs: Any) -> None:
+        values = inputs[0]
+        if norm.training and values.numel() == values.shape[1]:
+            lone.add(norm)
+            norm.eval()
+
+    def after(norm: torch.nn.Module, *_: Any) -> None:
+        if norm in lone:
+            lone.remove(norm)
+            norm.train()
+
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(after)

@@ -1,0 +1,117 @@
+"""What the ranks of a PyTorch group do together: meet, and average gradients and statistics."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from hetctl.runtime.group import Group
+
+LOCALHOST = "127.0.0.1"
+
+
+def meet(group: Group) -> None:
+    """Start ``torch.distributed``: NCCL where there are GPUs, else gloo; rank 0 tells where it listens."""
+    here = socket.gethostname()
+    store, address = None, None
+    if group.rank == 0:
+        store = dist.TCPStore(LOCALHOST, 0, group.size, is_master=True, wait_for_workers=False)
+        address = here, store.port
+    host, port = group.agree(address)
+    if store is None:
+        # A node need not know its own name.
+        store = dist.TCPStore(LOCALHOST if host == here else host, port, group.size, is_master=False)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size)
+
+
+def make_equal(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank rank 0's values."""
+    with torch.no_grad():
+        for tensor in tensors:
+            values = tensor.contiguous()
+            dist.broadcast(values, 0)
+            tensor.copy_(values)
+
+
+def average(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the mean of all ranks' values."""
+    with torch.no_grad():
+        for tensor in tensors:
+            values = tensor / dist.get_world_size()
+            dist.all_reduce(values)
+            tensor.copy_(values)
+
+
+class Averaging:
+    """Averages an optimizer's gradients over the ranks, whenever a backward pass ends.
+
+    So clipping and loss scaling, which come between the backward pass and the step, see the gradients of
+    the whole batch on every rank. An average stays what it is when it is averaged again: gradients may be
+    accumulated over several passes.
+
+    Attributes
+    ----------
+    weight : float
+        This rank's share of the batch of the whole group; the shares of all ranks add up to 1.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.weight = 1.0 / dist.get_world_size()
+        self._optimizer = optimizer
+        self._queued = False
+        self._averaged = False
+        for parameter in self._parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._after_gradient)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _after_gradient(self, _parameter: torch.Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            Variable._execution_engine.queue_callback(self._average)
+
+    def _before_step(self, *_: Any) -> None:
+        """Average gradients that were not made by a backward pass."""
+        if not self._averaged:
+            self._average()
+
+    def _after_step(self, *_: Any) -> None:
+        self._averaged = False
+
+    def _average(self) -> None:
+        self._queued = False
+        self._averaged = True
+        kinds: dict[Any, list[torch.Tensor]] = {}
+        for parameter in self._parameters():
+            if not self.weight:
+                parameter.grad = None
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        with torch.no_grad():
+            for parameters in kinds.values():
+                self._average_together(parameters)
+
+    def _average_together(self, parameters: list[torch.Tensor]) -> None:
+        """Average in one message, which also says of each parameter how many ranks have a gradient."""
+        given = torch.tensor([parameter.grad is not None for parameter in parameters])
+        message = torch.cat([*map(_flat_gradient, parameters), given.to(parameters[0])])
+        message[: -len(parameters)] *= self.weight
+        dist.all_reduce(message)
+        *means, ranks = message.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, mean, count in zip(parameters, means, ranks, strict=True):
+            if parameter.grad is not None or count > 0:
+                parameter.grad = mean.view_as(parameter)
+
+
+def _flat_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)

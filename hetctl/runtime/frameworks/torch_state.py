@@ -1,0 +1,79 @@
+"""PyTorch's state as NumPy arrays: each tensor by its place, and how they hang together as a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hetctl.core.errors import BadInputError
+
+STRUCTURE = "structure"
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""What stands for numbers that NumPy does not have, such as bfloat16, by their bytes."""
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return a copy of a state: mappings, lists and tuples of tensors and plain values.
+
+    Raises
+    ------
+    BadInputError
+        If there is anything else in it.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    text = json.dumps(_described(state, "", arrays))
+    return {**arrays, STRUCTURE: np.frombuffer(text.encode(), np.uint8)}
+
+
+def unpack(arrays: Arrays) -> Any:
+    """Return a copy of what was packed."""
+    return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays)
+
+
+def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """Put tensors into `arrays`; return JSON that says where they belong."""
+    if isinstance(value, torch.Tensor):
+        arrays[place] = _array(value)
+        return {"tensor": place, "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, Mapping):
+        return {"items": [[key, _described(v, _inside(place, key), arrays)] for key, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_described(v, _inside(place, n), arrays) for n, v in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise BadInputError(
+        f"the state of the network holds {type(value).__name__} at {place}, which a checkpoint cannot hold",
+        "let state_dict() return tensors, numbers, texts, and mappings and lists of them",
+    )
+
+
+def _remade(described: Any, arrays: Arrays) -> Any:
+    match described:
+        case {"tensor": place, "dtype": dtype}:
+            return torch.tensor(arrays[place]).view(getattr(torch, dtype))
+        case {"items": items}:
+            return {key: _remade(value, arrays) for key, value in items}
+        case {"list": values}:
+            return [_remade(value, arrays) for value in values]
+        case {"tuple": values}:
+            return tuple(_remade(value, arrays) for value in values)
+    return described
+
+
+def _inside(place: str, key: Any) -> str:
+    return f"{place}/{key}" if place else str(key)
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    try:
+        return np.array(tensor.numpy(force=True))
+    except TypeError:
+        return np.array(tensor.view(BITS[tensor.element_size()]).numpy(force=True))

@@ -1,0 +1,106 @@
+"""Who does what in a round (FLEET, Table 1): masters, workers and preprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import PreprocessPoint
+from hetctl.core.run import CACHED, LOCKSTEP
+from hetctl.perf.preprocessing import preprocessors_needed
+
+
+@dataclass(frozen=True)
+class Role:
+    """One rank of a member's group.
+
+    Parameters
+    ----------
+    rank : int
+        Within the group; rank 0 is its master, the others are its workers.
+    leader : bool
+        Whether it is the first of all ranks on its node.
+    preprocessors : int
+        Processes that it forks to prepare samples.
+    """
+
+    member: str
+    rank: int
+    node: str
+    leader: bool
+    preprocessors: int
+
+    @property
+    def master(self) -> bool:
+        """Whether it decides for its group."""
+        return self.rank == 0
+
+
+def roles_of(
+    allocations: Sequence[Allocation], sharing: str, points: Sequence[PreprocessPoint], cores: int
+) -> tuple[Role, ...]:
+    """Lay out a round.
+
+    On each node there are as few preprocessors as meet what its ranks demand together: the sum of their
+    rates if each prepares for itself; the fastest member's rate if what one has prepared serves all;
+    the slowest member's if all wait for it. They are forked by its ranks in turn; a rank that shares in
+    lockstep may have none, any other has one.
+
+    Parameters
+    ----------
+    sharing : str
+        ``none``, ``cached`` or ``lockstep``.
+    points
+        Throughputs of preprocessors on 1, 2, 4, .. cores.
+    cores : int
+        Of a node.
+
+    Returns
+    -------
+    tuple of Role
+        Of all ranks, by member and rank.
+    """
+    placed = [(a, rank, node) for a in allocations for rank, node in enumerate(_nodes_of(a))]
+    by_node: dict[str, list[tuple[Allocation, int]]] = {}
+    for allocation, rank, node in placed:
+        by_node.setdefault(node, []).append((allocation, rank))
+    forked = {
+        (node, allocation.member, rank): count
+        for node, ranks in by_node.items()
+        for (allocation, rank), count in zip(ranks, _counts(ranks, sharing, points, cores), strict=True)
+    }
+    leaders = {(node, ranks[0][0].member, ranks[0][1]) for node, ranks in by_node.items()}
+    return tuple(
+        Role(a.member, rank, node, (node, a.member, rank) in leaders, forked[node, a.member, rank])
+        for a, rank, node in placed
+    )
+
+
+def role_of(roles: Sequence[Role], member: str, rank: int) -> Role:
+    """Return the role of one rank; KeyError if it is not in the round."""
+    for role in roles:
+        if (role.member, role.rank) == (member, rank):
+            return role
+    raise KeyError((member, rank))
+
+
+def _nodes_of(allocation: Allocation) -> list[str]:
+    """Return the node of each rank: launchers number them node by node."""
+    return [place.node for place in allocation.placement for _ in place.gpus]
+
+
+def _counts(
+    ranks: Sequence[tuple[Allocation, int]], sharing: str, points: Sequence[PreprocessPoint], cores: int
+) -> list[int]:
+    """Return the preprocessors of each of a node's ranks."""
+    demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
+    total = preprocessors_needed(points, demand, cores)
+    least = 0 if sharing == LOCKSTEP else 1
+    return [max(least, total // len(ranks) + (index < total % len(ranks))) for index in range(len(ranks))]
+
+
+def _demand(members: Mapping[str, float], per_rank: Sequence[float], sharing: str) -> float:
+    if sharing == LOCKSTEP:
+        return min(members.values())
+    return max(members.values()) if sharing == CACHED else sum(per_rank)

@@ -1,0 +1,91 @@
+"""Folders in the memory of this node, for processes that share; the last one to leave removes its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hetctl.core.errors import BadInputError
+from hetctl.core.layout import make_private_folder
+
+MEMORY = Path("/dev/shm")
+USERS = ".users"
+
+
+def own_folder() -> Path:
+    """Return the folder that this user has in the node's memory, or on its disk if that is not to be had.
+
+    Raises
+    ------
+    BadInputError
+        If somebody else has made one of that name.
+    """
+    root = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    folder = root / f"hetctl-{os.getuid()}"
+    make_private_folder(folder)
+    status = folder.lstat()
+    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise BadInputError(f"{folder} is not yours alone, and is to hold what trainers share", "remove it")
+    return folder
+
+
+@contextmanager
+def node_folder(name: str) -> Iterator[Path]:
+    """Use a folder together with others who use it by its name.
+
+    What processes that were killed have left behind is removed first.
+    """
+    base = own_folder()
+    _sweep(base, name)
+    folder = base / name
+    users = _enter(folder)
+    try:
+        yield folder
+    finally:
+        _leave(folder, users)
+
+
+def _enter(folder: Path) -> int:
+    """Share the lock of a folder's users; the file may be removed before it is locked."""
+    while True:
+        make_private_folder(folder)
+        with suppress(FileNotFoundError):
+            users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if _is_still(folder / USERS, users):
+                return users
+            os.close(users)
+
+
+def _leave(folder: Path, users: int) -> None:
+    try:
+        _remove_unless_used(folder, users)
+    finally:
+        os.close(users)
+
+
+def _sweep(base: Path, but: str) -> None:
+    for folder in base.iterdir():
+        if folder.name != but and folder.is_dir():
+            with suppress(OSError):
+                users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                _leave(folder, users)
+
+
+def _remove_unless_used(folder: Path, users: int) -> None:
+    with suppress(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_still(folder / USERS, users):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,300 @@
+"""What ``input_fn`` may return, as samples that can be read by number."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.core.errors import BadInputError
+
+Array = npt.NDArray[Any]
+
+HINT = "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset or an ImageFolder"
+
+USELESS_LENGTHS = {0: "no samples", -1: "no end", -2: "an unknown length"}
+"""By what ``tf.data.Dataset.cardinality`` returns."""
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """Shape and type of one sample's x and y, before the random part."""
+
+    x_shape: tuple[int, ...]
+    x_dtype: np.dtype[Any]
+    y_shape: tuple[int, ...]
+    y_dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, x: Array, y: Array, place: str) -> SampleSpec:
+        """Take the spec from a sample.
+
+        Raises
+        ------
+        BadInputError
+            If x or y is of a type without a fixed size; `place` says which sample it is.
+        """
+        for part, array in (("x", x), ("y", y)):
+            if array.dtype.hasobject:
+                raise BadInputError(
+                    f"{part} of {place} is of type {array.dtype}, which has no fixed size",
+                    "convert it to numbers, or text with .astype(str)",
+                )
+        return cls(x.shape, x.dtype, y.shape, y.dtype)
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """The two as fields ``x`` and ``y`` of one aligned record."""
+        return np.dtype([("x", self.x_dtype, self.x_shape), ("y", self.y_dtype, self.y_shape)], align=True)
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of a record."""
+        return self.record.itemsize
+
+    def check(self, x: Array, y: Array, place: str) -> None:
+        """Hold a sample against the spec.
+
+        Raises
+        ------
+        BadInputError
+            If it differs; `place` says which sample it is.
+        """
+        wanted = (("x", x, self.x_shape, self.x_dtype), ("y", y, self.y_shape, self.y_dtype))
+        for part, array, shape, dtype in wanted:
+            if array.shape != shape or array.dtype != dtype:
+                raise BadInputError(
+                    f"{part} of {place} has shape {array.shape} and type {array.dtype}, "
+                    f"that of sample 0 {shape} and {dtype}",
+                    "all samples must have the same; a dataset must give single samples, not batches",
+                )
+
+
+class Source(Protocol):
+    """Samples that can be read by number, from any process and in any order."""
+
+    @property
+    def spec(self) -> SampleSpec:
+        """What `prepare` returns."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y: the part that is the same in every epoch."""
+
+    def augment(self, x: Array, rng: np.random.Generator) -> Array:
+        """Return x after the random part: all chance comes from `rng`, which is made for this sample."""
+
+
+def as_sources(data: Any) -> tuple[Source, Source]:
+    """Check what ``input_fn`` returned: training and validation.
+
+    Raises
+    ------
+    BadInputError
+        If it is no pair, or `as_source` refuses a part of it.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise BadInputError(
+            f"input_fn returned {type(data).__name__}, not (training, validation)",
+            f"for each of the two, {HINT}",
+        )
+    training, validation = as_source(data[0], "training"), as_source(data[1], "validation")
+    if isinstance(training, ImageSource) and isinstance(validation, ImageSource):
+        _check_classes(training, validation)
+    return training, validation
+
+
+def as_source(value: Any, name: str) -> Source:
+    """Adapt what ``input_fn`` returned for training or validation.
+
+    Parameters
+    ----------
+    name : str
+        Of the part, for messages.
+
+    Raises
+    ------
+    BadInputError
+        If it is of none of the known kinds, or empty, or its first sample cannot be used.
+    """
+    adapt = next((adapter for fits, adapter in ADAPTERS if fits(value)), None)
+    if adapt is None:
+        raise BadInputError(f"input_fn returned {type(value).__name__} for {name}", HINT)
+    return adapt(value, name)
+
+
+class _Checked(ABC):
+    """Samples of any kind; each is held against the first."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if len(self) == 0:
+            raise BadInputError(f"input_fn returned 0 {name} samples")
+        self.spec = SampleSpec.of(*self._arrays(0), self._place(0))
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def _read(self, number: int) -> Any:
+        """Return x and y as whatever NumPy can make arrays of."""
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        x, y = self._arrays(number)
+        self.spec.check(x, y, self._place(number))
+        return x, y
+
+    def augment(self, x: Array, _rng: np.random.Generator) -> Array:
+        return x
+
+    def _arrays(self, number: int) -> tuple[Array, Array]:
+        return _pair(self._read(number), self._place(number))
+
+    def _place(self, number: int) -> str:
+        return f"{self.name} sample {number}"
+
+
+class ArraySource(_Checked):
+    """Two arrays, or whatever has a length and can be indexed with an array of integers."""
+
+    def __init__(self, x: Any, y: Any, name: str) -> None:
+        if len(x) != len(y) or len(x) == 0:
+            raise BadInputError(f"input_fn returned {len(x)} {name} inputs and {len(y)} targets")
+        self.x, self.y = x, y
+        super().__init__(name)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.x)
+
+    def _read(self, number: int) -> Any:
+        chosen = np.array([number])
+        # The dots keep the array's own type: a text that is taken out of one is as wide as that text.
+        return np.asarray(self.x[chosen])[0, ...], np.asarray(self.y[chosen])[0, ...]
+
+
+class MapSource(_Checked):
+    """A dataset with ``__len__`` and ``__getitem__``, as PyTorch defines it.
+
+    What ``__getitem__`` returns is taken for the part that never changes: there is no random part.
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset = dataset
+        super().__init__(name)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._dataset)
+
+    def _read(self, number: int) -> Any:
+        return self._dataset[number]
+
+
+class ImageSource(_Checked):
+    """A `hetctl.images.ImageFolder`."""
+
+    def __init__(self, images: Any, name: str) -> None:
+        self._images = images
+        self.classes: tuple[str, ...] = images.classes
+        super().__init__(name)
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self._images)
+
+    def augment(self, x: Array, rng: np.random.Generator) -> Array:
+        """Apply the folder's random part."""
+        return np.asarray(self._images.augment(x, rng))
+
+    def _read(self, number: int) -> Any:
+        images = self._images
+        return images.prepare(images.folder / images.files[number]), images.labels[number]
+
+    def _place(self, number: int) -> str:
+        return f"{self.name} sample {number} ({self._images.files[number]})"
+
+
+def _pair(sample: Any, place: str) -> tuple[Array, Array]:
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise BadInputError(f"{place} is {type(sample).__name__}, not a pair (x, y)")
+    x, y = sample
+    return np.asarray(x), np.asarray(y)
+
+
+def _of_arrays(value: Any, name: str) -> ArraySource:
+    x, y = (np.asarray(part) if isinstance(part, tuple | list) else part for part in value)
+    return ArraySource(x, y, name)
+
+
+def _of_tensorflow(dataset: Any, name: str) -> ArraySource:
+    """Read all elements into memory, once: they cannot be read by number."""
+    samples = int(dataset.cardinality())
+    if samples in USELESS_LENGTHS:
+        raise BadInputError(
+            f"the tf.data.Dataset for {name} has {USELESS_LENGTHS[samples]}",
+            "return it without batch() and repeat(), and state its length with assert_cardinality()",
+        )
+    elements = dataset.as_numpy_iterator()
+    first = _pair(next(elements), f"{name} sample 0")
+    spec = SampleSpec.of(*first, f"{name} sample 0")
+    x = np.empty((samples, *spec.x_shape), spec.x_dtype)
+    y = np.empty((samples, *spec.y_shape), spec.y_dtype)
+    for number, element in enumerate(chain([first], elements)):
+        place = f"{name} sample {number}"
+        sample = _pair(element, place)
+        spec.check(*sample, place)
+        x[number], y[number] = sample
+    return ArraySource(x, y, name)
+
+
+def _is_images(value: Any) -> bool:
+    images = sys.modules.get("hetctl.images")
+    return images is not None and isinstance(value, images.ImageFolder)
+
+
+def _is_tensorflow(value: Any) -> bool:
+    return hasattr(value, "cardinality") and hasattr(value, "as_numpy_iterator")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_has_length, value))
+
+
+def _is_map(value: Any) -> bool:
+    by_key = hasattr(value, "__getitem__") and not isinstance(value, tuple | list | dict | str | bytes)
+    return by_key and _has_length(value) and not hasattr(value, "__array__")
+
+
+def _has_length(value: Any) -> bool:
+    try:
+        return len(value) >= 0
+    except TypeError:
+        return False
+
+
+# Kinds are told apart by what they can do: no framework is imported for it.
+ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
+    (_is_images, ImageSource),
+    (_is_tensorflow, _of_tensorflow),
+    (_is_pair, _of_arrays),
+    (_is_map, MapSource),
+)
+
+
+def _check_classes(training: ImageSource, validation: ImageSource) -> None:
+    if training.classes != validation.classes:
+        odd = sorted(set(training.classes) ^ set(validation.classes))
+        raise BadInputError(
+            f"the ImageFolders of training and validation have different classes: {', '.join(odd)}",
+            "labels are positions among the sub-folders: make an empty one where there are no images",
+        )

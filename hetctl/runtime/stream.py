@@ -1,0 +1,87 @@
+"""The order in which samples are trained: what preprocessors and trainers agree on without a word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=2)
+def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
+    """Return the order in which epoch `epoch` visits the samples, whatever came before it."""
+    order: Numbers = np.random.default_rng([seed, epoch]).permutation(samples)
+    order.flags.writeable = False
+    return order
+
+
+def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """Return the generator of a sample's random part: it depends neither on order nor on process."""
+    return np.random.default_rng([seed, epoch, number])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are prepared, and trained, together.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 1.
+    start, stop : int
+        Positions in the epoch's order, of the whole group.
+    numbers : array of int
+        The samples of this rank, which may have none.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    numbers: Numbers
+
+    @property
+    def weight(self) -> float:
+        """The rank's part of the group's samples."""
+        return len(self.numbers) / (self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All samples again and again, each epoch in an order of its own, cut into chunks.
+
+    Parameters
+    ----------
+    chunk : int
+        Samples of a chunk; the last one of an epoch may have fewer.
+    epoch, start : int
+        Where the stream begins: in this epoch, behind so many of its samples.
+    rank, ranks : int
+        Of each chunk the stream has one rank's share: shares are equal but for one sample.
+    """
+
+    samples: int
+    chunk: int
+    seed: int
+    epoch: int = 1
+    start: int = 0
+    rank: int = 0
+    ranks: int = 1
+
+    def beginning_at(self, epoch: int, start: int) -> Stream:
+        """Return the same stream from another place on."""
+        return replace(self, epoch=epoch, start=start)
+
+    def at(self, position: int) -> Chunk:
+        """Return the chunk at a position of the stream, counted from 0."""
+        epoch, start = self.epoch, self.start + position * self.chunk
+        first = -(-(self.samples - self.start) // self.chunk)
+        if position >= first:
+            later, index = divmod(position - first, -(-self.samples // self.chunk))
+            epoch, start = self.epoch + 1 + later, index * self.chunk
+        stop = min(start + self.chunk, self.samples)
+        order = epoch_order(self.samples, self.seed, epoch)
+        return Chunk(epoch, start, stop, np.array_split(order[start:stop], self.ranks)[self.rank])

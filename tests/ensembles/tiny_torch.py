@@ -1,0 +1,69 @@
+"""The networks of `tiny`, in PyTorch."""
+
+import time
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+SAMPLES = 640
+
+
+def input_fn(path):
+    digits = load_digits()
+    x, y = (digits.images / 16.0).astype("float32")[..., None], digits.target
+    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
+
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+def model_fn(config):
+    if config.get("broken"):
+        raise ValueError("no such network")
+    units = config.get("units", 32)
+    layers = [nn.Flatten(), nn.Linear(64, units), nn.ReLU()]
+    if config.get("dropout"):
+        layers.append(nn.Dropout(config["dropout"]))
+    if config.get("batch_norm"):
+        layers.append(nn.BatchNorm1d(units))
+    model = nn.Sequential(*layers, nn.Linear(units, 10))
+    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    optimizer = optimizers[config.get("optimizer", "adam")](
+        model.parameters(), lr=config.get("learning_rate", 0.01)
+    )
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if config.get("decay") else None
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "loss": nn.CrossEntropyLoss(),
+        "metrics": {"accuracy": accuracy},
+        "scheduler": decay,
+    }
+
+
+def fit_train_fn(data, model, optimizer, config):
+    """A train_fn with the loop that everybody writes, which rests for `pause_s` after each step."""
+    losses = []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        time.sleep(config.get("pause_s", 0.0))
+    return {"loss": float(np.mean(losses)) if losses else 0.0}
+
+
+def hungry_train_fn(data, model, optimizer, config):
+    """A train_fn for which batches of more than `most` samples are too large."""
+
+    def small_enough():
+        for x, y in data:
+            if len(x) > config["most"]:
+                torch.ones(2**50)
+            yield x, y
+
+    return fit_train_fn(small_enough(), model, optimizer, config)

@@ -1,0 +1,80 @@
+"""The same small networks in every framework, and groups of real MPI ranks that train them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+
+from hetctl.core.ensemble import Functions
+from hetctl.runtime.frameworks import load_framework
+
+ENSEMBLES = Path(__file__).parent.parent / "ensembles"
+MODULES = {"tensorflow": "tiny", "pytorch": "tiny_torch"}
+
+RANKS = """
+import contextlib, json, sys
+import numpy as np
+from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.sources import ArraySource
+from hetctl.runtime.step import build_rank
+from hetctl.runtime.stream import Stream
+framework, functions, folder, gpus, batch, config, samples, ensembles = json.loads(sys.argv[1])
+member = Member("m", config, batch, 5, StopRule())
+ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
+rank = build_rank(ensemble, member, gpus, "slot", contextlib.ExitStack())
+(x, y), _ = rank.functions.input_fn(None)
+stream = Stream(samples, gpus * batch, 5, rank=rank.group.rank, ranks=rank.group.size)
+feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)
+for epoch in (1, 2):
+    loss = rank.network.train(Batches(feed, epoch, 0, rank.group, lambda: False))
+metrics = rank.network.evaluate(rank.validation)
+np.savez(f"{folder}/{gpus}-{rank.group.rank}.npz", **rank.network.save())
+json.dump([loss, metrics], open(f"{folder}/{gpus}-{rank.group.rank}.json", "w"))
+rank.group.leave()
+"""
+
+
+def functions_of(framework, train_fn=None):
+    module = MODULES[framework]
+    return Functions(f"{module}:input_fn", f"{module}:model_fn", train_fn and f"{module}:{train_fn}")
+
+
+def seed_all(framework, seed):
+    """Do what `Framework.prepare` does, as often as a test likes."""
+    if framework == "tensorflow":
+        import keras
+
+        keras.utils.set_random_seed(seed)
+    else:
+        load_framework(framework).prepare((0,), seed)
+
+
+def run_ranks(code, ranks, folder, *arguments):
+    """Run Python code in an MPI world of so many ranks, or without MPI in one process."""
+    script = folder / "ranks.py"
+    script.write_text(code)
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
+    command = [*(mpirun if ranks > 1 else []), sys.executable, str(script), json.dumps(arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None):
+    """Train two epochs; return the state of each rank and what it returned."""
+    functions = astuple(functions_of(framework, train_fn))
+    run_ranks(
+        RANKS, gpus, folder, framework, functions, str(folder), gpus, batch, config, samples, str(ENSEMBLES)
+    )
+    states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
+    results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]
+    return states, results
