@@ -94,3 +94,15 @@ def test_without_memory_to_share_there_is_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     with node_folder("run") as folder:
         assert folder.parent.parent == tmp_path
+
+
+def test_little_memory_is_left_alone_unless_it_is_in_use(tmp_path, monkeypatch, user):
+    first = user("run")
+    monkeypatch.setattr(module, "LEAST_FREE", 2**62)
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "disk"))
+    with node_folder("run") as folder:
+        assert (folder / "data").exists()
+    first.communicate("leave\n")
+    with node_folder("run") as folder:
+        assert folder.parent.parent == tmp_path / "disk"

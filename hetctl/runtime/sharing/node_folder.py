@@ -14,19 +14,22 @@ from hetctl.core.errors import BadInputError
 from hetctl.core.layout import make_private_folder
 
 MEMORY = Path("/dev/shm")
+LEAST_FREE = 2**29
+"""Bytes: with less, as in many containers, the node's disk serves instead of its memory."""
 USERS = ".users"
 
 
-def own_folder() -> Path:
-    """Return the folder that this user has in the node's memory, or on its disk if that is not to be had.
+def _base(name: str) -> Path:
+    """Return the folder of this user, in the node's memory or on its disk, for a folder of that name.
 
     Raises
     ------
     BadInputError
         If somebody else has made one of that name.
     """
-    root = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    folder = root / f"hetctl-{os.getuid()}"
+    own = f"hetctl-{os.getuid()}"
+    in_use = (MEMORY / own / name).exists()
+    folder = (MEMORY if in_use or _has_room(MEMORY) else Path(tempfile.gettempdir())) / own
     make_private_folder(folder)
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -40,7 +43,7 @@ def node_folder(name: str) -> Iterator[Path]:
 
     What processes that were killed have left behind is removed first.
     """
-    base = own_folder()
+    base = _base(name)
     _sweep(base, name)
     folder = base / name
     users = _enter(folder)
@@ -48,6 +51,13 @@ def node_folder(name: str) -> Iterator[Path]:
         yield folder
     finally:
         _leave(folder, users)
+
+
+def _has_room(folder: Path) -> bool:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize >= LEAST_FREE
 
 
 def _enter(folder: Path) -> int:
