@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options, warn
+from hetctl.cli.options import (
+    ensemble_option,
+    json_option,
+    plan_request,
+    planner_options,
+    sharing_option,
+    site_options,
+    warn,
+)
 from hetctl.cli.output import print_json, print_table
 
 
@@ -14,6 +22,7 @@ from hetctl.cli.output import print_json, print_table
 @ensemble_option
 @site_options
 @planner_options
+@sharing_option
 @click.option("--explain", is_flag=True, help="Say why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:

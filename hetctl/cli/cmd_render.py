@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options
+from hetctl.cli.options import (
+    ensemble_option,
+    json_option,
+    plan_request,
+    planner_options,
+    sharing_option,
+    site_options,
+)
 from hetctl.cli.output import print_json
 
 
@@ -15,6 +22,7 @@ from hetctl.cli.output import print_json
 @ensemble_option
 @site_options
 @planner_options
+@sharing_option
 @click.option("--run", default="preview", show_default=True, help="Name of the run in the script.")
 @json_option
 def command(run: str, as_json: bool, **wishes: Any) -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, plan_request, planner_options, site_options, warn
+from hetctl.cli.options import (
+    ensemble_option,
+    json_option,
+    plan_request,
+    planner_options,
+    sharing_option,
+    site_options,
+    warn,
+)
 from hetctl.cli.output import print_json
 
 
@@ -14,17 +22,11 @@ from hetctl.cli.output import print_json
 @ensemble_option
 @site_options
 @planner_options
+@sharing_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run although an unfinished one could go on.")
 @click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
-@click.option(
-    "--sharing",
-    type=click.Choice(["cached", "none"]),
-    default="cached",
-    show_default=True,
-    help="Prepare samples once on a node, or each member for itself.",
-)
 @click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Per member.")
 @click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
 @click.option("--max-rounds", type=click.IntRange(min=1), help="Stop after so many rounds.")
@@ -35,7 +37,6 @@ def command(
     wait: bool,
     new: bool,
     chain: bool,
-    sharing: str,
     retries: int,
     max_jobs: int | None,
     max_rounds: int | None,
@@ -58,7 +59,7 @@ def command(
     project = Project.here()
     budget = Budget(max_jobs, max_rounds, gpu_hours)
     plan, _ = plan_request(project, budget=budget, **wishes)
-    request = SubmitRequest(plan, budget, retries, new, chain, sharing)
+    request = SubmitRequest(plan, budget, retries, new, chain)
     if dry_run:
         submission = preview(project, request)
         if as_json:

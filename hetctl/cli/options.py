@@ -181,6 +181,17 @@ def planner_options(command: F) -> F:
     return _add(options, command)
 
 
+def sharing_option(command: F) -> F:
+    """Add ``--sharing``."""
+    return click.option(
+        "--sharing",
+        type=click.Choice(["cached", "lockstep", "none"]),
+        default="cached",
+        show_default=True,
+        help="How members on a node share the preparation of samples.",
+    )(command)
+
+
 def plan_request(
     project: Project,
     ensemble: str | None,
@@ -190,6 +201,7 @@ def plan_request(
     queue: str | None,
     account: str | None,
     planner: str,
+    sharing: str,
     explain: bool = False,
     budget: Budget | None = None,
     **options: Any,
@@ -202,7 +214,8 @@ def plan_request(
     members, machine = _who_and_where(project, ensemble, site, account)
     given = {name: value for name, value in options.items() if value is not None}
     sized = sizing(project, members, machine, Wishes(gpus, time, queue), budget or Budget())
-    return PlanRequest(members, machine, sized.size, planner, options=given, explain=explain), sized
+    request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing)
+    return request, sized
 
 
 def warn(project: Project, request: PlanRequest) -> None:

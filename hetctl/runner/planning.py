@@ -9,10 +9,11 @@ from typing import Any
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.ensemble import Ensemble
-from hetctl.core.errors import InfeasibleError
+from hetctl.core.errors import BadInputError, InfeasibleError
 from hetctl.core.job import JobSize
 from hetctl.core.plan import Plan
 from hetctl.core.profile import MemberProfile, ProfilePoint, Progress
+from hetctl.core.run import CACHED, LOCKSTEP
 from hetctl.core.site import Cluster, Site
 from hetctl.perf.work import candidates
 from hetctl.planners import planner_named
@@ -47,6 +48,8 @@ class PlanRequest:
         The planner's, as in `planners.base.Options`.
     explain : bool
         Say of each round why its members got their GPUs and the others wait.
+    sharing : str
+        As in `RunSpec`.
     """
 
     ensemble: Ensemble
@@ -55,6 +58,7 @@ class PlanRequest:
     planner: str = "fluid"
     options: Mapping[str, Any] = field(default_factory=dict)
     explain: bool = False
+    sharing: str = CACHED
 
     def __post_init__(self) -> None:
         """Refuse what no planner takes before anything is opened."""
@@ -77,7 +81,8 @@ def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Pro
     Raises
     ------
     BadInputError
-        If a member has no profile, or the planner or an option is unknown.
+        If a member has no profile, the planner or an option is unknown, or the planner's members cannot
+        share as they are to.
     InfeasibleError
         If the site, the wall-clock limit or a member's `max_gpus` leave no plan.
     """
@@ -89,8 +94,14 @@ def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Pro
     clock = Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     options = options_from(request.options)
     arrivals = [Arrival(member) for member in members]
-    choice = chosen(request.planner, arrivals, World(cluster, clock), options)
-    plan = forecast(choice.planner, members, cluster, options, clock, explain=request.explain)
+    world = World(cluster, clock, lockstep=request.sharing == LOCKSTEP)
+    choice = chosen(request.planner, arrivals, world, options)
+    if world.lockstep and not choice.planner.shares:
+        raise BadInputError(
+            f"planner {choice.planner.name} forms no flotillas, whose members could train in lockstep",
+            "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
+        )
+    plan = forecast(choice.planner, members, world, options, explain=request.explain)
     return replace(plan, why=choice.why)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.run import CACHED, Budget, RunSpec
+from hetctl.core.run import Budget, RunSpec
 from hetctl.runner.planning import PlanRequest, make_plan, member_profiles
 from hetctl.runner.project import Project
 from hetctl.runner.submission import Submission, new_job, rendered
@@ -21,8 +21,6 @@ class SubmitRequest:
         Start a new run even if there is an unfinished one of the ensemble.
     chain : bool
         Queue each next job behind the running one.
-    sharing : str
-        As in `RunSpec`.
     """
 
     plan: PlanRequest
@@ -30,7 +28,6 @@ class SubmitRequest:
     retries: int = 2
     new: bool = False
     chain: bool = False
-    sharing: str = CACHED
 
 
 def preview(project: Project, request: SubmitRequest) -> Submission:
@@ -81,5 +78,5 @@ def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
         retries=request.retries,
         chain=request.chain,
         budget=request.budget,
-        sharing=request.sharing,
+        sharing=plan.sharing,
     )

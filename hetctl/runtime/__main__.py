@@ -10,12 +10,12 @@ from pathlib import Path
 
 from hetctl.core.layout import RoundFolder
 from hetctl.core.plan import Allocation
-from hetctl.core.run import RoundFile, read_round
+from hetctl.core.run import LOCKSTEP, RoundFile, read_round
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.group import Group, launched_rank
 from hetctl.runtime.heart import beating, cores_used, gpu_used
 from hetctl.runtime.pipeline import Sharing
-from hetctl.runtime.roles import role_of, roles_of
+from hetctl.runtime.roles import role_of, roles_of, together
 from hetctl.runtime.step import Rank, build_rank, launched_at, reporter, run_step
 from hetctl.runtime.trainer import StopSignal, Trainer
 
@@ -72,7 +72,12 @@ def _sharing(round_file: RoundFile, name: str) -> Sharing:
     """Say how this rank comes by its samples; it has not met its group yet, but the launcher knows it."""
     roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
     role = role_of(roles, name, launched_rank())
-    return Sharing(round_file.sharing, round_file.run, role.preprocessors)
+    lockstep = None
+    if round_file.sharing == LOCKSTEP:
+        batch_sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
+        batches = {a.member: a.gpus * batch_sizes[a.member] for a in round_file.allocations}
+        lockstep = together(roles, role, batches, round_file.run, round_file.index)
+    return Sharing(round_file.sharing, round_file.run, role.preprocessors, lockstep)
 
 
 def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:

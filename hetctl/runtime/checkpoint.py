@@ -33,8 +33,9 @@ class TrainingState:
     gpus : int
         GPUs that the learning rate is scaled for; 1 before the first step.
     part_samples : int
-        Samples of the unfinished epoch that are done already; its order is a function of the
-        member's seed and the epoch, so this is the position in the data.
+        Samples of the unfinished epoch that are done already: the position in its order.
+    part_order : tuple of int
+        What that order is made from; empty if there is no unfinished epoch.
     part_loss, part_seconds : float
         Sum of the training loss over those samples, and the time they took.
     random_state : Any
@@ -44,6 +45,7 @@ class TrainingState:
     epochs: tuple[EpochResult, ...] = ()
     gpus: int = 1
     part_samples: int = 0
+    part_order: tuple[int, ...] = ()
     part_loss: float = 0.0
     part_seconds: float = 0.0
     random_state: Any = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from hetctl.runtime.feeds import Feed, Samples
 from hetctl.runtime.group import Group
+from hetctl.runtime.stream import Order
 
 
 class Batches:
@@ -23,6 +24,8 @@ class Batches:
         Samples of the epoch that were done before.
     on_step : callable
         Called after each step with the samples that the whole group has done so far.
+    order : Order or None
+        In which those before `start` were trained; then, of the epoch as it is trained.
 
     A ``train_fn`` may set `loss` to that of its last batch, as its framework has it, for people to see.
     """
@@ -35,9 +38,11 @@ class Batches:
         group: Group,
         should_stop: Callable[[], bool],
         on_step: Callable[[int], None] = lambda _position: None,
+        order: Order | None = None,
     ) -> None:
         self._feed = feed
         self._epoch = epoch
+        self.order = order
         self._group = group
         self._should_stop = should_stop
         self._on_step = on_step
@@ -52,10 +57,12 @@ class Batches:
         return self.position == self._feed.samples
 
     def __iter__(self) -> Iterator[Samples]:
-        with closing(self._feed.batches(self._epoch, self.position)) as batches:
+        with closing(self._feed.batches(self._epoch, self.position, self.order)) as batches:
             while not self.complete and not self._group.agree(self._should_stop()):
                 samples, chunk = next(batches)
-                self.weight = chunk.weight
+                self.weight, self.order = chunk.weight, chunk.order
                 yield samples
                 self.position = chunk.stop
                 self._on_step(self.position)
+            if self.complete:
+                next(batches, None)  # lets the feed go on to the next epoch

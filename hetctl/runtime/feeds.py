@@ -1,4 +1,4 @@
-"""Where a rank's batches come from: arrays in its memory, or a ring that preprocessors fill."""
+"""Where a rank's batches come from: arrays in its memory, or rings that preprocessors fill."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import time
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from hetctl.core.errors import HetctlError
 from hetctl.runtime.preprocessors import Layout, Preprocessors
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
 from hetctl.runtime.sources import Array, ArraySource
-from hetctl.runtime.stream import Chunk, Stream
+from hetctl.runtime.stream import Chunk, Order, Stream, epoch_order
 
 Samples = tuple[Array, Array]
+Batch = tuple[Samples, Chunk]
 
 AHEAD = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
+JOIN_S = 60.0
+"""Members that share in lockstep wait so long for those that have not started yet."""
 LOOK_S = 1.0
 PATIENCE_S = 600.0
 """A chunk that takes longer to prepare than this never comes."""
@@ -34,7 +40,8 @@ class Feed(Protocol):
     samples : int
         Of an epoch, for the whole group.
     sample : tuple of arrays
-        A batch of one, to see what batches look like.
+        A batch of one, to see what batches look like; what a rank without a share gets, since it has to
+        take part in the averaging.
     """
 
     samples: int
@@ -44,11 +51,15 @@ class Feed(Protocol):
     def waited_s(self) -> float:
         """Time for which the trainer has waited for batches."""
 
-    def batches(self, epoch: int, start: int) -> Generator[tuple[Samples, Chunk], None, None]:
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield the batches of an epoch behind its first `start` samples.
 
-        What a batch holds may change as soon as the next one is asked for. A rank without a share gets
-        one sample all the same, since it has to take part in the averaging.
+        What a batch holds may change as soon as the next one is asked for.
+
+        Parameters
+        ----------
+        order : Order or None
+            In which the first `start` samples were trained; None: the feed's own for that epoch.
         """
 
 
@@ -63,92 +74,226 @@ class ArrayFeed:
         self._x, self._y = source.x, source.y
         self._stream = stream
 
-    def batches(self, epoch: int, start: int) -> Generator[tuple[Samples, Chunk], None, None]:
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield copies."""
-        for chunk in _chunks(self._stream.beginning_at(epoch, start)):
+        for chunk in _chunks(self._stream.beginning_at(order or (self._stream.seed, epoch), start)):
             chosen = chunk.numbers
             yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
 
 
-class RingFeed:
-    """Batches that this rank's own preprocessors put into a ring of shared memory.
+@dataclass(frozen=True)
+class Kitchen:
+    """What rings are filled with, and by whom.
 
     Parameters
     ----------
     folder : Path
-        For the ring, in memory; the file is removed as soon as everybody has opened it.
+        For rings, in memory.
     sample : tuple of arrays
-        What a rank without a share gets.
+        A batch of one.
     """
 
-    def __init__(
-        self, stream: Stream, layout: Layout, preprocessors: Preprocessors, folder: Path, sample: Samples
-    ) -> None:
+    layout: Layout
+    preprocessors: Preprocessors
+    folder: Path
+    sample: Samples
+
+    def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
+        """Open a ring for a stream, which the first who comes creates.
+
+        Parameters
+        ----------
+        largest : int
+            Samples of the largest batch that is read from it: it must hold two of those.
+        """
+        slot_bytes = self.layout.bytes_of(-(-stream.chunk // stream.ranks))
+        slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
+        return Ring.create(self.folder / name, Shape(slots, slot_bytes, readers), JOIN_S)
+
+    def take(self, ring: Ring, position: int, samples: int) -> Samples:
+        """Wait for a chunk; return what it holds, in place.
+
+        Raises
+        ------
+        HetctlError
+            If one of this rank's preprocessors has failed, or nothing comes in `PATIENCE_S`.
+        """
+        limit = time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit:
+            self.preprocessors.check()
+            with suppress(RingTimeoutError):
+                return self.layout.views(_whole(ring.take(position, LOOK_S)), samples)
+        raise HetctlError(
+            f"no batch was prepared in {PATIENCE_S:g} s", "is the file system of the data alive?"
+        )
+
+
+class RingFeed:
+    """Batches that this rank's own preprocessors put into a ring that nobody else reads."""
+
+    def __init__(self, stream: Stream, kitchen: Kitchen) -> None:
         self.samples = stream.samples
-        self.sample = sample
+        self.sample = kitchen.sample
         self.waited_s = 0.0
+        self._own = stream
         self._stream = stream
-        self._layout = layout
-        self._preprocessors = preprocessors
-        self._folder = folder
+        self._kitchen = kitchen
         self._ring: Ring | None = None
         self._position = 0
 
-    def batches(self, epoch: int, start: int) -> Generator[tuple[Samples, Chunk], None, None]:
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield views of the ring."""
-        ring = self._ring_at(epoch, start)
-        while (chunk := self._stream.at(self._position)).epoch == epoch:
-            slot = self._take(ring, self._position)
-            yield self._layout.views(slot, len(chunk.numbers)) if len(chunk.numbers) else self.sample, chunk
+        order = order or (self._own.seed, epoch)
+        ring = self._ring_at(order, start)
+        while (chunk := self._stream.at(self._position)).order == order:
+            began = time.perf_counter()
+            samples = self._kitchen.take(ring, self._position, len(chunk.numbers))
+            self.waited_s += time.perf_counter() - began
+            yield samples if len(chunk.numbers) else self.sample, chunk
             ring.release(self._position)
             self._position += 1
 
-    def _ring_at(self, epoch: int, start: int) -> Ring:
-        """Return the ring, filled from there on."""
-        upcoming = self._stream.at(self._position)
-        if self._ring is None or (upcoming.epoch, upcoming.start) != (epoch, start):
-            self._leave()
-            self._stream = self._stream.beginning_at(epoch, start)
-            self._position = 0
-            self._ring = self._new_ring()
-        return self._ring
-
-    def _new_ring(self) -> Ring:
-        path = self._folder / f"{uuid.uuid4().hex}.ring"
-        slot_bytes = self._layout.bytes_of(-(-self._stream.chunk // self._stream.ranks))
-        ring = Ring.create(path, Shape(slots_of(self._stream.chunk, slot_bytes), slot_bytes, 1), PATIENCE_S)
-        try:
-            ring.join(0)
-            self._preprocessors.prepare(path, self._stream)
-        finally:
-            with suppress(FileNotFoundError):
-                path.unlink()
-        return ring
-
-    def _take(self, ring: Ring, position: int) -> Bytes:
-        began = time.perf_counter()
-        try:
-            return self._taken(ring, position, began + PATIENCE_S)
-        finally:
-            self.waited_s += time.perf_counter() - began
-
-    def _taken(self, ring: Ring, position: int, limit: float) -> Bytes:
-        while True:
-            self._preprocessors.check()
-            with suppress(RingTimeoutError):
-                slot = ring.take(position, LOOK_S)
-                assert slot is not None  # the stream has no end
-                return slot
-            if time.perf_counter() > limit:
-                raise HetctlError(
-                    f"no batch was prepared in {PATIENCE_S:g} s", "is the file system of the data alive?"
-                )
-
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Leave the ring: the preprocessors are free for another one."""
         if self._ring is not None:
             self._ring.leave()
             self._ring.close()
             self._ring = None
+
+    def _ring_at(self, order: Order, start: int) -> Ring:
+        """Return the ring, filled from there on."""
+        upcoming = self._stream.at(self._position)
+        if self._ring is None or (upcoming.order, upcoming.start) != (order, start):
+            self.close()
+            self._stream, self._position = self._own.beginning_at(order, start), 0
+            self._ring = self._new_ring()
+        return self._ring
+
+    def _new_ring(self) -> Ring:
+        """Make a ring; its file is removed as soon as everybody has opened it."""
+        name = f"{uuid.uuid4().hex}.ring"
+        ring = self._kitchen.ring(name, 1, self._stream, self._stream.chunk)
+        try:
+            ring.join(0)
+            self._kitchen.preprocessors.prepare(self._kitchen.folder / name, self._stream)
+        finally:
+            with suppress(FileNotFoundError):
+                (self._kitchen.folder / name).unlink()
+        return ring
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """A stream that all ranks on a node train on together (FLEET, section 5).
+
+    Parameters
+    ----------
+    name : str
+        Of the ring.
+    seed : int
+        Of the orders of its epochs, which are those of no member.
+    chunk, largest : int
+        Samples that are prepared together, and samples of the largest batch of any member.
+    reader, readers : int
+        Number of this rank among those on the node.
+    """
+
+    name: str
+    seed: int
+    chunk: int
+    largest: int
+    reader: int
+    readers: int
+
+
+class LockstepFeed:
+    """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
+
+    Whoever is slowest holds the others back, by as much as the ring holds. A member that was interrupted
+    in an epoch first trains the rest of that by itself, and goes along from the next epoch on.
+    """
+
+    def __init__(self, stream: Stream, kitchen: Kitchen, lockstep: Lockstep) -> None:
+        self.samples = stream.samples
+        self.sample = kitchen.sample
+        self._alone = RingFeed(stream, kitchen)
+        self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
+        self._member = stream
+        self._kitchen = kitchen
+        self._lockstep = lockstep
+        self._ring: Ring | None = None
+        self._position = 0
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the trainer has waited for batches."""
+        return self._waited_s + self._alone.waited_s
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield views of the ring, or copies where a batch has parts of several chunks."""
+        if start:
+            yield from self._alone.batches(epoch, start, order)
+            return
+        ring = self._joined()
+        while self._shared.at(self._position).start:
+            self._position += 1
+        yield from self._batches_from(ring, self._position)
+        self._position += -(-self.samples // self._shared.chunk)
+
+    def close(self) -> None:
+        """Leave: nobody waits for this rank any more."""
+        self._alone.close()
+        if self._ring is not None:
+            self._ring.leave()
+            self._ring.close()
+            self._ring = None
+
+    def _joined(self) -> Ring:
+        if self._ring is None:
+            self._alone.close()
+            name, readers = self._lockstep.name, self._lockstep.readers
+            self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
+            self._position = self._ring.join(self._lockstep.reader)
+            self._kitchen.preprocessors.prepare(self._kitchen.folder / name, self._shared)
+        return self._ring
+
+    def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
+        """Yield the batches of the epoch that begins at a position of the shared stream."""
+        order = self._shared.at(base).order
+        numbers = epoch_order(self.samples, *order)
+        held: dict[int, Samples] = {}
+        for start in range(0, self.samples, self._member.chunk):
+            stop = min(start + self._member.chunk, self.samples)
+            share = np.array_split(np.arange(start, stop), self._member.ranks)[self._member.rank]
+            yield self._part(ring, base, held, share), Chunk(order, start, stop, numbers[share])
+            for index in [
+                index for index in held if (index + 1) * self._shared.chunk <= stop or stop == self.samples
+            ]:
+                del held[index]
+                ring.release(base + index)
+
+    def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: Array) -> Samples:
+        """Return the samples of an epoch from one place to another; `held` are the chunks taken so far."""
+        if not len(share):
+            return self.sample
+        size, first, last = self._shared.chunk, int(share[0]), int(share[-1])
+        parts = []
+        for index in range(first // size, last // size + 1):
+            if index not in held:
+                held[index] = self._take(ring, base + index)
+            x, y = held[index]
+            inside = slice(max(first - index * size, 0), last + 1 - index * size)
+            parts.append((x[inside], y[inside]))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def _take(self, ring: Ring, position: int) -> Samples:
+        began = time.perf_counter()
+        samples = self._kitchen.take(ring, position, len(self._shared.at(position).numbers))
+        self._waited_s += time.perf_counter() - began
+        return samples
 
 
 def slots_of(chunk: int, slot_bytes: int) -> int:
@@ -159,6 +304,12 @@ def slots_of(chunk: int, slot_bytes: int) -> int:
 def _chunks(stream: Stream) -> Iterator[Chunk]:
     """Yield the chunks of a stream's first epoch."""
     position = 0
-    while (chunk := stream.at(position)).epoch == stream.epoch:
+    while (chunk := stream.at(position)).order == (stream.seed, stream.epoch):
         yield chunk
         position += 1
+
+
+def _whole(slot: Bytes | None) -> Bytes:
+    """Return a slot that was taken: these streams have no end."""
+    assert slot is not None
+    return slot

@@ -26,13 +26,13 @@ from hetctl.core.measurement import Measurements, Point, read_measurements
 from hetctl.core.profile import Machine, PreprocessPoint, ProfilePoint
 from hetctl.runtime.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import Feed, Samples
+from hetctl.runtime.feeds import Batch, Feed
 from hetctl.runtime.functions import load_functions
 from hetctl.runtime.group import Group, SingleRank
 from hetctl.runtime.machine import gpu_and_driver, peak_memory
 from hetctl.runtime.sources import ArraySource, Source, as_sources
 from hetctl.runtime.step import Rank, build_rank, launched_at, reporter, run_step
-from hetctl.runtime.stream import Chunk, sample_rng
+from hetctl.runtime.stream import Order, sample_rng
 from hetctl.runtime.trainer import check_metrics
 
 BATCHES = 48
@@ -125,7 +125,7 @@ class AgainAndAgain:
         """What the trainer has waited for batches."""
         return self._feed.waited_s
 
-    def batches(self, _epoch: int, start: int) -> Generator[tuple[Samples, Chunk], None, None]:
+    def batches(self, _epoch: int, start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches for ever."""
         for epoch in count(1):
             for batch, chunk in self._feed.batches(epoch, 0):

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.run import CACHED, NONE
-from hetctl.runtime.feeds import ArrayFeed, Feed, RingFeed, Samples
+from hetctl.runtime.feeds import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFeed, RingFeed, Samples
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing.cached import CachedSource
 from hetctl.runtime.sharing.node_folder import node_folder
@@ -29,16 +29,19 @@ class Sharing:
     Parameters
     ----------
     mode : str
-        ``none`` or ``cached``.
+        ``none``, ``cached`` or ``lockstep``.
     folder : str
         Name of the folder that those who share use in the node's memory.
     preprocessors : int
         Processes that this rank forks.
+    lockstep : Lockstep or None
+        In lockstep, the stream that all train on.
     """
 
     mode: str = NONE
     folder: str = "alone"
     preprocessors: int = 1
+    lockstep: Lockstep | None = None
 
 
 def open_pipeline(source: Source, seed: int, sharing: Sharing, stack: ExitStack) -> OpenFeed:
@@ -60,7 +63,15 @@ def open_pipeline(source: Source, seed: int, sharing: Sharing, stack: ExitStack)
     layout = layout_of(shared, seed)
     preprocessors = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(preprocessors.stop)
-    return lambda stream: RingFeed(stream, layout, preprocessors, folder, first_sample(shared, seed))
+    kitchen = Kitchen(layout, preprocessors, folder, first_sample(shared, seed))
+
+    def open_feed(stream: Stream) -> Feed:
+        together = sharing.lockstep
+        feed = LockstepFeed(stream, kitchen, together) if together else RingFeed(stream, kitchen)
+        stack.callback(feed.close)
+        return feed
+
+    return open_feed
 
 
 def cached(source: Source, folder: Path, name: str) -> Source:

@@ -142,7 +142,7 @@ def _fill(ring: Ring, stream: Stream, source: Source, layout: Layout) -> None:
     for position in _claims(ring):
         chunk = stream.at(position)
         x, y = layout.views(ring.buffer(position), len(chunk.numbers))
-        _write(x, y, chunk, stream.seed, source)
+        _write(x, y, chunk, source)
         ring.publish(position, layout.bytes_of(len(chunk.numbers)))
 
 
@@ -158,7 +158,8 @@ def _claims(ring: Ring) -> Iterator[int]:
         yield position
 
 
-def _write(x: Array, y: Array, chunk: Chunk, seed: int, source: Source) -> None:
+def _write(x: Array, y: Array, chunk: Chunk, source: Source) -> None:
+    seed, epoch = chunk.order
     for index, number in enumerate(chunk.numbers.tolist()):
         prepared, y[index] = source.prepare(number)
-        x[index] = source.augment(prepared, sample_rng(seed, chunk.epoch, number))
+        x[index] = source.augment(prepared, sample_rng(seed, epoch, number))

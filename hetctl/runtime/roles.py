@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +11,9 @@ from hetctl.core.plan import Allocation
 from hetctl.core.profile import PreprocessPoint
 from hetctl.core.run import CACHED, LOCKSTEP
 from hetctl.perf.preprocessing import preprocessors_needed
+from hetctl.runtime.feeds import Lockstep
+
+LEAST_CHUNK = 8
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ def roles_of(
 
     On each node there are as few preprocessors as meet what its ranks demand together: the sum of their
     rates if each prepares for itself; the fastest member's rate if what one has prepared serves all;
-    the slowest member's if all wait for it. They are forked by its ranks in turn; a rank that shares in
-    lockstep may have none, any other has one.
+    the slowest member's if all wait for it. They are forked by its ranks in turn. Each has one at least, so
+    that nobody depends on anybody else's.
 
     Parameters
     ----------
@@ -77,6 +82,30 @@ def roles_of(
     )
 
 
+def together(
+    roles: Sequence[Role], role: Role, batches: Mapping[str, int], run: str, round_index: int
+) -> Lockstep:
+    """Say how the ranks on a rank's node go in lockstep.
+
+    Parameters
+    ----------
+    batches : mapping
+        Samples of a batch of each member's whole group. What is prepared together divides them all, unless
+        that would be very little.
+    """
+    here = [other for other in roles if other.node == role.node]
+    sizes = [batches[other.member] for other in roles]
+    common = math.gcd(*sizes)
+    return Lockstep(
+        name=f"round-{round_index}.ring",
+        seed=zlib.crc32(f"{run}/{round_index}".encode()),
+        chunk=common if common >= LEAST_CHUNK else min(sizes),
+        largest=max(sizes),
+        reader=here.index(role),
+        readers=len(here),
+    )
+
+
 def role_of(roles: Sequence[Role], member: str, rank: int) -> Role:
     """Return the role of one rank; KeyError if it is not in the round."""
     for role in roles:
@@ -96,8 +125,7 @@ def _counts(
     """Return the preprocessors of each of a node's ranks."""
     demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
     total = preprocessors_needed(points, demand, cores)
-    least = 0 if sharing == LOCKSTEP else 1
-    return [max(least, total // len(ranks) + (index < total % len(ranks))) for index in range(len(ranks))]
+    return [max(1, total // len(ranks) + (index < total % len(ranks))) for index in range(len(ranks))]
 
 
 def _demand(members: Mapping[str, float], per_rank: Sequence[float], sharing: str) -> float:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+Order = tuple[int, ...]
+"""Seed and epoch: what the order of an epoch's samples is made from."""
 
 
 @lru_cache(maxsize=2)
@@ -30,15 +32,15 @@ class Chunk:
 
     Parameters
     ----------
-    epoch : int
-        Counted from 1.
+    order : Order
+        Of its epoch.
     start, stop : int
         Positions in the epoch's order, of the whole group.
     numbers : array of int
         The samples of this rank, which may have none.
     """
 
-    epoch: int
+    order: Order
     start: int
     stop: int
     numbers: Numbers
@@ -71,9 +73,10 @@ class Stream:
     rank: int = 0
     ranks: int = 1
 
-    def beginning_at(self, epoch: int, start: int) -> Stream:
-        """Return the same stream from another place on."""
-        return replace(self, epoch=epoch, start=start)
+    def beginning_at(self, order: Order, start: int) -> Stream:
+        """Return the same samples from another place on."""
+        seed, epoch = order
+        return replace(self, seed=seed, epoch=epoch, start=start)
 
     def at(self, position: int) -> Chunk:
         """Return the chunk at a position of the stream, counted from 0."""
@@ -83,5 +86,5 @@ class Stream:
             later, index = divmod(position - first, -(-self.samples // self.chunk))
             epoch, start = self.epoch + 1 + later, index * self.chunk
         stop = min(start + self.chunk, self.samples)
-        order = epoch_order(self.samples, self.seed, epoch)
-        return Chunk(epoch, start, stop, np.array_split(order[start:stop], self.ranks)[self.rank])
+        numbers = epoch_order(self.samples, self.seed, epoch)[start:stop]
+        return Chunk((self.seed, epoch), start, stop, np.array_split(numbers, self.ranks)[self.rank])

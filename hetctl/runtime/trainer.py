@@ -163,6 +163,7 @@ class Trainer:
             self.group,
             self.stop,
             lambda position: self._after_step(number, position, batches.loss),
+            self.state.part_order or None,
         )
         began = time.perf_counter()
         loss = self.network.train(batches)
@@ -186,6 +187,7 @@ class Trainer:
         self.state = replace(
             self.state,
             part_samples=batches.position,
+            part_order=batches.order or (),
             part_loss=self.state.part_loss + loss * done,
             part_seconds=self.state.part_seconds + seconds,
         )

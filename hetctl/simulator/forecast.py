@@ -10,21 +10,19 @@ from dataclasses import asdict
 from hetctl.core.errors import InfeasibleError
 from hetctl.core.plan import Forecast, Plan, Round
 from hetctl.core.profile import Candidate
-from hetctl.core.site import Cluster
 from hetctl.perf.bounds import fluid_bound
 from hetctl.planners.base import Decision, Options, Planner, Request
 from hetctl.simulator.engine import Engine
 from hetctl.simulator.reasons import reasons_for
 from hetctl.simulator.step import Step
-from hetctl.simulator.world import Arrival, Clock, World
+from hetctl.simulator.world import Arrival, World
 
 
 def forecast(
     planner: Planner,
     candidates: Sequence[Candidate],
-    cluster: Cluster,
+    world: World,
     options: Options,
-    clock: Clock,
     *,
     explain: bool = False,
 ) -> Plan:
@@ -43,6 +41,7 @@ def forecast(
     InfeasibleError
         If the cluster has no GPU, or a job is too short for an epoch of some member.
     """
+    cluster = world.cluster
     if cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
     reasons: dict[int, dict[str, str]] = {}
@@ -51,7 +50,7 @@ def forecast(
         reasons[request.round_index] = reasons_for(planner, request, decision)
 
     arrivals = [Arrival(candidate) for candidate in candidates]
-    steps = Engine(planner, arrivals, World(cluster, clock), options, note if explain else None).run().steps
+    steps = Engine(planner, arrivals, world, options, note if explain else None).run().steps
     makespan_s = max((step.end_s for step in steps), default=0.0)
     lower_bound_s = fluid_bound(candidates, cluster.gpus)
     return Plan(

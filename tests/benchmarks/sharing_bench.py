@@ -19,13 +19,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from tables import Figure, Table
 
-from hetctl.core.run import CACHED, NONE
+from hetctl.core.run import CACHED, LOCKSTEP, NONE
 from hetctl.images import ImageFolder, in_turn, random_crop_and_flip, scale
+from hetctl.runtime.feeds import Lockstep
 from hetctl.runtime.pipeline import Sharing, open_pipeline
 from hetctl.runtime.sharing.node_folder import node_folder
 from hetctl.runtime.sources import as_source
@@ -38,7 +40,7 @@ LOADER = "DataLoader"
 
 @dataclass(frozen=True)
 class Fed:
-    """What feeding all trainers came to: samples/s of all together, and the CPU time that it took."""
+    """What feeding all trainers came to: samples/s of all together, and the CPU time of preprocessing."""
 
     rate: float
     cpu_s: float
@@ -59,13 +61,15 @@ def make_files(folder: Path, files: int = FILES) -> None:
         coarse.resize((PIXELS, PIXELS), Image.Resampling.BICUBIC).save(target / f"{number}.jpg", quality=90)
 
 
-def by_hetctl(mode: str) -> Callable[[Path, int], None]:
+def by_hetctl(mode: str) -> Callable[[Path, int, int], None]:
     """Return a trainer that is fed in that way of sharing."""
 
-    def train(folder: Path, seed: int) -> None:
+    def train(folder: Path, seed: int, trainers: int) -> None:
         source = as_source(images(folder), "training")
+        together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, seed, trainers) if mode == LOCKSTEP else None
         with ExitStack() as stack:
-            open_feed = open_pipeline(source, seed, Sharing(mode, f"bench-{os.getppid()}", 1), stack)
+            sharing = Sharing(mode, f"bench-{os.getppid()}", 1, together)
+            open_feed = open_pipeline(source, seed, sharing, stack)
             feed = open_feed(Stream(len(source), BATCH, seed))
             for epoch in range(1, EPOCHS + 1):
                 for (x, _), _ in feed.batches(epoch, 0):
@@ -74,7 +78,7 @@ def by_hetctl(mode: str) -> Callable[[Path, int], None]:
     return train
 
 
-def by_loader(folder: Path, seed: int) -> None:
+def by_loader(folder: Path, seed: int, _trainers: int) -> None:
     """Train on a DataLoader of PyTorch's, with one worker."""
     import torch
     from torch.utils.data import DataLoader, Dataset
@@ -96,30 +100,33 @@ def by_loader(folder: Path, seed: int) -> None:
             x[:, ::64].max()
 
 
-WAYS: dict[str, Callable[[Path, int], None]] = {
-    NONE: by_hetctl(NONE),
-    CACHED: by_hetctl(CACHED),
-    LOADER: by_loader,
-}
+WAYS = {**{mode: by_hetctl(mode) for mode in (NONE, CACHED, LOCKSTEP)}, LOADER: by_loader}
 
 
 def feed(way: str, folder: Path, trainers: int) -> Fed:
     """Feed so many trainers at once, `EPOCHS` epochs each."""
     context = get_context("fork")
-    processes = [context.Process(target=WAYS[way], args=(folder, seed)) for seed in range(trainers)]
-    before, began = _cpu_s(), time.perf_counter()
+    results = context.Queue()
+    processes = [
+        context.Process(target=_train, args=(way, folder, seed, trainers, results))
+        for seed in range(trainers)
+    ]
+    began = time.perf_counter()
     with node_folder(f"bench-{os.getpid()}"):
         for process in processes:
             process.start()
         for process in processes:
             process.join()
     assert not any(process.exitcode for process in processes), way
-    return Fed(trainers * EPOCHS * FILES / (time.perf_counter() - began), _cpu_s() - before)
+    seconds = time.perf_counter() - began
+    return Fed(trainers * EPOCHS * FILES / seconds, sum(results.get() for _ in processes))
 
 
-def _cpu_s() -> float:
+def _train(way: str, folder: Path, seed: int, trainers: int, results: Any) -> None:
+    """Train; tell the CPU time of the trainer's children, which are its preprocessors."""
+    WAYS[way](folder, seed, trainers)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    results.put(used.ru_utime + used.ru_stime)
 
 
 def measured() -> dict[tuple[str, int], Fed]:
@@ -152,20 +159,26 @@ def table() -> Table:
     header = ("way", *(f"samples/s, {n}" for n in TRAINERS), *(f"CPU s, {n}" for n in TRAINERS))
     most = TRAINERS[-1]
     figures = (
-        Figure(
-            f"CPU time, {most} trainers over one", found[CACHED, most].cpu_s / found[CACHED, 1].cpu_s, 1.10
+        *(
+            Figure(f"CPU time of {most} trainers over that of one, {way}", _cpu_ratio(found, way), 1.10)
+            for way in (CACHED, LOCKSTEP)
         ),
         *(
             Figure(
-                f"{way} over cached, samples/s, {most} trainers",
-                found[way, most].rate / found[CACHED, most].rate,
+                f"{alone} over {shared}, samples/s, {most} trainers",
+                found[alone, most].rate / found[shared, most].rate,
                 1 / 3,
             )
-            for way in (NONE, LOADER)
+            for alone in (NONE, LOADER)
+            for shared in (CACHED, LOCKSTEP)
         ),
     )
-    note = f"{FILES} JPEG files of {PIXELS} pixels, {EPOCHS} epochs, {os.cpu_count()} cores; medians of {ROUNDS}."
+    note = f"{FILES} JPEG files of {PIXELS} pixels, {EPOCHS} epochs; {os.cpu_count()} cores; {ROUNDS} rounds."
     return Table("Feeding several trainers", header, rows, figures, note)
+
+
+def _cpu_ratio(found: dict[tuple[str, int], Fed], way: str) -> float:
+    return found[way, TRAINERS[-1]].cpu_s / found[way, 1].cpu_s
 
 
 def main() -> int:

@@ -12,7 +12,9 @@ import pytest
 
 from hetctl.core.errors import BadInputError, HetctlError
 from hetctl.runtime import feeds
-from hetctl.runtime.feeds import ArrayFeed, RingFeed, slots_of
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import ArrayFeed, Kitchen, RingFeed, slots_of
+from hetctl.runtime.group import SingleRank
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sources import ArraySource, MapSource
 from hetctl.runtime.stream import Stream, epoch_order, sample_rng
@@ -49,12 +51,14 @@ def feed_of(tmp_path):
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        made.append(RingFeed(stream, layout, Preprocessors(source, layout, count), tmp_path, spare))
+        kitchen = Kitchen(layout, Preprocessors(source, layout, count), tmp_path, spare)
+        made.append(RingFeed(stream, kitchen))
         return made[-1]
 
     yield make
     for feed in made:
-        feed._preprocessors.stop()
+        feed.close()
+        feed._kitchen.preprocessors.stop()
 
 
 def copied(batches):
@@ -90,6 +94,17 @@ def test_a_feed_is_taken_back_to_where_training_goes_on(feed_of):
     assert [y.tolist() for _, y, _ in again] == [y.tolist() for _, y, _ in first[1:]]
 
 
+def test_preprocessors_go_on_from_epoch_to_epoch(feed_of):
+    feed, rings = feed_of(Squares()), set()
+    for epoch in (1, 2, 3):
+        batches = Batches(feed, epoch, 0, SingleRank(), lambda: False)
+        assert [y for _, part in batches for y in part.tolist()] == (
+            epoch_order(10, SEED, epoch) ** 2
+        ).tolist()
+        rings.add(id(feed._ring))
+    assert len(rings) == 1
+
+
 def test_ranks_share_batches_and_one_without_a_share_gets_one_sample(feed_of):
     shares = [copied(feed_of(Squares(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
     last = [share[-1] for share in shares]
@@ -120,7 +135,7 @@ def test_a_killed_preprocessor_ends_training(feed_of, monkeypatch):
     feed = feed_of(Squares(10_000), count=1)  # more than are prepared ahead
     batches = feed.batches(1, 0)
     next(batches)
-    (process,) = feed._preprocessors._processes
+    (process,) = feed._kitchen.preprocessors._processes
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(HetctlError, match="preprocessor was killed"):
         copied(batches)

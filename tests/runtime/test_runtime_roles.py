@@ -44,7 +44,7 @@ def test_ranks_are_numbered_node_by_node_and_the_first_of_each_node_leads_it():
     [
         ("none", [1, 1, 1], [2, 1]),  # 300 and 250 samples/s
         ("cached", [1, 1, 1], [2, 1]),  # as fast as a, which has all nodes' stores to itself at first
-        ("lockstep", [1, 0, 0], [1, 1]),  # as slow as b on n1, as c on n2
+        ("lockstep", [1, 1, 1], [1, 1]),  # as slow as b on n1, as c on n2: one each will do
     ],
 )
 def test_preprocessors_meet_the_demand_of_their_node(sharing, n1, n2):

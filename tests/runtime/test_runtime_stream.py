@@ -21,22 +21,22 @@ def test_every_epoch_has_each_sample_once_whatever_the_chunks(samples, chunk, ra
     seen = {}
     for position in range(3 * samples + 3):
         parts = [share.at(position) for share in shares]
-        assert len({(part.epoch, part.start, part.stop) for part in parts}) == 1
+        assert len({(part.order, part.start, part.stop) for part in parts}) == 1
         sizes = [len(part.numbers) for part in parts]
         assert max(sizes) - min(sizes) <= 1
         assert sum(part.weight for part in parts) == pytest.approx(1)
-        seen.setdefault(parts[0].epoch, []).extend(n for part in parts for n in part.numbers.tolist())
+        seen.setdefault(parts[0].order[1], []).extend(n for part in parts for n in part.numbers.tolist())
     assert seen[epoch] == epoch_order(samples, 7, epoch)[start:].tolist()
     assert seen[epoch + 1] == epoch_order(samples, 7, epoch + 1).tolist()
 
 
 def test_a_stream_goes_on_where_an_interrupted_one_was():
     whole = chunks(Stream(10, 4, 1), 6)
-    rest = chunks(Stream(10, 4, 1).beginning_at(1, 8), 4)
-    assert [(c.epoch, c.start, c.stop, c.numbers.tolist()) for c in rest] == [
-        (c.epoch, c.start, c.stop, c.numbers.tolist()) for c in whole[2:]
+    rest = chunks(Stream(10, 4, 1).beginning_at((1, 1), 8), 4)
+    assert [(c.order, c.start, c.stop, c.numbers.tolist()) for c in rest] == [
+        (c.order, c.start, c.stop, c.numbers.tolist()) for c in whole[2:]
     ]
-    assert [(c.epoch, c.start, c.stop) for c in whole] == [
+    assert [(c.order[1], c.start, c.stop) for c in whole] == [
         *[(1, 0, 4), (1, 4, 8), (1, 8, 10)],
         *[(2, 0, 4), (2, 4, 8), (2, 8, 10)],
     ]

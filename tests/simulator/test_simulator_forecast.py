@@ -49,7 +49,8 @@ def predict(
     wall_s: float | None = None,
     grace_s: float = 0.0,
 ) -> Plan:
-    return forecast(planner, members, Cluster.of(gpus, 4), options, Clock(wall_s, grace_s, 1.0, 5.0))
+    world = World(Cluster.of(gpus, 4), Clock(wall_s, grace_s, 1.0, 5.0))
+    return forecast(planner, members, world, options)
 
 
 def member(name: str, rates: Sequence[float], left: float, **values: float) -> Candidate:

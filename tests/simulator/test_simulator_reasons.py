@@ -8,7 +8,7 @@ from hetctl.core.site import Cluster
 from hetctl.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.simulator.forecast import forecast
 from hetctl.simulator.reasons import reasons_for
-from hetctl.simulator.world import Clock
+from hetctl.simulator.world import World
 
 A, B, C = (
     Candidate("a", {1: 10.0, 2: 18.0}, 300.0),
@@ -77,9 +77,9 @@ def test_a_plan_asks_for_reasons_only_to_be_explained() -> None:
         return Decision((on(request.candidates[0], 0),))
 
     planner = Planner("speaking", "global", decide, reasons=reasons)
-    plain = forecast(planner, (A, C), CLUSTER, Options(), Clock())
+    plain = forecast(planner, (A, C), World(CLUSTER), Options())
     assert (asked, [one.reasons for one in plain.rounds]) == ([], [{}, {}])
-    told = forecast(planner, (A, C), CLUSTER, Options(), Clock(), explain=True)
+    told = forecast(planner, (A, C), World(CLUSTER), Options(), explain=True)
     assert [one.reasons["c"] for one in told.rounds] == [
         "waits: 3 of 4 GPUs stay idle, the rest is taken by a (1)",
         "round 1",

@@ -1,0 +1,192 @@
+"""Members in lockstep (FLEET, section 5): one stream, prepared once, in the same order for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from hetctl.core.run import LOCKSTEP
+from hetctl.runtime import feeds
+from hetctl.runtime.data import Batches
+from hetctl.runtime.feeds import Lockstep
+from hetctl.runtime.group import SingleRank
+from hetctl.runtime.pipeline import Sharing, open_pipeline
+from hetctl.runtime.sharing import node_folder
+from hetctl.runtime.sources import MapSource
+from hetctl.runtime.stream import Stream, epoch_order, sample_rng
+
+SAMPLES, SEED = 50, 99
+
+
+class Counted(MapSource):
+    """Notes each preparation in a file; the random part adds a fraction."""
+
+    def __init__(self, log):
+        self.log = log
+        super().__init__(self, "training")
+
+    def __len__(self):
+        return SAMPLES
+
+    def _read(self, number):
+        with self.log.open("a") as log:
+            log.write(f"{number}\n")
+        return np.full(8, number, np.float32), np.int64(number)
+
+    def augment(self, x, rng):
+        return x + np.float32(rng.random())
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(feeds, "LOOK_S", 0.1)
+    monkeypatch.setattr(feeds, "AHEAD", 24)
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+class Watched:
+    """Notes what goes through."""
+
+    def __init__(self, feed, seen):
+        self.feed, self.seen, self.samples = feed, seen, feed.samples
+
+    def batches(self, *arguments):
+        for (x, y), chunk in self.feed.batches(*arguments):
+            self.seen.append((x.copy(), y.copy(), chunk.order, chunk.start, chunk.numbers.tolist()))
+            yield (x, y), chunk
+
+
+class Crew:
+    """Members as processes; what they see comes through a queue."""
+
+    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None):
+        self.context = get_context("fork")
+        self.log, self.batches, self.chunk = log, batches, chunk
+        self.largest = largest or max(batches)
+        self.rank_of = rank_of or [(0, 1)] * len(batches)
+        self.results = self.context.Queue()
+        self.processes = {}
+
+    def start(self, reader, *, epochs=2, start=0, order=None, pause_s=0.0, die_after=None):
+        arguments = (reader, epochs, start, order, pause_s, die_after)
+        self.processes[reader] = self.context.Process(target=self._train, args=arguments)
+        self.processes[reader].start()
+
+    def _train(self, reader, epochs, start, order, pause_s, die_after):
+        rank, ranks = self.rank_of[reader]
+        together = Lockstep("r.ring", SEED, self.chunk, self.largest, reader, len(self.batches))
+        with ExitStack() as stack:
+            sharing = Sharing(LOCKSTEP, "run", 1, together)
+            open_feed = open_pipeline(Counted(self.log), reader, sharing, stack)
+            feed = open_feed(Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks))
+            seen = []
+            for epoch in range(1, epochs + 1):
+                watched = Watched(feed, seen)
+                for _ in Batches(watched, epoch, start, SingleRank(), lambda: False, order=order):
+                    time.sleep(pause_s)
+                    if len(seen) == die_after:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                start, order = 0, None
+            self.results.put((reader, seen))
+
+    def seen(self):
+        """Return what each member that lives to the end has seen."""
+        alive = [process for process in self.processes.values() if process.exitcode in (None, 0)]
+        found = dict(self.results.get(timeout=60) for _ in alive)
+        for process in self.processes.values():
+            process.join()
+        return found
+
+
+def check(seen, order):
+    """Hold what a member saw of an epoch against what its order says."""
+    mine = [part for part in seen if part[2] == order]
+    assert [n for part in mine for n in part[4]] == epoch_order(SAMPLES, *order).tolist()
+    for x, y, _, _, numbers in mine:
+        assert y.tolist() == numbers
+        fractions = np.array([np.float32(sample_rng(*order, n).random()) for n in numbers], np.float32)
+        assert np.array_equal(x[:, 0], np.array(numbers, np.float32) + fractions)
+
+
+def prepared(log):
+    """Return how often each sample was prepared, but for the first, which tells what samples look like."""
+    return np.bincount(np.array(log.read_text().split(), int), minlength=SAMPLES)[1:].tolist()
+
+
+@pytest.mark.parametrize(("batches", "chunk"), [([8, 8, 8], 8), ([4, 8, 16], 4), ([6, 10, 50], 8)])
+def test_all_members_see_the_same_samples_in_the_same_order(tmp_path, batches, chunk):
+    crew = Crew(tmp_path / "log", batches, chunk)
+    for reader in range(3):
+        crew.start(reader, epochs=3)
+    for reader, seen in crew.seen().items():
+        for epoch in (1, 2, 3):
+            check(seen, (SEED, epoch))
+        assert {len(part[4]) for part in seen} <= {batches[reader], SAMPLES % batches[reader]}
+    # Three members, three epochs; some of what comes after those has been prepared ahead.
+    assert max(prepared(tmp_path / "log")) < 3 * 3
+
+
+def test_the_ranks_of_a_member_have_shares_of_the_same_batches(tmp_path):
+    crew = Crew(tmp_path / "log", [16, 16, 8], 8, rank_of=[(0, 2), (1, 2), (0, 1)])
+    for reader in range(3):
+        crew.start(reader, epochs=1)
+    seen = crew.seen()
+    pairs = zip(seen[0], seen[1], strict=True)
+    together = [(*one[:2], one[2], one[3], [*one[4], *other[4]]) for one, other in pairs]
+    order = epoch_order(SAMPLES, SEED, 1).tolist()
+    assert [part[4] for part in together] == [order[start : start + 16] for start in range(0, SAMPLES, 16)]
+    check(seen[2], (SEED, 1))
+
+
+def test_a_member_that_was_interrupted_finishes_its_epoch_alone_and_then_goes_along(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8)
+    crew.start(0, epochs=12, pause_s=0.02)
+    crew.start(1, epochs=3, start=24, order=(5, 7))
+    seen = crew.seen()
+    rest = [part for part in seen[1] if part[2] == (5, 7)]
+    assert [n for part in rest for n in part[4]] == epoch_order(SAMPLES, 5, 7)[24:].tolist()
+    later = list(dict.fromkeys(part[2] for part in seen[1] if part[2] != (5, 7)))
+    assert [epoch - later[0][1] for _, epoch in later] == [0, 1]
+    for order in later:
+        check(seen[1], order)
+
+
+@pytest.mark.parametrize("die_after", [1, 5, 20])
+def test_a_member_that_dies_does_not_hold_up_the_others(tmp_path, die_after):
+    crew = Crew(tmp_path / "log", [8, 8, 8], 8)
+    crew.start(0, epochs=20, die_after=die_after)
+    for reader in (1, 2):
+        crew.start(reader, epochs=20)
+    while crew.processes[0].exitcode is None:
+        time.sleep(0.01)
+    found = crew.seen()
+    assert sorted(found) == [1, 2]
+    for seen in found.values():
+        for epoch in range(1, 21):
+            check(seen, (SEED, epoch))
+
+
+def test_who_leaves_is_waited_for_no_more_and_the_slowest_sets_the_pace(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8)
+    began = time.monotonic()
+    crew.start(0, epochs=1, pause_s=0.1)  # seven batches, and leaves
+    crew.start(1, epochs=30)
+    seen = crew.seen()
+    check(seen[0], (SEED, 1))
+    check(seen[1], (SEED, 30))
+    assert time.monotonic() - began > 0.5
+
+
+def test_a_member_that_never_comes_is_waited_for_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(feeds, "JOIN_S", 0.5)
+    crew = Crew(tmp_path / "log", [8, 8], 8)
+    crew.start(0, epochs=100)
+    check(crew.seen()[0], (SEED, 100))
