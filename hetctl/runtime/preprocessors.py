@@ -20,6 +20,9 @@ from hetctl.runtime.sources import Array, SampleSpec, Source
 from hetctl.runtime.stream import Chunk, Stream, sample_rng
 
 CLAIM_S = 60.0
+ANSWER_S = 600.0
+"""A preprocessor that is busy with one sample for so long never gets done."""
+FILE_SYSTEM = "is the file system of the data alive?"
 LINE = 64
 """Bytes; what begins at a multiple of this can be handed to frameworks without a copy."""
 
@@ -82,11 +85,18 @@ class Preprocessors:
             self._processes.append(process)
 
     def prepare(self, ring: Path, stream: Stream) -> None:
-        """Let them fill a ring with a stream until its readers have left; returns when all have opened it."""
+        """Let them fill a ring with a stream until its readers have left; returns when all have opened it.
+
+        Raises
+        ------
+        HetctlError
+            If one fails, was killed, or does not answer.
+        """
         for pipe in self._pipes:
             pipe.send((ring, stream))
         for pipe in self._pipes:
-            pipe.poll(None)
+            if not pipe.poll(ANSWER_S):
+                raise HetctlError(f"a preprocessor did not answer in {ANSWER_S:g} s", FILE_SYSTEM)
             self._check(pipe)
 
     def check(self) -> None:

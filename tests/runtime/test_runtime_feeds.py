@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetctl.core.errors import BadInputError, HetctlError
-from hetctl.runtime import feeds
+from hetctl.runtime import feeds, preprocessors
 from hetctl.runtime.data import Batches
 from hetctl.runtime.feeds import ArrayFeed, Kitchen, RingFeed, slots_of
 from hetctl.runtime.group import SingleRank
@@ -139,6 +139,15 @@ def test_a_killed_preprocessor_ends_training(feed_of, monkeypatch):
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(HetctlError, match="preprocessor was killed"):
         copied(batches)
+
+
+def test_a_preprocessor_that_hangs_is_given_up(feed_of, monkeypatch):
+    feed = feed_of(Squares(), count=1)
+    (process,) = feed._kitchen.preprocessors._processes
+    os.kill(process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(preprocessors, "ANSWER_S", 0.2)
+    with pytest.raises(HetctlError, match=r"did not answer in 0\.2 s"):
+        next(feed.batches(1, 0))
 
 
 def test_preprocessors_end_with_their_trainer(tmp_path):
