@@ -134,6 +134,10 @@ class RunFolder:
         """Return the file, made by a job's script, with the batch system's number of that job."""
         return self.path / "claims" / f"job-{number:04d}"
 
+    def board_of(self, member: str) -> Path:
+        """Return the folder of a member's event files for TensorBoard."""
+        return self.path / "tensorboard" / member
+
     def round(self, index: int) -> RoundFolder:
         """Return the folder of a round, existing or not."""
         return RoundFolder(self.path / f"round-{index:04d}")

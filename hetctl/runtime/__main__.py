@@ -8,9 +8,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from hetctl.core.layout import RoundFolder
+from hetctl.core.layout import RoundFolder, RunFolder
 from hetctl.core.plan import Allocation
 from hetctl.core.run import LOCKSTEP, RoundFile, read_round
+from hetctl.runtime.board import Board
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.group import Group, launched_rank
 from hetctl.runtime.heart import beating, cores_used, gpu_used
@@ -63,6 +64,7 @@ def _run(
     if rank.group.rank != 0:
         trainer.run()
         return
+    trainer.show = Board(RunFolder(folder.path.parent).board_of(name), rank.training.samples).show
     busy = gpu_used() if round_file.device == "gpu" else cores_used()
     with beating(folder.pulse_of(name), rank.training.samples, busy) as trainer.note:
         trainer.run()

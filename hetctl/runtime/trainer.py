@@ -86,6 +86,8 @@ class Trainer:
         When the step was started, in seconds since the epoch.
     note : callable
         Told after each step of the epoch, of the samples of it that are done, and of the last loss.
+    show : callable
+        Told of each finished epoch; on rank 0 alone, and not in the trainer's thread.
     """
 
     member: Member
@@ -100,6 +102,7 @@ class Trainer:
     expected_epoch_s: float
     launched_at: float
     note: Note = lambda *_: None
+    show: Callable[[EpochResult], None] = lambda _: None
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
@@ -210,6 +213,7 @@ class Trainer:
             """Report the epoch, too, which is finished once it is in a checkpoint."""
             self._report_checkpoint(manifest, seconds)
             self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
+            self.show(result)
 
         self._save(report)
 
