@@ -202,7 +202,7 @@ def test_a_supervisor_that_cannot_start_is_an_error_that_names_the_log(batch, tm
 
 def test_a_script_whose_supervisor_is_killed_is_told_to_leave(batch, submit, tmp_path):
     job = submit(
-        f"trap 'touch {tmp_path}/told; sleep 1; exit 0' TERM; touch {tmp_path}/ready; sleep 60 & wait"
+        f"trap 'touch {tmp_path}/told; sleep 5; exit 0' TERM; touch {tmp_path}/ready; sleep 60 & wait"
     )
     wait_for((tmp_path / "ready").exists)
     os.kill(read_claim(tmp_path / "jobs", job).supervisor.pid, signal.SIGKILL)
