@@ -6,6 +6,9 @@ export PYTHON
 
 BIN := .venv/bin
 
+# Tests that train or wait for a batch system: nothing else may run beside them.
+BY_THE_CLOCK := tests/batch tests/runner tests/runtime tests/slurm tests/slurm-docker
+
 help: ## show this list
 	@echo "hetctl: each target sets up what it needs, in .venv"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -15,8 +18,8 @@ demo: setup-demo ## train the example ensemble on this machine, from profile to 
 	@.ci/demo
 
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(BY_THE_CLOCK:%=--ignore=%)
+	$(BIN)/python -m pytest $(BY_THE_CLOCK)
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run

@@ -40,8 +40,11 @@ class Link(Protocol):
 
     needs: str
 
+    def load(self) -> None:
+        """Import what it takes, before MPI starts; ImportError where a package is missing."""
+
     def meet(self, group: Group) -> None:
-        """Start it on the ranks of a group of several; ImportError where a package is missing."""
+        """Start it on the ranks of a group of several."""
 
     def part(self) -> None:
         """End it."""
@@ -98,6 +101,7 @@ def join_group(gpus: int, link: Link) -> Group:
     if gpus == 1:
         return SingleRank()
     try:
+        link.load()
         return _linked(MpiGroup(link), gpus, link)
     except ImportError as error:
         raise BadInputError(

@@ -74,7 +74,6 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
     assert len(names) == 2
 
 
-@pytest.mark.alone
 @pytest.mark.training
 def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path, monkeypatch):
     """All nine networks, for two epochs each, one of them on two slots."""

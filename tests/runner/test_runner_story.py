@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 from workbench import TINY, new_project
 
-pytestmark = [pytest.mark.training, pytest.mark.alone]
+pytestmark = pytest.mark.training
 MEMBERS = {
     "small": "{name: small, max_gpus: 1, config: {units: 16}}",
     "large": "{name: large, max_gpus: 1, config: {units: 64}}",

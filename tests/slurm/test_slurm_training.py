@@ -20,7 +20,7 @@ from hetctl.core.layout import Home
 from hetctl.core.plan import Placement
 from hetctl.core.run import read_spec
 
-pytestmark = [pytest.mark.slurm, pytest.mark.training, pytest.mark.alone]
+pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"
 RUN = "crew-001"
 WALL_S = 60

@@ -195,6 +195,9 @@ class PyTorch:
         _spare_lone_samples(parts.model)
         return TorchNetwork(parts, config, functions.train_fn, group, device)
 
+    def load(self) -> None:
+        """Do nothing: ``torch.distributed`` comes with PyTorch."""
+
     def meet(self, group: Group) -> None:
         """Start ``torch.distributed``."""
         meet(group)

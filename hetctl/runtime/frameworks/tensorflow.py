@@ -209,6 +209,10 @@ class TensorFlow:
         model.optimizer.build(model.trainable_variables)
         return KerasNetwork(model, config, functions.train_fn, group)
 
+    def load(self) -> None:
+        """Import Horovod."""
+        _horovod()
+
     def meet(self, _group: Group) -> None:
         """Start Horovod."""
         _horovod().init()
