@@ -131,7 +131,10 @@ def wait_for_the_end(folder, environment):
     end = time.monotonic() + WHOLE_RUN_S
     while time.monotonic() < end:
         status = hetctl(folder, environment, "status")
-        if status["state"] not in ("queued", "running", "between-jobs"):
+        alive = {"pending", "running"} & {
+            job["state"] for job in status["jobs"]
+        }  # the last script may be leaving
+        if status["state"] not in ("queued", "running", "between-jobs") and not alive:
             return status
         time.sleep(2)
     raise AssertionError(f"the run is still {status['state']}: {status['reason']}")
