@@ -87,7 +87,9 @@ def build_rank(
     chunk = member.batch_size * group.size
     feed = open_feed(Stream(len(training), chunk, member.seed, rank=group.rank, ranks=group.size))
     network = framework.build(member, functions, group, feed.sample)
-    return Rank(group, framework, functions, network, feed, all_samples(validation, member.seed))
+    # Rank 0 evaluates for all.
+    evaluated = all_samples(validation, member.seed) if group.rank == 0 else feed.sample
+    return Rank(group, framework, functions, network, feed, evaluated)
 
 
 def reporter(folder: Path, source: str, group: Group) -> Any:
