@@ -1,8 +1,8 @@
 """A workbench for tests of whole commands: projects, the command line, and a stand-in for training.
 
-As a program this file is a Python that runs every module of hetctl as it is, but for the trainer and the
-measurement of a point: in their place it runs `train` and `measure`, which write the events and obey the
-files as those do, without TensorFlow.
+As a program this file is a Python that runs every module of hetctl as it is, but for what ranks do: in
+place of training and of measuring a point they run `train` and `measure`, which write the events and obey
+the files as those do, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from hetctl.core.codec import encode
 from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.events import EventWriter, read_folder
 from hetctl.core.layout import Home, RoundFolder
-from hetctl.core.measurement import Point, read_measurements
+from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import EpochResult, Machine, ProfilePoint
 from hetctl.core.run import read_round
+from hetctl.runtime.assignment import MEASURE, TRAIN
+from hetctl.runtime.group import SingleRank, join_group
 
 TINY = Path(__file__).parent / "ensembles"
-TRAINER, MEASURE = "hetctl.runtime", "hetctl.runtime.measure"
+RANK = "hetctl.runtime.rank"
 TIMEOUT_S = 90
 
 ENSEMBLE = """\
@@ -53,15 +55,6 @@ def python_without_training(folder: Path) -> Path:
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
     return path
-
-
-def mpirun_of_one_rank(folder: Path) -> Path:
-    """Write an executable that stands for ``mpirun``; return its folder, for the PATH."""
-    path = folder / "mpi" / "mpirun"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text('#!/bin/sh\nwhile [ "$1" != none ]; do shift; done; shift\nexec "$@"\n')
-    path.chmod(0o755)
-    return path.parent
 
 
 @dataclass
@@ -194,16 +187,48 @@ def main(executable: str) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "-u"]
     assert arguments.pop(0) == "-m", sys.argv
     sys.argv = arguments
-    if arguments[0] == TRAINER:
-        sys.exit(train(Path(arguments[1]), arguments[3]))
-    if arguments[0] == MEASURE and "--member" in arguments:
-        sys.exit(measure(Path(arguments[1]), Point(arguments[3], int(arguments[5]))))
+    if arguments[0] == RANK:
+        from hetctl.runtime import rank
+
+        rank.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
+        os._exit(rank.main())
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-def measure(folder: Path, point: Point) -> int:
+def led(pretend):
+    """Let rank 0 of a group pretend, while the others wait for it."""
+
+    def work(assignment, desk):
+        task = assignment.task
+        desk.group = SingleRank()
+        desk.group = join_group(assignment.place, NoLink(), desk._announce)
+        if desk.group.rank == 0 and (code := pretend(Path(task.folder), task.name)):
+            os._exit(code)
+        desk.group.leave()
+
+    return work
+
+
+class NoLink:
+    """Ranks that pretend exchange no gradients."""
+
+    needs = "nothing"
+
+    def load(self):
+        pass
+
+    def meet(self, group):
+        pass
+
+    def part(self):
+        pass
+
+
+def measure(folder: Path, source: str) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``; ``fail``: report an error."""
-    member = read_measurements(folder).ensemble.member(point.member)
+    measurements = read_measurements(folder)
+    point = next(point for point in measurements.points if point.source == source)
+    member = measurements.ensemble.member(point.member)
     print("building", point.member, flush=True)
     time.sleep(member.config.get("measure_s", 0.1))
     events = EventWriter(folder / "events", point.source)
@@ -226,7 +251,8 @@ def train(path: Path, name: str) -> int:
     does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
     out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs.
     """
-    folder, round_file = RoundFolder(path.parent), read_round(path)
+    folder = RoundFolder(path)
+    round_file = read_round(folder.file)
     member = round_file.ensemble.member(name)
     config = member.config
     events = EventWriter(folder.events, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from hetctl.core.ends import EXIT_CODES, Why
+from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
 
 SRUN_OUT_OF_MEMORY = 253
 GIBIBYTE = 2**30
@@ -33,6 +33,7 @@ EVIDENCE = tuple(
 
 BY_CODE = {
     SRUN_OUT_OF_MEMORY: Why.OUT_OF_MEMORY,
+    LOST_PEER: Why.KILLED,
     **{code: why for why, code in EXIT_CODES.items()},
 }
 
@@ -44,6 +45,7 @@ CAUSES = {
     Why.NODE_FAILURE: "node failure",
     Why.OUT_OF_MEMORY: "out of memory",
     Why.DISK_FULL: "disk full",
+    Why.HUNG: "no sign of life",
 }
 """In words, where the exit code would say less."""
 

@@ -92,8 +92,8 @@ class RoundFile:
         What the planner wanted to remember when the round was opened; the next job goes on from it.
     sharing, preprocess
         As in `RunSpec`.
-    cores : int
-        Of a node, for all ranks and preprocessors on it.
+    cores, gpus_per_node : int
+        Of a node; the cores are for all ranks and preprocessors on it.
     """
 
     run: str
@@ -109,6 +109,7 @@ class RoundFile:
     sharing: str = NONE
     preprocess: tuple[PreprocessPoint, ...] = ()
     cores: int = 1
+    gpus_per_node: int = 1
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

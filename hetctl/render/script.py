@@ -104,6 +104,10 @@ def _check(job: JobScript) -> None:
             f"a grace of {job.grace_s} s leaves nothing of a limit of {job.wall_s} s (counted in {unit} s)",
             "Ask for more wall-clock time or less grace.",
         )
+    if job.site.launcher == "local" and job.nodes > 1:
+        raise BadInputError(
+            f"{job.nodes} nodes; the launcher 'local' has one", "Choose another launcher in the site file."
+        )
     if job.site.launcher in ("jsrun", "jsrun-erf") and "TMPDIR" in job.site.environment:
         raise BadInputError(
             f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",

@@ -1,4 +1,4 @@
-"""What a site makes of typical jobs: the script, and the steps that the driver starts in it.
+"""What a site makes of typical jobs: the script, and the ranks that the driver starts in it.
 
 The files in ``tests/render/golden`` are these, and ``hetctl sites check`` tries them with any site.
 """
@@ -14,6 +14,7 @@ from hetctl.core.layout import Home
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Site
 from hetctl.launchers import LAUNCHERS, Step
+from hetctl.launchers.seats import rank_command, seat_of
 from hetctl.render import JobScript, render_job
 from hetctl.runner.jobs import job_size
 
@@ -88,7 +89,9 @@ def script_of(site: Site, case: Case) -> JobScript:
 
 
 def steps_of(site: Site, case: Case) -> tuple[Step, ...]:
-    """Return the steps that the driver would start at once, on nodes ``node-1``, ``node-2``, ..
+    """Return the steps of each member's first rank on each node, on nodes ``node-1``, ``node-2``, ..
+
+    The other ranks differ from them in the number of their GPU alone.
 
     Raises
     ------
@@ -96,7 +99,13 @@ def steps_of(site: Site, case: Case) -> tuple[Step, ...]:
         If the site's launcher cannot start one of them.
     """
     launch = LAUNCHERS[site.launcher]
-    return tuple(launch(site, each, _command(site, case, each.member)) for each in allocations_of(case, site))
+    folder = Home(HOME).run(RUN).round(case.first_round).path
+    placements = (place for allocation in allocations_of(case, site) for place in allocation.placement)
+    gpus = ((place.node, place.gpus[0]) for place in placements)
+    return tuple(
+        launch(site, seat_of(gpu), rank_command(gpu, folder, site.device, site.python or PYTHON))
+        for gpu in gpus
+    )
 
 
 def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
@@ -114,7 +123,7 @@ def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
 
 
 def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> str:
-    """Write a case out: the script, and behind its end each step as a shell would start it."""
+    """Write a case out: the script, and behind its end each rank as a shell would start it."""
     script = render_job(script_of(site, case), template_folders)
     return script + "".join(_step_text(step) for step in steps_of(site, case))
 
@@ -123,13 +132,8 @@ def _node(site: Site, number: int) -> str:
     return "localhost" if site.batch_system == "local" else f"node-{number}"
 
 
-def _command(site: Site, case: Case, member: str) -> tuple[str, ...]:
-    folder = Home(HOME).run(RUN).round(case.first_round)
-    return (site.python or PYTHON, "-m", "hetctl.runtime", str(folder.file), "--member", member)
-
-
 def _step_text(step: Step) -> str:
-    lines = [f"\n# The driver starts the step of {step.member}:"]
+    lines = [f"\n# The driver starts {step.member}:"]
     if step.file is not None:
         lines += [f"# {step.file_variable} names a file with", *(f"#   {line}" for line in step.file)]
     variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())

@@ -24,7 +24,7 @@ from hetctl.perf.scaling import largest_profile, profiled_gpus
 from hetctl.runner.logs import tail_of
 from hetctl.runner.planning import current_points
 from hetctl.runner.project import Project
-from hetctl.runtime.measure import PREPROCESS
+from hetctl.runtime.measure_preprocessing import PREPROCESS
 from hetctl.runtime.profile_job import run_profile_job
 
 LOOK_S = 0.5

@@ -29,13 +29,14 @@ from hetctl.perf.course import PART_SHARE, least_step_s
 from hetctl.perf.rounds import round_s, step_s
 from hetctl.planners import planner_named
 from hetctl.planners.base import Decision, Request, ask, options_from
+from hetctl.runtime.crew import Crew
 from hetctl.runtime.history import began_at, first_folder, last_memory, next_folder
 from hetctl.runtime.members import Members, Seen
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.opening import Opener
 from hetctl.runtime.rounds import DEADLINE, OpenRound
 from hetctl.runtime.steady import in_words, say
-from hetctl.runtime.steps import EndedStep, StepPool
+from hetctl.runtime.steps import EndedStep
 
 POLL_S = 0.05
 SETTLE_S = 0.5
@@ -80,14 +81,16 @@ class Driver:
         self._planner = planner_named(self._spec.planner)
         self._options = options_from(self._spec.options)
         self._alpha = self._planner.stop_share(self._options)
-        self._pool = StepPool(self._spec.site, nodes_of_this_job(self._spec.site, self._spec.gpus))
+        self._crew = Crew(
+            self._spec.site, nodes_of_this_job(self._spec.site, self._spec.gpus), self._first_round.path
+        )
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._opener = Opener(
             *(folder, self._first_round, self._spec, job, deadline, self._longest_s),
-            *(self._pool, self._end_by_disk),
+            *(self._crew, self._end_by_disk),
         )
         self._run_began = began_at(folder)
-        self._members = Members(folder, self._spec, self._pool.gpus, self._run_began)
+        self._members = Members(folder, self._spec, self._crew.gpus, self._run_began)
         self._memory = last_memory(folder)
         self._open: list[OpenRound] = []
         self._pending: list[Allocation] = []
@@ -104,7 +107,7 @@ class Driver:
             "job_started",
             job=self._job,
             batch_id=self._batch_id,
-            nodes=encode(self._pool.nodes),
+            nodes=encode(self._crew.nodes),
             deadline=self._deadline,
         )
         while True:
@@ -118,6 +121,7 @@ class Driver:
             if self._ending and not self._open:
                 break
             time.sleep(POLL_S)
+        self._crew.leave()
         self._events.write("job_ended", job=self._job, reason=self._ending)
         return self._ending
 
@@ -134,7 +138,7 @@ class Driver:
 
     def _reap(self) -> None:
         """Look for steps that have ended, then whether all should end: a step may have heard it first."""
-        ended = self._pool.reap()
+        ended = self._crew.reap()
         if not self._ending and any(step.exit_code == 128 + signal.SIGTERM for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(SETTLE_S)
@@ -206,7 +210,7 @@ class Driver:
                 if seconds > WARN_SHARE * self._spec.grace_s:
                     open_round.terminated.add(name)
                     kill = seconds > KILL_SHARE * self._spec.grace_s
-                    self._pool.signal(signal.SIGKILL if kill else signal.SIGTERM, name)
+                    self._crew.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
 
     def _start_round(self) -> None:
         """Ask the planner, if it may be asked now, and start those whose GPUs are free."""
@@ -215,7 +219,7 @@ class Driver:
         if self._changed and not self._pending and self._may_plan():
             self._changed = False
             self._decide()
-        if ready := [allocation for allocation in self._pending if self._pool.can_hold(allocation)]:
+        if ready := [allocation for allocation in self._pending if self._crew.can_hold(allocation)]:
             self._pending = [allocation for allocation in self._pending if allocation not in ready]
             self._start(ready)
 
@@ -223,7 +227,7 @@ class Driver:
         """Ask a global planner only when all GPUs are free, a local one when any is."""
         if not self._open or self._planner.paradigm == "elastic":
             return True
-        return self._planner.paradigm == "local" and bool(self._pool.free_nodes())
+        return self._planner.paradigm == "local" and bool(self._crew.free_nodes())
 
     def _decide(self) -> None:
         """Ask the planner; tell those to leave whose GPUs it takes, and note who gets some."""
@@ -246,12 +250,12 @@ class Driver:
     def _request(self, seen: Seen) -> Request:
         return Request(
             candidates=sorted(seen.waiting, key=lambda c: self._planner.order(c, self._options)),
-            nodes=self._pool.free_nodes(),
-            gpus=self._pool.gpus,
+            nodes=self._crew.free_nodes(),
+            gpus=self._crew.gpus,
             round_index=next_folder(self._folder, self._first_round).index,
             options=self._options,
             held=seen.held if self._planner.paradigm == "elastic" else (),
-            cluster=self._pool.nodes,
+            cluster=self._crew.nodes,
             now_s=time.time() - self._run_began,
             memory=self._memory,
         )

@@ -62,6 +62,9 @@ class Feed(Protocol):
             In which the first `start` samples were trained; None: the feed's own for that epoch.
         """
 
+    def close(self) -> None:
+        """Need no more batches."""
+
 
 class ArrayFeed:
     """Batches out of two arrays; nothing has to be prepared, so nobody waits."""
@@ -80,6 +83,9 @@ class ArrayFeed:
             chosen = chunk.numbers
             yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
 
+    def close(self) -> None:
+        """Nothing is held but what others use, too."""
+
 
 @dataclass(frozen=True)
 class Kitchen:
@@ -87,6 +93,8 @@ class Kitchen:
 
     Parameters
     ----------
+    cooks : int or None
+        How many of the preprocessors work; None: all.
     folder : Path
         For rings, in memory.
     sample : tuple of arrays
@@ -97,6 +105,7 @@ class Kitchen:
     preprocessors: Preprocessors
     folder: Path
     sample: Samples
+    cooks: int | None = None
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
         """Open a ring for a stream, which the first who comes creates.
@@ -109,6 +118,10 @@ class Kitchen:
         slot_bytes = self.layout.bytes_of(-(-stream.chunk // stream.ranks))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
         return Ring.create(self.folder / name, Shape(slots, slot_bytes, readers), JOIN_S)
+
+    def fill(self, name: str, stream: Stream) -> None:
+        """Let the preprocessors fill a ring with a stream."""
+        self.preprocessors.prepare(self.folder / name, stream, self.cooks)
 
     def take(self, ring: Ring, position: int, samples: int) -> Samples:
         """Wait for a chunk; return what it holds, in place.
@@ -175,7 +188,7 @@ class RingFeed:
         ring = self._kitchen.ring(name, 1, self._stream, self._stream.chunk)
         try:
             ring.join(0)
-            self._kitchen.preprocessors.prepare(self._kitchen.folder / name, self._stream)
+            self._kitchen.fill(name, self._stream)
         finally:
             with suppress(FileNotFoundError):
                 (self._kitchen.folder / name).unlink()
@@ -255,7 +268,7 @@ class LockstepFeed:
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
             self._position = self._ring.join(self._lockstep.reader)
-            self._kitchen.preprocessors.prepare(self._kitchen.folder / name, self._shared)
+            self._kitchen.fill(name, self._shared)
         return self._ring
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:

@@ -1,19 +1,35 @@
-"""The ranks that train one member together."""
+"""The ranks that train one member together: they meet when it starts and part when it leaves.
+
+Each group is a world of its own, which any processes can form and leave again: a rank that dies takes
+only its own group along, which an MPI world of all ranks would not survive.
+"""
 
 from __future__ import annotations
 
-import os
+import fcntl
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetctl.core.errors import BadInputError
+from hetctl.core.errors import BadInputError, HetctlError
+from hetctl.runtime.wire import LOCALHOST, Address, Door, Wire, knock
 
-LOCAL_RANK_VARIABLES = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",  # mpirun, and jsrun's Spectrum MPI
-    "SLURM_LOCALID",  # srun
-    "JSM_NAMESPACE_LOCAL_RANK",  # jsrun
-)
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
+MEET_S = 300.0
+"""Ranks wait so long for the others of their group; a framework may have to start first."""
+TIMEOUT_S = 900
+"""What ranks do together takes at most so long: one of them hangs if it does not come."""
+BROKEN_S = 1.0
+"""Who fails looks so long whether another rank failed before."""
+SIOCGIFADDR = 0x8915
+"""Linux' number of the question for the address of a network interface (netdevice(7))."""
+
+
+class LostPeerError(HetctlError):
+    """Another rank of the group is gone: what follows from that is not this rank's fault."""
 
 
 class Group(Protocol):
@@ -23,10 +39,33 @@ class Group(Protocol):
     rank: int
 
     def agree(self, value: Any) -> Any:
-        """Return rank 0's value on every rank."""
+        """Return rank 0's value, one that JSON knows, on every rank."""
+
+    def broken(self) -> bool:
+        """Whether another rank is gone."""
 
     def leave(self) -> None:
-        """Wait for the others and go; the first rank to leave early would kill the rest."""
+        """Wait for the others, and part."""
+
+
+class WiredGroup(Protocol):
+    """A group of several ranks, as a link sees it.
+
+    Attributes
+    ----------
+    host : str
+        Where this rank reaches rank 0.
+    interface : str
+        The network interface by which this rank reaches the others.
+    """
+
+    size: int
+    rank: int
+    host: str
+    interface: str
+
+    def agree(self, value: Any) -> Any:
+        """As of any group."""
 
 
 class Link(Protocol):
@@ -41,17 +80,35 @@ class Link(Protocol):
     needs: str
 
     def load(self) -> None:
-        """Import what it takes, before MPI starts; ImportError where a package is missing."""
+        """Import what it takes; ImportError where a package is missing."""
 
-    def meet(self, group: Group) -> None:
+    def meet(self, group: WiredGroup) -> None:
         """Start it on the ranks of a group of several."""
 
     def part(self) -> None:
-        """End it."""
+        """End it, so that other groups can be formed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a group.
+
+    Parameters
+    ----------
+    key : str
+        What the ranks of this group alone know.
+    master : Address or None
+        Where rank 0 waits for the others; None for itself.
+    """
+
+    rank: int
+    size: int
+    key: str = ""
+    master: Address | None = None
 
 
 class SingleRank:
-    """A group of one, which needs no MPI."""
+    """A group of one."""
 
     size = 1
     rank = 0
@@ -60,99 +117,137 @@ class SingleRank:
         """Return the value."""
         return value
 
+    def broken(self) -> bool:
+        """Nobody else can be gone."""
+        return False
+
     def leave(self) -> None:
         """Nobody to wait for."""
 
 
-class MpiGroup:
-    """The ranks of one MPI world."""
+class Ranks:
+    """A group of several: rank 0 has a wire to each of the others.
 
-    def __init__(self, link: Link) -> None:
-        from mpi4py import MPI
+    Parameters
+    ----------
+    wires : sequence of Wire
+        Of rank 0 those to ranks 1, 2, ..; of any other rank the one to rank 0.
+    """
 
-        self._world = MPI.COMM_WORLD.Dup()
+    def __init__(
+        self, rank: int, size: int, wires: Sequence[Wire], host: str, interface: str, link: Link
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.host = host
+        self.interface = interface
+        self._wires = wires
         self._link = link
-        self.size = int(self._world.Get_size())
-        self.rank = int(self._world.Get_rank())
 
     def agree(self, value: Any) -> Any:
-        """Broadcast from rank 0."""
-        return self._world.bcast(value, root=0)
+        """Tell the others, or be told; LostPeerError if one of them is gone."""
+        try:
+            if self.rank != 0:
+                return self._wires[0].receive()
+            for wire in self._wires:
+                wire.send(value)
+        except ConnectionError as error:
+            raise LostPeerError(f"another rank of the group is gone: {error}") from None
+        return value
+
+    def broken(self) -> bool:
+        """Look for `BROKEN_S`; ranks that fail let go of their wires."""
+        limit = time.monotonic() + BROKEN_S
+        while time.monotonic() < limit:
+            try:
+                for wire in self._wires:
+                    for _ in wire.arrived():
+                        pass
+            except ConnectionError:
+                return True
+            time.sleep(0.02)
+        return False
 
     def leave(self) -> None:
-        """Meet at a barrier, then end what connects the ranks."""
-        self._world.Barrier()
+        """Meet once more, end what connects the ranks, let go."""
+        try:
+            if self.rank != 0:
+                self._wires[0].send(None)
+            for wire in self._wires:
+                wire.receive()
+            if self.rank == 0:
+                self.agree(None)
+        except ConnectionError as error:
+            raise LostPeerError(f"another rank of the group is gone: {error}") from None
         self._link.part()
+        for wire in self._wires:
+            wire.close()
 
 
-def launched_rank() -> int:
-    """Return this process's rank in its step, as the launcher says; no MPI need have started."""
-    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+def join_group(place: Place, link: Link, announce: Callable[[Address], None]) -> Group:
+    """Meet the other ranks of a member, one for each of its GPUs.
 
-
-def join_group(gpus: int, link: Link) -> Group:
-    """Meet the other ranks of a member that holds `gpus` GPUs, one rank on each.
+    Parameters
+    ----------
+    announce : callable
+        Told by rank 0 where it waits, for the others to be told.
 
     Raises
     ------
     BadInputError
-        If a package is missing, or the launcher started another number of ranks.
+        If a package is missing.
+    LostPeerError
+        If another rank did not come in `MEET_S`.
     """
-    if gpus == 1:
+    if place.size == 1:
         return SingleRank()
     try:
         link.load()
-        return _linked(MpiGroup(link), gpus, link)
     except ImportError as error:
         raise BadInputError(
             f"a member with more than one GPU needs {link.needs}: {error}",
-            "install them as docs/install.md says, or give the member max_gpus: 1",
+            "install it as docs/install.md says, or give the member max_gpus: 1",
         ) from None
-
-
-def _linked(group: Group, gpus: int, link: Link) -> Group:
-    if group.size != gpus:
-        raise BadInputError(
-            f"the launcher started {group.size} MPI ranks for a member with {gpus} GPUs",
-            "check `mpi:` and `launcher:` in the site file",
-        )
+    try:
+        group = _lead(place, link, announce) if place.master is None else _follow(place, place.master, link)
+    except (TimeoutError, ConnectionError) as error:
+        raise LostPeerError(f"the ranks of the group did not meet: {error}") from None
     link.meet(group)
     return group
 
 
-def bind_device(device: str, gpus: int) -> tuple[int, ...]:
-    """Bind this rank to its own share of what its step was given, before a framework starts.
-
-    Parameters
-    ----------
-    device : str
-        ``gpu`` or ``slot``, as the site says.
-    gpus : int
-        GPUs of the whole group, which are all on this node unless ``mpirun`` says otherwise.
-
-    Returns
-    -------
-    tuple of int
-        The cores that the rank may use.
-    """
-    local_rank = next((int(os.environ[v]) for v in LOCAL_RANK_VARIABLES if v in os.environ), 0)
-    if device == "slot" and "HETCTL_CORES" in os.environ:
-        ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", gpus))
-        _bind_cores(os.environ["HETCTL_CORES"].split(","), local_rank, ranks_here)
-    if device == "gpu":
-        _bind_gpu(local_rank)
-    return tuple(sorted(os.sched_getaffinity(0)))
+def _lead(place: Place, link: Link, announce: Callable[[Address], None]) -> Ranks:
+    here = socket.gethostname()
+    door = Door(place.key)
+    try:
+        announce(door.address)
+        guests = [door.wait(MEET_S) for _ in range(place.size - 1)]
+    finally:
+        door.close()
+    wires = [wire for _, wire in sorted(guests, key=lambda guest: int(guest[0]["rank"]))]
+    far = [wire for who, wire in guests if who["host"] != here]
+    interface = interface_of(far[0].local_host if far else LOCALHOST)
+    for wire in wires:
+        wire.send({"host": here, "interface": interface})
+    return Ranks(0, place.size, wires, LOCALHOST, interface, link)
 
 
-def _bind_cores(cores: list[str], local_rank: int, ranks: int) -> None:
-    available = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // ranks)
-    share = cores[local_rank * each : (local_rank + 1) * each]
-    os.sched_setaffinity(0, {available[int(core) % len(available)] for core in share})
+def _follow(place: Place, master: Address, link: Link) -> Ranks:
+    here = socket.gethostname()
+    wire = knock(master, {"rank": place.rank, "host": here}, MEET_S)
+    theirs = wire.receive(MEET_S)
+    near = theirs["host"] == here
+    host = LOCALHOST if near else theirs["host"]
+    interface = theirs["interface"] if near else interface_of(wire.local_host)
+    return Ranks(place.rank, place.size, [wire], host, interface, link)
 
 
-def _bind_gpu(local_rank: int) -> None:
-    for name in VISIBLE_DEVICES & os.environ.keys():
-        visible = [gpu for gpu in os.environ[name].split(",") if gpu]
-        if len(visible) > 1:
-            os.environ[name] = visible[local_rank % len(visible)]
+def interface_of(address: str) -> str:
+    """Return the network interface with an IPv4 address; an empty string if none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as some:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode())
+                if socket.inet_ntoa(fcntl.ioctl(some.fileno(), SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return ""

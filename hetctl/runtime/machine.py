@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 KIBIBYTE = 1024
@@ -23,9 +24,26 @@ def gpu_and_driver() -> tuple[str, str]:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process held, on its GPU or of the node's memory."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
-    return max(peak_gpu_memory(), own)
+    """Return the most bytes held since `forget_peak`, on the GPU or of the node's memory."""
+    return max(peak_gpu_memory(), _peak_of_the_node())
+
+
+def forget_peak() -> None:
+    """Begin anew to look for the most memory in use, as far as the kernel and the framework can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
+    if tensorflow is not None and tensorflow.config.list_physical_devices("GPU"):
+        tensorflow.config.experimental.reset_memory_stats("GPU:0")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_of_the_node() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * KIBIBYTE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
 
 
 def peak_gpu_memory() -> int:

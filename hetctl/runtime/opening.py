@@ -1,8 +1,7 @@
-"""Opening a round: its folder, its file, and the steps of those who start together."""
+"""Opening a round: its folder, its file, and the groups of those who start together."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,10 @@ from hetctl.core.events import DRIVER, SteadyWriter
 from hetctl.core.layout import RoundFolder, RunFolder
 from hetctl.core.plan import Allocation
 from hetctl.core.run import RoundFile, RunSpec, write_round
+from hetctl.runtime.assignment import TRAIN, Task
+from hetctl.runtime.crew import Crew
 from hetctl.runtime.history import make_folder, next_folder
 from hetctl.runtime.rounds import OpenRound
-from hetctl.runtime.steps import StepPool
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Opener:
     job: int
     deadline: float
     longest_s: float
-    pool: StepPool
+    crew: Crew
     on_failure: Callable[[OSError], None]
 
     def open(
@@ -89,10 +89,10 @@ class Opener:
             sharing=self.spec.sharing,
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
+            gpus_per_node=self.spec.site.gpus_per_node,
         )
 
     def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:
-        command = [sys.executable, "-m", "hetctl.runtime", str(opened.folder.file), "--member", member.name]
         opened.events.write(
             "step_started",
             member=member.name,
@@ -101,7 +101,7 @@ class Opener:
             batch_size=member.batch_size,
         )
         try:
-            self.pool.launch(member.name, allocation, command, opened.folder.log_of(member.name))
+            self.crew.engage(Task(TRAIN, str(opened.folder.path), member.name), allocation)
         except OSError as error:
             self.on_failure(error)
         else:

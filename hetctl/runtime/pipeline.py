@@ -1,12 +1,12 @@
-"""From what ``input_fn`` returned to this rank's batches: shared or not, with preprocessors or without."""
+"""From what ``input_fn`` returned to ranks' batches: shared or not, with preprocessors or without."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -19,12 +19,10 @@ from hetctl.runtime.sharing.node_folder import node_folder
 from hetctl.runtime.sources import ArraySource, Source
 from hetctl.runtime.stream import Stream, sample_rng
 
-OpenFeed = Callable[[Stream], Feed]
-
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a rank comes by prepared samples.
+    """How a process comes by prepared samples, whatever it trains.
 
     Parameters
     ----------
@@ -33,21 +31,35 @@ class Sharing:
     folder : str
         Name of the folder that those who share use in the node's memory.
     preprocessors : int
-        Processes that this rank forks.
-    lockstep : Lockstep or None
-        In lockstep, the stream that all train on.
+        Processes that it forks: as many as any of its members may want.
     """
 
     mode: str = NONE
     folder: str = "alone"
     preprocessors: int = 1
-    lockstep: Lockstep | None = None
 
 
-def open_pipeline(source: Source, seed: int, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+class OpenFeed(Protocol):
+    """Makes feeds, one after another."""
+
+    def __call__(
+        self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
+    ) -> Feed:
+        """Return a feed; the one before it must have been closed.
+
+        Parameters
+        ----------
+        preprocessors : int or None
+            How many of the process' own work for it; None: all.
+        lockstep : Lockstep or None
+            In lockstep, the stream that all train on.
+        """
+
+
+def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFeed:
     """Start what prepares samples; return what makes a feed of it, for any stream of them.
 
-    Must be called before MPI or a framework has started threads, since it forks. Arrays need neither
+    Must be called before a framework has started threads, since it forks. Arrays need neither
     preprocessors nor a store: the processes of a node share their pages of memory as it is.
 
     Parameters
@@ -57,19 +69,17 @@ def open_pipeline(source: Source, seed: int, sharing: Sharing, stack: ExitStack)
     """
     if isinstance(source, ArraySource):
         arrays = source
-        return lambda stream: ArrayFeed(arrays, stream)
+        return lambda stream, *_: ArrayFeed(arrays, stream)
     folder = stack.enter_context(node_folder(sharing.folder))
     shared = cached(source, folder, "training") if sharing.mode == CACHED else source
-    layout = layout_of(shared, seed)
-    preprocessors = Preprocessors(shared, layout, sharing.preprocessors)
-    stack.callback(preprocessors.stop)
-    kitchen = Kitchen(layout, preprocessors, folder, first_sample(shared, seed))
+    layout = layout_of(shared)
+    forked = Preprocessors(shared, layout, sharing.preprocessors)
+    stack.callback(forked.stop)
+    kitchen = Kitchen(layout, forked, folder, first_sample(shared))
 
-    def open_feed(stream: Stream) -> Feed:
-        together = sharing.lockstep
-        feed = LockstepFeed(stream, kitchen, together) if together else RingFeed(stream, kitchen)
-        stack.callback(feed.close)
-        return feed
+    def open_feed(stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None) -> Feed:
+        staffed = replace(kitchen, cooks=preprocessors)
+        return LockstepFeed(stream, staffed, lockstep) if lockstep else RingFeed(stream, staffed)
 
     return open_feed
 
@@ -83,20 +93,20 @@ def cached(source: Source, folder: Path, name: str) -> Source:
         return source
 
 
-def first_sample(source: Source, seed: int) -> Samples:
+def first_sample(source: Source) -> Samples:
     """Return a batch of one."""
     x, y = source.prepare(0)
-    return source.augment(x, sample_rng(seed, 1, 0))[None], y[None]
+    return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
 
 
-def all_samples(source: Source, seed: int) -> Samples:
-    """Return all samples in memory, for an evaluation; the random part is the same every time."""
+def all_samples(source: Source) -> Samples:
+    """Return all samples in memory, for evaluations; the random part is the same for every member."""
     if isinstance(source, ArraySource):
         return source.x, source.y
-    layout = layout_of(source, seed)
+    layout = layout_of(source)
     x = np.empty((len(source), *layout.spec.x_shape), layout.spec.x_dtype)
     y = np.empty((len(source), *layout.spec.y_shape), layout.spec.y_dtype)
     for number in range(len(source)):
         prepared, y[number] = source.prepare(number)
-        x[number] = source.augment(prepared, sample_rng(seed, 0, number))
+        x[number] = source.augment(prepared, sample_rng(0, 0, number))
     return x, y

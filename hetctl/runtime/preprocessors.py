@@ -59,14 +59,14 @@ class Layout:
         return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def layout_of(source: Source, seed: int) -> Layout:
+def layout_of(source: Source) -> Layout:
     """Find out what samples look like whose random part is done."""
     x, y = source.prepare(0)
-    return Layout(SampleSpec.of(source.augment(x, sample_rng(seed, 1, 0)), y, "sample 0"))
+    return Layout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
 
 
 class Preprocessors:
-    """Forked processes that wait for a stream to prepare; they end with their parent.
+    """Forked processes that prepare one stream after another; they end with their parent.
 
     They must be forked before a framework or MPI has started threads.
     """
@@ -84,17 +84,22 @@ class Preprocessors:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def prepare(self, ring: Path, stream: Stream) -> None:
+    def prepare(self, ring: Path, stream: Stream, count: int | None = None) -> None:
         """Let them fill a ring with a stream until its readers have left; returns when all have opened it.
+
+        Parameters
+        ----------
+        count : int or None
+            How many of them, as far as there are so many; None: all.
 
         Raises
         ------
         HetctlError
             If one fails, was killed, or does not answer.
         """
-        for pipe in self._pipes:
+        for pipe in self._pipes[:count]:
             pipe.send((ring, stream))
-        for pipe in self._pipes:
+        for pipe in self._pipes[:count]:
             if not pipe.poll(ANSWER_S):
                 raise HetctlError(f"a preprocessor did not answer in {ANSWER_S:g} s", FILE_SYSTEM)
             self._check(pipe)

@@ -1,8 +1,7 @@
-"""A profiling job: many points packed on the GPUs of one allocation, each in its own step."""
+"""A profiling job: many points packed on the GPUs of one allocation, by one crew of ranks."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,9 +14,11 @@ from hetctl.core.layout import make_private_folder
 from hetctl.core.measurement import Measurements, Point, read_measurements
 from hetctl.core.plan import DATA_PARALLEL, Allocation
 from hetctl.planners.packing import pack
-from hetctl.runtime.measure import PREPROCESS
+from hetctl.runtime.assignment import MEASURE, Task
+from hetctl.runtime.crew import Crew
+from hetctl.runtime.measure_preprocessing import PREPROCESS
 from hetctl.runtime.nodes import nodes_of_this_job
-from hetctl.runtime.steps import EndedStep, StepPool
+from hetctl.runtime.steps import EndedStep, private_log
 
 POLL_S = 0.05
 
@@ -26,7 +27,7 @@ def run_profile_job(folder: str) -> int:
     """Measure every point of a profiling folder; return how many were measured.
 
     A point that fails is reported in its event file and does not stop the others. When the job is
-    cancelled, its steps are ended; submitit alone would pass over the signal.
+    cancelled, its ranks are ended; submitit alone would pass over the signal.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
     job = _ProfileJob(Path(folder))
@@ -38,37 +39,37 @@ class _ProfileJob:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._measurements: Measurements = read_measurements(folder)
-        self._nodes = nodes_of_this_job(self._measurements.site)
-        self._pool = StepPool(self._measurements.site, self._nodes)
-        self._logs = _private_folder(folder / "logs")
-        self._events = _private_folder(folder / "events")
+        self._logs = folder / "logs"
+        self._events = folder / "events"
+        for own in (self._logs, self._events):
+            make_private_folder(own)
+        self._crew = Crew(self._measurements.site, nodes_of_this_job(self._measurements.site), folder)
         self.measured = 0
 
     def run(self) -> None:
-        """Measure the points, then the preprocessing; no step outlives this."""
+        """Measure the points, then the preprocessing; no rank outlives the points."""
         try:
             self._measure_points()
         finally:
-            self._pool.signal(signal.SIGTERM)
+            self._crew.leave()
         if self._measurements.preprocess_cores:
             self._measure_preprocessing()
 
     def _measure_points(self) -> None:
         """Start each point as soon as its GPUs are free, the largest first."""
         waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
-        while waiting or self._pool.running:
-            for ended in self._pool.reap():
+        while waiting or self._crew.busy:
+            for ended in self._crew.reap():
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
             time.sleep(POLL_S)
 
     def _start(self, point: Point) -> bool:
-        placed, left_out = pack([(point.member, point.gpus)], self._pool.free_nodes(), 1, self._nodes)
+        placed, left_out = pack([(point.member, point.gpus)], self._crew.free_nodes(), 1, self._crew.nodes)
         if left_out:
             return False
         allocation = Allocation(point.member, point.gpus, DATA_PARALLEL, 0.0, placed[point.member])
-        command = _command(self._folder, "--member", point.member, "--gpus", str(point.gpus))
-        self._pool.launch(point.source, allocation, command, self._logs / f"{point.source}.log")
+        self._crew.engage(Task(MEASURE, str(self._folder), point.source), allocation)
         return True
 
     def _report(self, ended: EndedStep) -> None:
@@ -82,16 +83,7 @@ class _ProfileJob:
             )
 
     def _measure_preprocessing(self) -> None:
-        """Run beside no step, outside all of them: it wants every core of this node."""
-        log = os.open(self._logs / f"{PREPROCESS}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(log, "ab") as output:
-            subprocess.call(_command(self._folder, "--preprocess"), stdout=output, stderr=output)
-
-
-def _private_folder(path: Path) -> Path:
-    make_private_folder(path)
-    return path
-
-
-def _command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hetctl.runtime.measure", os.fspath(folder), *arguments]
+        """Run beside no rank, outside all of them: it wants every core of this node."""
+        command = [sys.executable, "-m", "hetctl.runtime.measure_preprocessing", str(self._folder)]
+        with private_log(self._logs / f"{PREPROCESS}.log") as output:
+            subprocess.call(command, stdout=output, stderr=output)

@@ -113,6 +113,8 @@ class OpenRound:
 
     def _why(self, step: EndedStep, said: Sequence[Event]) -> Why:
         """Say why a step ended; whoever was told to leave may also be killed on the way."""
+        if step.hung:
+            return Why.HUNG
         if step.name in self.terminated:
             return Why.TOLD
         if step.exit_code == 0 and (done := [e.kind for e in said if e.kind in LAST_WORDS]):

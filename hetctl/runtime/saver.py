@@ -55,6 +55,13 @@ class Saver:
         if last is not None:
             last.result()
 
+    def close(self) -> None:
+        """Wait as `wait` does, and write no more."""
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+
     def _write(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
         began = time.perf_counter()
         manifest = self._folder.save(arrays, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,7 +84,9 @@ class Trainer:
     expected_epoch_s : float
         What the plan expects an epoch to take; measured ones take its place.
     launched_at : float
-        When the step was started, in seconds since the epoch.
+        When the task was given out, in seconds since the epoch.
+    sign : callable
+        Called after each step, and each evaluation: a sign of life.
     note : callable
         Told after each step of the epoch, of the samples of it that are done, and of the last loss.
     show : callable
@@ -101,6 +104,7 @@ class Trainer:
     gpus: int
     expected_epoch_s: float
     launched_at: float
+    sign: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
     state: TrainingState = field(default_factory=TrainingState)
@@ -110,6 +114,10 @@ class Trainer:
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop; always leaves a checkpoint."""
+        with closing(self._saver):
+            self._train()
+
+    def _train(self) -> None:
         self._restore()
         self._rescale_learning_rate()
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
@@ -179,6 +187,7 @@ class Trainer:
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
         self._saver.check()
+        self.sign()
         self.note(epoch, position, loss)
         if self.launched_at:
             startup_s = time.time() - self.launched_at
@@ -199,6 +208,7 @@ class Trainer:
         began = time.perf_counter()
         metrics = self.network.evaluate(self.validation)
         evaluate_s = time.perf_counter() - began
+        self.sign()
         result = EpochResult(
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},

@@ -68,9 +68,9 @@ def by_hetctl(mode: str) -> Callable[[Path, int, int], None]:
         source = as_source(images(folder), "training")
         together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, seed, trainers) if mode == LOCKSTEP else None
         with ExitStack() as stack:
-            sharing = Sharing(mode, f"bench-{os.getppid()}", 1, together)
-            open_feed = open_pipeline(source, seed, sharing, stack)
-            feed = open_feed(Stream(len(source), BATCH, seed))
+            open_feed = open_pipeline(source, Sharing(mode, f"bench-{os.getppid()}"), stack)
+            feed = open_feed(Stream(len(source), BATCH, seed), lockstep=together)
+            stack.callback(feed.close)
             for epoch in range(1, EPOCHS + 1):
                 for (x, _), _ in feed.batches(epoch, 0):
                     x[:, ::64].max()

@@ -66,7 +66,7 @@ def test_every_shipped_site_is_right(project, name):
             "launcher: jsrun\nenvironment: {TMPDIR: /x}\n",
             "bad.yaml:3: environment: TMPDIR in the environment",
         ),
-        ("launcher: local\n", "bad.yaml:2: launcher: member-1: 2 nodes; the launcher 'local' has one"),
+        ("launcher: local\n", "bad.yaml:2: launcher: 2 nodes; the launcher 'local' has one"),
         (
             "queues: [{name: q, max_nodes: 1}]\nqueue: q\n",
             "bad.yaml:2: queues: no queue of site bad takes 2 nodes",

@@ -1,6 +1,9 @@
 """Networks for tests: seconds to build, real data, real convergence."""
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -55,3 +58,27 @@ def hungry_train_fn(data, model, optimizer, config):
             yield x, y
 
     return fit_train_fn(small_enough(), model, optimizer, config)
+
+
+def fragile_train_fn(data, model, optimizer, config):
+    """A train_fn in which one rank fails after some batches, the first time."""
+    import horovod.tensorflow as hvd
+
+    return fit_train_fn(failing(data, hvd.rank(), config), model, optimizer, config)
+
+
+def failing(data, rank, config):
+    """Yield batches; in the midst of them do to a rank what `how` says."""
+    for number, batch in enumerate(data):
+        done = Path(config["done"])
+        if number == 3 and rank == config["rank"] and not done.exists():
+            done.touch()
+            FAULTS[config["how"]]()
+        yield batch
+
+
+def _raise():
+    raise ValueError("this rank has had enough")
+
+
+FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}

@@ -67,3 +67,11 @@ def hungry_train_fn(data, model, optimizer, config):
             yield x, y
 
     return fit_train_fn(small_enough(), model, optimizer, config)
+
+
+def fragile_train_fn(data, model, optimizer, config):
+    """A train_fn in which one rank fails after some batches, the first time."""
+    import torch.distributed as dist
+    from tiny import failing
+
+    return fit_train_fn(failing(data, dist.get_rank(), config), model, optimizer, config)

@@ -8,7 +8,7 @@ from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Queue, Site
 from hetctl.launchers import LAUNCHERS, Step
 
-COMMAND = ("python", "-m", "hetctl.runtime", "round.json")
+COMMAND = ("python", "-m", "hetctl.runtime.rank", "crew.json")
 GIB = 2**30
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from workbench import mpirun_of_one_rank, new_project, python_without_training
+from workbench import new_project, python_without_training
 
 ENSEMBLE = """\
 name: pair
@@ -24,7 +22,7 @@ def test_a_run_with_resized_members_is_told_right(tmp_path):
         tmp_path / "project",
         ENSEMBLE,
         python=python_without_training(tmp_path),
-        environment={"HETCTL_SITE": "local", "PATH": f"{mpirun_of_one_rank(tmp_path)}:{os.environ['PATH']}"},
+        environment={"HETCTL_SITE": "local"},
     )
     (project.path / "rates.csv").write_text(RATES)
     assert project.here("profile", "import", "rates.csv").code == 0

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench import alive, mpirun_of_one_rank, python_without_training
+from workbench import alive, python_without_training
 
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.events import DRIVER
@@ -65,13 +65,12 @@ class Job:
             self.python, "-m", "hetctl.runtime.driver", self.run.path, "--round", str(first_round),
             "--job", str(number), "--deadline", str(deadline), "--batch-id", "17",
         ]  # fmt: skip
-        path = f"{mpirun_of_one_rank(self.folder)}:{os.environ['PATH']}"
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PATH": path, **environment},
+            env={**os.environ, **environment},
         )
 
     def drive(self, **how) -> str:
@@ -89,7 +88,6 @@ class Job:
         monkeypatch.setitem(PLANNERS, self.spec.planner, planner)
         if not real:
             monkeypatch.setattr(sys, "executable", str(self.python))
-            monkeypatch.setenv("PATH", f"{mpirun_of_one_rank(self.folder)}:{os.environ['PATH']}")
         seconds = self.spec.wall_s - self.spec.grace_s if seconds is None else seconds
         Driver(self.run, number, self.run.next_index() if number else 0, time.time() + seconds).run()
         self.leaves_nothing_behind()

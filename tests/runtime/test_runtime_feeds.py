@@ -47,7 +47,7 @@ def feed_of(tmp_path):
     made = []
 
     def make(source, chunk=4, count=2, rank=0, ranks=1):
-        layout = layout_of(source, SEED)
+        layout = layout_of(source)
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
@@ -154,7 +154,7 @@ def test_preprocessors_end_with_their_trainer(tmp_path):
     pid_file = tmp_path / "pid"
     if (trainer := os.fork()) == 0:
         source = Squares()
-        made = Preprocessors(source, layout_of(source, SEED), 1)
+        made = Preprocessors(source, layout_of(source), 1)
         pid_file.write_text(str(made._processes[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(trainer, 0)

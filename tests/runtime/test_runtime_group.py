@@ -1,69 +1,15 @@
-"""A rank's own share of what its step was given."""
+"""Ranks that meet, agree, part, and lose one another."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import threading
+from queue import Queue
 
 import pytest
 
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.group import SingleRank, join_group
-
-CORES = sorted(os.sched_getaffinity(0))
-BIND = """
-import json, os, sys
-from hetctl.runtime.group import bind_device
-cores = bind_device(sys.argv[1], int(sys.argv[2]))
-print(json.dumps({"cores": cores, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}))
-"""
-
-
-def bound(device, gpus, **environment):
-    """Bind in a process of its own; return its cores and GPUs."""
-    done = subprocess.run(
-        [sys.executable, "-c", BIND, device, str(gpus)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize(
-    "variable", ["OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK"]
-)
-def test_each_rank_of_a_step_on_gpus_sees_one_of_them(variable):
-    visible = {"CUDA_VISIBLE_DEVICES": "2,5"}
-    seen = [bound("gpu", 2, **visible, **{variable: str(rank)})["gpus"] for rank in (0, 1)]
-    assert seen == ["2", "5"]
-
-
-def test_one_gpu_that_the_launcher_chose_is_left_alone():
-    assert bound("gpu", 2, CUDA_VISIBLE_DEVICES="3", SLURM_LOCALID="1")["gpus"] == "3"
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-def test_ranks_share_the_cores_of_their_slots():
-    shares = [
-        bound("slot", 2, HETCTL_CORES="0,1", OMPI_COMM_WORLD_LOCAL_RANK=str(rank))["cores"] for rank in (0, 1)
-    ]
-    assert shares == [[CORES[0]], [CORES[1]]]
-    assert bound("slot", 1, HETCTL_CORES="0,1")["cores"] == CORES[:2]
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-def test_cores_are_shared_by_the_ranks_of_the_node_alone():
-    here = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    assert bound("slot", 2, HETCTL_CORES="0,1", **here)["cores"] == CORES[:2]
-
-
-def test_more_slots_than_cores_go_round():
-    assert bound("slot", 1, HETCTL_CORES=str(len(CORES)))["cores"] == [CORES[0]]
-
-
-def test_without_slots_all_cores_are_left():
-    assert bound("slot", 1)["cores"] == CORES
+from hetctl.runtime.group import LostPeerError, Place, SingleRank, interface_of, join_group
+from hetctl.runtime.wire import Address
 
 
 class LinkOfTests:
@@ -71,47 +17,124 @@ class LinkOfTests:
 
     def __init__(self, missing=""):
         self.missing = missing
-        self.met = []
+        self.met, self.parted = [], []
 
     def load(self):
         if self.missing:
             raise ImportError(f"No module named {self.missing}")
 
     def meet(self, group):
-        self.met.append(group)
+        self.met.append((group.rank, group.size, group.host, group.interface))
+
+    def part(self):
+        self.parted.append(True)
 
 
-class TwoRanks:
-    size, rank = 2, 0
-
-    def __init__(self, link):
-        pass
+def unexpected(_address):
+    raise AssertionError("nobody is waited for")
 
 
-def test_one_gpu_needs_no_mpi():
-    group = join_group(1, LinkOfTests())
+class Ranks:
+    """Threads that stand for the ranks of a group, each with what it does in it."""
+
+    def __init__(self, *bodies):
+        self.link = LinkOfTests()
+        self.results = {}
+        self.masters = Queue()
+        size = len(bodies)
+        self.threads = [
+            threading.Thread(target=self._run, args=(rank, size, body)) for rank, body in enumerate(bodies)
+        ]
+        for thread in self.threads:
+            thread.start()
+        for thread in self.threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+    def _run(self, rank, size, body):
+        master = None
+        if rank:
+            master = self.masters.get(timeout=10)
+            self.masters.put(master)
+        try:
+            group = join_group(Place(rank, size, "key", master), self.link, self.masters.put)
+            self.results[rank] = body(group)
+        except LostPeerError as error:
+            self.results[rank] = error
+
+
+def test_one_gpu_needs_nobody():
+    group = join_group(Place(0, 1), LinkOfTests(missing="plugs"), unexpected)
     assert isinstance(group, SingleRank)
-    assert (group.rank, group.size, group.agree("value")) == (0, 1, "value")
+    assert (group.rank, group.size, group.agree("value"), group.broken()) == (0, 1, "value", False)
     group.leave()
 
 
-def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out(monkeypatch):
-    monkeypatch.setattr("hetctl.runtime.group.MpiGroup", TwoRanks)
+def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out():
     with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
-        join_group(2, LinkOfTests(missing="plugs"))
+        join_group(Place(0, 2, "key"), LinkOfTests(missing="plugs"), unexpected)
     assert "max_gpus: 1" in caught.value.hint
 
 
-def test_several_gpus_without_mpi_are_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(BadInputError, match="needs cables and plugs: import of mpi4py"):
-        join_group(2, LinkOfTests())
+def test_ranks_agree_on_what_rank_0_says():
+    def body(group):
+        said = [group.agree(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})]
+        group.leave()
+        return said
+
+    ranks = Ranks(body, body, body)
+    assert ranks.results == {key: [True, None, {"a": 1.5}] for key in range(3)}
+    assert sorted(ranks.link.met) == [(rank, 3, "127.0.0.1", "lo") for rank in range(3)]
+    assert len(ranks.link.parted) == 3
 
 
-def test_another_number_of_ranks_than_gpus_is_refused_before_they_meet(monkeypatch):
-    monkeypatch.setattr("hetctl.runtime.group.MpiGroup", TwoRanks)
-    link = LinkOfTests()
-    with pytest.raises(BadInputError, match="started 2 MPI ranks for a member with 4 GPUs"):
-        join_group(4, link)
-    assert link.met == []
-    assert [join_group(2, link)] == link.met
+def let_go(group):
+    for wire in group._wires:
+        wire.close()
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_whoever_is_left_knows_that_another_is_gone(gone):
+    def left(group):
+        broken = group.broken()
+        let_go(group)  # as a process does that fails
+        return broken
+
+    bodies = [left, left, left]
+    bodies[gone] = let_go
+    ranks = Ranks(*bodies)
+    assert [ranks.results[rank] for rank in range(3) if rank != gone] == [True, True]
+
+
+def test_nobody_is_gone_who_only_says_nothing():
+    over = threading.Barrier(2)
+
+    def body(group):
+        broken = group.broken()
+        over.wait(timeout=30)
+        return broken
+
+    assert Ranks(body, body).results == {0: False, 1: False}
+
+
+@pytest.mark.parametrize("how", ["agree", "leave"])
+def test_nobody_waits_for_a_rank_that_is_gone(how):
+    def waiting(group):
+        if how == "agree":
+            return group.agree(None)
+        return group.leave()
+
+    assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)
+
+
+def test_ranks_that_do_not_meet_say_so(monkeypatch):
+    monkeypatch.setattr("hetctl.runtime.group.MEET_S", 0.3)
+    with pytest.raises(LostPeerError, match=r"did not meet: nobody connected within 0.3 s"):
+        join_group(Place(0, 2, "key"), LinkOfTests(), lambda _address: None)
+    with pytest.raises(LostPeerError, match=r"did not meet: .* cannot be reached"):
+        join_group(Place(1, 2, "key", Address("127.0.0.1", 9, "key")), LinkOfTests(), unexpected)
+
+
+def test_an_interface_is_known_by_its_address():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.77") == ""

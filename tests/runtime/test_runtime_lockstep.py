@@ -84,9 +84,10 @@ class Crew:
         rank, ranks = self.rank_of[reader]
         together = Lockstep("r.ring", SEED, self.chunk, self.largest, reader, len(self.batches))
         with ExitStack() as stack:
-            sharing = Sharing(LOCKSTEP, "run", 1, together)
-            open_feed = open_pipeline(Counted(self.log), reader, sharing, stack)
-            feed = open_feed(Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks))
+            open_feed = open_pipeline(Counted(self.log), Sharing(LOCKSTEP, "run"), stack)
+            stream = Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks)
+            feed = open_feed(stream, lockstep=together)
+            stack.callback(feed.close)
             seen = []
             for epoch in range(1, epochs + 1):
                 watched = Watched(feed, seen)

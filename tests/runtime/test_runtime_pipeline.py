@@ -50,8 +50,9 @@ def memory(tmp_path, monkeypatch):
 def trained(source, seed, mode, preprocessors=1, epochs=2):
     """Return what a member sees in its epochs."""
     with ExitStack() as stack:
-        open_feed = open_pipeline(source, seed, Sharing(mode, "run", preprocessors), stack)
+        open_feed = open_pipeline(source, Sharing(mode, "run", preprocessors), stack)
         feed = open_feed(Stream(len(source), 16, seed))
+        stack.callback(feed.close)
         return [
             (np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]))
             for epoch in range(1, epochs + 1)
@@ -117,15 +118,15 @@ def test_without_room_for_all_samples_each_member_prepares_its_own(tmp_path, mon
 def test_arrays_take_nothing_of_the_node(memory):
     source = as_source((np.arange(10.0), np.arange(10)), "training")
     with ExitStack() as stack:
-        open_feed = open_pipeline(source, 3, Sharing(CACHED, "run", 4), stack)
+        open_feed = open_pipeline(source, Sharing(CACHED, "run", 4), stack)
         assert isinstance(open_feed(Stream(10, 4, 3)), ArrayFeed)
     assert list(memory.iterdir()) == []
 
 
 def test_samples_for_an_evaluation_are_the_same_every_time(tmp_path):
     source = Counted(tmp_path / "log")
-    (x, y), (again, _) = all_samples(source, 3), all_samples(source, 3)
+    (x, y), (again, _) = all_samples(source), all_samples(source)
     assert y.tolist() == list(range(SAMPLES))
     assert np.array_equal(x, again)
     arrays = np.arange(10.0), np.arange(10)
-    assert pipeline.all_samples(as_source(arrays, "validation"), 3) == arrays
+    assert pipeline.all_samples(as_source(arrays, "validation")) == arrays

@@ -237,8 +237,10 @@ from torch import nn
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal
 from hetctl.runtime.group import join_group
+from ranks import place_in
 
-group = join_group(3, load_framework("pytorch"))
+place, announce = place_in(json.loads(sys.argv[1])[0], 3)
+group = join_group(place, load_framework("pytorch"), announce)
 first, last = [(0, 7), (7, 9), (9, 9)][group.rank]
 torch.manual_seed(0)
 x, y = torch.randn(9, 4).clamp(-2, 2), torch.randn(9, 2)

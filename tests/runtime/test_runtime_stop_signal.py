@@ -10,7 +10,7 @@ import pytest
 from hetctl.core.ends import Why
 from hetctl.core.errors import BadInputError
 from hetctl.core.layout import RunFolder
-from hetctl.runtime.step import why_failed
+from hetctl.runtime.reporting import why_failed
 from hetctl.runtime.trainer import StopSignal
 
 

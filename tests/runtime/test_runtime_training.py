@@ -53,7 +53,7 @@ def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs
     feed = ArrayFeed(training, Stream(len(training), 32, seed))
     network = load_framework(framework).build(member, loaded, SingleRank(), feed.sample)
     return Trainer(
-        member, network, feed, all_samples(validation, seed), CheckpointFolder(folder), SingleRank(),
+        member, network, feed, all_samples(validation), CheckpointFolder(folder), SingleRank(),
         Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
     )  # fmt: skip
 

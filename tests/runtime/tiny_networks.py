@@ -1,4 +1,4 @@
-"""The same small networks in every framework, and groups of real MPI ranks that train them."""
+"""The same small networks in every framework, and groups of real ranks that train them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ import contextlib, json, sys
 import numpy as np
 from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.data import Batches
+from hetctl.runtime.desk import Desk, Share
 from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.functions import load_functions
+from hetctl.runtime.pipeline import Sharing
 from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.step import build_rank
 from hetctl.runtime.stream import Stream
+from ranks import place_in
 framework, functions, folder, gpus, batch, config, samples, ensembles = json.loads(sys.argv[1])
 member = Member("m", config, batch, 5, StopRule())
 ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
-rank = build_rank(ensemble, member, gpus, "slot", contextlib.ExitStack())
-(x, y), _ = rank.functions.input_fn(None)
+stack = contextlib.ExitStack()
+place, announce = place_in(folder, gpus)
+rank = Desk((0,), stack, announce).build(ensemble, member, place, Sharing(), Share(), stack)
+(x, y), _ = load_functions(ensemble).input_fn(None)
 stream = Stream(samples, gpus * batch, 5, rank=rank.group.rank, ranks=rank.group.size)
 feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)
 for epoch in (1, 2):
@@ -58,14 +63,14 @@ def seed_all(framework, seed):
 
 
 def run_ranks(code, ranks, folder, *arguments):
-    """Run Python code in an MPI world of so many ranks, or without MPI in one process."""
-    script = folder / "ranks.py"
+    """Run Python code in so many processes, as ``mpirun`` starts them, or in one."""
+    script = folder / "rank.py"
     script.write_text(code)
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     command = [*(mpirun if ranks > 1 else []), sys.executable, str(script), json.dumps(arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    tests = os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 1))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -47,7 +47,10 @@ class Framework(Link, Protocol):
         """Name and version, as kept with a profile."""
 
     def prepare(self, cores: tuple[int, ...], seed: int) -> None:
-        """Limit threads to the cores and seed the generators, before anything is built."""
+        """Limit threads to the cores, which are always the same, and seed the generators."""
+
+    def clear(self) -> None:
+        """Let go of what a member has left behind, before the next one is built."""
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> Network:
         """Build a member's network; `sample` is one batch, for layers that wait for their input."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
 from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal, meet
 from hetctl.runtime.frameworks.torch_state import pack, unpack
 from hetctl.runtime.functions import UserFunctions, loss_of
-from hetctl.runtime.group import Group
+from hetctl.runtime.group import Group, WiredGroup
 
 EVALUATION_BATCH = 256
 
@@ -161,7 +162,7 @@ class _TensorBatches:
 class PyTorch:
     """The framework as the trainer sees it."""
 
-    needs = "mpi4py"
+    needs = "torch.distributed"
 
     def version(self) -> str:
         """Return PyTorch's version."""
@@ -196,15 +197,21 @@ class PyTorch:
         return TorchNetwork(parts, config, functions.train_fn, group, device)
 
     def load(self) -> None:
-        """Do nothing: ``torch.distributed`` comes with PyTorch."""
+        """Do nothing: it comes with PyTorch."""
 
-    def meet(self, group: Group) -> None:
+    def meet(self, group: WiredGroup) -> None:
         """Start ``torch.distributed``."""
         meet(group)
 
     def part(self) -> None:
         """End it."""
         dist.destroy_process_group()
+
+    def clear(self) -> None:
+        """Give memory of the GPU back that nobody uses."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 FRAMEWORK = PyTorch()

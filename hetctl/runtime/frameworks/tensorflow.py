@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,10 +19,11 @@ from hetctl.core.errors import BadInputError
 from hetctl.runtime.data import Batches
 from hetctl.runtime.feeds import Samples
 from hetctl.runtime.functions import UserFunctions, loss_of
-from hetctl.runtime.group import Group
+from hetctl.runtime.group import TIMEOUT_S, Group, WiredGroup
 
 EVALUATION_BATCH = 256
 RATE_FACTOR = "learning_rate_factor"
+HOST = "localhost"
 
 
 class KerasNetwork:
@@ -175,7 +177,10 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: 
 class TensorFlow:
     """The framework as the trainer sees it."""
 
-    needs = "Horovod and mpi4py"
+    needs = "Horovod"
+
+    def __init__(self) -> None:
+        self._rendezvous: Any = None
 
     def version(self) -> str:
         """Return TensorFlow's and Keras' versions."""
@@ -213,13 +218,33 @@ class TensorFlow:
         """Import Horovod."""
         _horovod()
 
-    def meet(self, _group: Group) -> None:
-        """Start Horovod."""
+    def meet(self, group: WiredGroup) -> None:
+        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed again and again."""
+        port = group.agree(self._open_rendezvous(group.size) if group.rank == 0 else None)
+        os.environ.update(_gloo_environment(group, port))
         _horovod().init()
 
     def part(self) -> None:
         """Shut it down."""
         _horovod().shutdown()
+        if self._rendezvous is not None:
+            self._rendezvous.stop()
+            self._rendezvous = None
+
+    def clear(self) -> None:
+        """Forget graphs and names."""
+        keras.backend.clear_session()
+        gc.collect()
+
+    def _open_rendezvous(self, ranks: int) -> int:
+        """Start the server through which the ranks find one another; return its port."""
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.http.http_server import RendezvousServer
+
+        self._rendezvous = RendezvousServer()
+        port = int(self._rendezvous.start())
+        self._rendezvous.init(get_host_assignments(parse_hosts(f"{HOST}:{ranks}"), ranks))
+        return port
 
 
 FRAMEWORK = TensorFlow()
@@ -245,6 +270,28 @@ def _default_train_fn(model: Any) -> Callable[[Any, Any, Any, dict[str, Any]], f
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
 
     return train_fn
+
+
+def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
+    """Say to Horovod what its own launcher would say, of ranks that are all on one host as it were.
+
+    On how many they are matters to it in hierarchical operations only, which are off.
+    """
+    interface = {"HOROVOD_GLOO_IFACE": group.interface} if group.interface else {}
+    return interface | {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(TIMEOUT_S),
+        "HOROVOD_HOSTNAME": HOST,
+        "HOROVOD_RANK": str(group.rank),
+        "HOROVOD_SIZE": str(group.size),
+        "HOROVOD_LOCAL_RANK": str(group.rank),
+        "HOROVOD_LOCAL_SIZE": str(group.size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+    }
 
 
 def _horovod() -> Any:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from hetctl.runtime.group import Group
-
-LOCALHOST = "127.0.0.1"
+from hetctl.runtime.group import TIMEOUT_S, WiredGroup
 
 
-def meet(group: Group) -> None:
+def meet(group: WiredGroup) -> None:
     """Start ``torch.distributed``: NCCL where there are GPUs, else gloo; rank 0 tells where it listens."""
-    here = socket.gethostname()
-    store, address = None, None
+    store = None
     if group.rank == 0:
-        store = dist.TCPStore(LOCALHOST, 0, group.size, is_master=True, wait_for_workers=False)
-        address = here, store.port
-    host, port = group.agree(address)
-    if store is None:
-        # A node need not know its own name.
-        store = dist.TCPStore(LOCALHOST if host == here else host, port, group.size, is_master=False)
+        store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
+    port = group.agree(store and store.port)
+    store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
+    if group.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = group.interface
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size)
+    limit = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:

@@ -90,27 +90,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=4 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=4 \
-    --mem=238418M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-1
-
-# The driver starts the step of member-2:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -125,12 +105,14 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-3:
+# The driver starts rank-node-1-4:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -145,12 +127,14 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-3
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-4 \
+    --device \
+    gpu
 
-# The driver starts the step of member-4:
+# The driver starts rank-node-1-5:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -165,12 +149,14 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-4
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-5 \
+    --device \
+    gpu
 
-# The driver starts the step of member-5:
+# The driver starts rank-node-1-6:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -185,7 +171,31 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-5
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-6 \
+    --device \
+    gpu
+
+# The driver starts rank-node-1-7:
+PYTHONUNBUFFERED=1 \
+    srun \
+    --exact \
+    --nodes=1 \
+    --ntasks=1 \
+    --cpus-per-task=7 \
+    --gpus-per-task=1 \
+    --ntasks-per-node=1 \
+    --mem=59604M \
+    --nodelist=node-1 \
+    --kill-on-bad-exit=1 \
+    --unbuffered \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-7 \
+    --device \
+    gpu

@@ -97,14 +97,14 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     jsrun \
     --nrs=1 \
     --rs_per_host=1 \
-    --tasks_per_rs=4 \
-    --cpu_per_rs=40 \
-    --gpu_per_rs=4 \
+    --tasks_per_rs=1 \
+    --cpu_per_rs=10 \
+    --gpu_per_rs=1 \
     --launch_distribution=packed \
     --bind=packed:10 \
     --latency_priority=gpu-cpu \
@@ -112,19 +112,21 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-1
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-2:
+# The driver starts rank-node-2-0:
 PYTHONUNBUFFERED=1 \
     jsrun \
     --nrs=1 \
     --rs_per_host=1 \
-    --tasks_per_rs=4 \
-    --cpu_per_rs=40 \
-    --gpu_per_rs=4 \
+    --tasks_per_rs=1 \
+    --cpu_per_rs=10 \
+    --gpu_per_rs=1 \
     --launch_distribution=packed \
     --bind=packed:10 \
     --latency_priority=gpu-cpu \
@@ -132,7 +134,9 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-2-0 \
+    --device \
+    gpu

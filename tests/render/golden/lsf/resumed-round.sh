@@ -96,7 +96,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     OMPI_MCA_plm_rsh_agent=blaunch \
     mpirun \
@@ -105,20 +105,22 @@ PYTHONUNBUFFERED=1 \
     none \
     --allow-run-as-root \
     -np \
-    4 \
+    1 \
     --host \
-    node-1:4 \
+    node-1:1 \
     env \
     PYTHONUNBUFFERED=1 \
-    CUDA_VISIBLE_DEVICES=0,1,2,3 \
+    CUDA_VISIBLE_DEVICES=0 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-1
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-2:
+# The driver starts rank-node-2-0:
 PYTHONUNBUFFERED=1 \
     OMPI_MCA_plm_rsh_agent=blaunch \
     mpirun \
@@ -127,15 +129,17 @@ PYTHONUNBUFFERED=1 \
     none \
     --allow-run-as-root \
     -np \
-    4 \
+    1 \
     --host \
-    node-2:4 \
+    node-2:1 \
     env \
     PYTHONUNBUFFERED=1 \
-    CUDA_VISIBLE_DEVICES=0,1,2,3 \
+    CUDA_VISIBLE_DEVICES=0 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-2-0 \
+    --device \
+    gpu

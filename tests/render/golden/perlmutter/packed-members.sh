@@ -91,27 +91,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=2 \
-    --cpus-per-task=32 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=2 \
-    --mem=104904M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-1
-
-# The driver starts the step of member-2:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -126,12 +106,14 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-3:
+# The driver starts rank-node-1-2:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -146,7 +128,31 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-3
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-2 \
+    --device \
+    gpu
+
+# The driver starts rank-node-1-3:
+PYTHONUNBUFFERED=1 \
+    srun \
+    --exact \
+    --nodes=1 \
+    --ntasks=1 \
+    --cpus-per-task=32 \
+    --gpus-per-task=1 \
+    --ntasks-per-node=1 \
+    --mem=52452M \
+    --nodelist=node-1 \
+    --kill-on-bad-exit=1 \
+    --unbuffered \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-3 \
+    --device \
+    gpu

@@ -93,42 +93,46 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
     --nodes=1 \
-    --ntasks=4 \
+    --ntasks=1 \
     --cpus-per-task=32 \
     --gpus-per-task=1 \
-    --ntasks-per-node=4 \
-    --mem=209808M \
+    --ntasks-per-node=1 \
+    --mem=52452M \
     --nodelist=node-1 \
     --kill-on-bad-exit=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-1
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-2:
+# The driver starts rank-node-2-0:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
     --nodes=1 \
-    --ntasks=4 \
+    --ntasks=1 \
     --cpus-per-task=32 \
     --gpus-per-task=1 \
-    --ntasks-per-node=4 \
-    --mem=209808M \
+    --ntasks-per-node=1 \
+    --mem=52452M \
     --nodelist=node-2 \
     --kill-on-bad-exit=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
+    --seat \
+    rank-node-2-0 \
+    --device \
+    gpu

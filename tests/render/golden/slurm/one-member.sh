@@ -90,7 +90,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     srun \
     --exact \
@@ -105,7 +105,9 @@ PYTHONUNBUFFERED=1 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-1
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu

@@ -93,27 +93,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
-PYTHONUNBUFFERED=1 \
-    jsrun \
-    --nrs=1 \
-    --rs_per_host=1 \
-    --tasks_per_rs=3 \
-    --cpu_per_rs=21 \
-    --gpu_per_rs=3 \
-    --launch_distribution=packed \
-    --bind=packed:7 \
-    --latency_priority=gpu-cpu \
-    -X \
-    1 \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-1
-
-# The driver starts the step of member-2:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     jsrun \
     --nrs=1 \
@@ -128,12 +108,14 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-2
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
 
-# The driver starts the step of member-3:
+# The driver starts rank-node-1-3:
 PYTHONUNBUFFERED=1 \
     jsrun \
     --nrs=1 \
@@ -148,12 +130,14 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-3
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-3 \
+    --device \
+    gpu
 
-# The driver starts the step of member-4:
+# The driver starts rank-node-1-4:
 PYTHONUNBUFFERED=1 \
     jsrun \
     --nrs=1 \
@@ -168,7 +152,31 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-4
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-4 \
+    --device \
+    gpu
+
+# The driver starts rank-node-1-5:
+PYTHONUNBUFFERED=1 \
+    jsrun \
+    --nrs=1 \
+    --rs_per_host=1 \
+    --tasks_per_rs=1 \
+    --cpu_per_rs=7 \
+    --gpu_per_rs=1 \
+    --launch_distribution=packed \
+    --bind=packed:7 \
+    --latency_priority=gpu-cpu \
+    -X \
+    1 \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-5 \
+    --device \
+    gpu

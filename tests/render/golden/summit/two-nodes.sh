@@ -93,14 +93,14 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts the step of member-1:
+# The driver starts rank-node-1-0:
 PYTHONUNBUFFERED=1 \
     jsrun \
-    --nrs=2 \
+    --nrs=1 \
     --rs_per_host=1 \
-    --tasks_per_rs=6 \
-    --cpu_per_rs=42 \
-    --gpu_per_rs=6 \
+    --tasks_per_rs=1 \
+    --cpu_per_rs=7 \
+    --gpu_per_rs=1 \
     --launch_distribution=packed \
     --bind=packed:7 \
     --latency_priority=gpu-cpu \
@@ -108,7 +108,31 @@ PYTHONUNBUFFERED=1 \
     1 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/round.json \
-    --member \
-    member-1
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-1-0 \
+    --device \
+    gpu
+
+# The driver starts rank-node-2-0:
+PYTHONUNBUFFERED=1 \
+    jsrun \
+    --nrs=1 \
+    --rs_per_host=1 \
+    --tasks_per_rs=1 \
+    --cpu_per_rs=7 \
+    --gpu_per_rs=1 \
+    --launch_distribution=packed \
+    --bind=packed:7 \
+    --latency_priority=gpu-cpu \
+    -X \
+    1 \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime.rank \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
+    --seat \
+    rank-node-2-0 \
+    --device \
+    gpu

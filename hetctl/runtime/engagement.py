@@ -1,0 +1,111 @@
+"""A group at work: who it is, what its ranks have said, and what it has come to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetctl.core.codec import decode
+from hetctl.core.ends import LOST_PEER
+from hetctl.core.plan import Allocation
+from hetctl.launchers.seats import Gpu
+from hetctl.runtime.assignment import Task
+from hetctl.runtime.steps import EndedStep, append, end_of
+from hetctl.runtime.wire import Address, Wire
+
+
+@dataclass
+class Seat:
+    """The rank on one GPU.
+
+    Parameters
+    ----------
+    wire : Wire or None
+        None until it has started.
+    lost : bool
+        Whether it has hung up: its step is about to end.
+    """
+
+    gpu: Gpu
+    name: str
+    wire: Wire | None = None
+    lost: bool = False
+
+
+@dataclass
+class Engagement:
+    """A group at work.
+
+    Parameters
+    ----------
+    seats : list of Seat
+        By rank.
+    engaged_at : float
+        Seconds since the epoch.
+    heard : float
+        When any of the ranks gave its last sign of life, by the monotonic clock, as all that follows.
+    told, done, gone : set of int
+        Ranks that know their assignment, have done it, are no more.
+    exit_code : int
+        Of the first that was lost by itself.
+    said : str
+        What the steps of lost ranks wrote.
+    ending : float or None
+        Since when the group is to end.
+    """
+
+    task: Task
+    allocation: Allocation
+    seats: list[Seat]
+    key: str
+    log_start: int
+    engaged_at: float
+    heard: float
+    master: Address | None = None
+    told: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    exit_code: int = 0
+    said: str = ""
+    hung: bool = False
+    ending: float | None = None
+    warned: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is at work any more."""
+        return len(self.done) + len(self.gone) == len(self.seats)
+
+    @property
+    def working(self) -> Iterator[Seat]:
+        """The ranks that are."""
+        return (s for rank, s in enumerate(self.seats) if rank not in self.done | self.gone)
+
+    def hear(self, seat: Seat, message: Any) -> None:
+        """Note what a rank says: a sign of life at least."""
+        self.heard = time.monotonic()
+        if "master" in message:
+            self.master = decode(Address, message["master"])
+        if "done" in message:
+            self.done.add(self.seats.index(seat))
+
+    def lose(self, seat: Seat, step: EndedStep) -> None:
+        """Note the end of a rank; one that was lost with another says nothing about the cause."""
+        self.gone.add(self.seats.index(seat))
+        self.said += step.output
+        if not self.exit_code or (self.exit_code == LOST_PEER and not self.warned):
+            self.exit_code = step.exit_code or LOST_PEER
+        self.end()
+
+    def end(self) -> None:
+        """Let the group end."""
+        self.ending = self.ending or time.monotonic()
+
+    def ended(self) -> EndedStep:
+        """Return what it has come to; what launchers said of lost ranks goes to its log."""
+        if self.said:
+            append(self.task.log, self.said)
+        output = end_of(self.task.log, self.log_start)
+        return EndedStep(self.task.name, self.allocation, self.exit_code, output, self.hung)

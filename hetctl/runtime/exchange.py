@@ -1,0 +1,195 @@
+"""``python -m hetctl.runtime.exchange ROUND_FILE``: one process on each node of a round in lockstep.
+
+Each leads its node: it lets the node's share of the samples be prepared, and exchanges chunks with the
+other leaders. MPI is used here alone, so that no trainer dies with another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import uuid
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import PreprocessPoint
+from hetctl.core.run import RoundFile, read_round
+from hetctl.perf.preprocessing import preprocessors_needed
+from hetctl.runtime.desk import DATA_SEED
+from hetctl.runtime.device import VISIBLE_DEVICES
+from hetctl.runtime.feeds import Kitchen, Lockstep
+from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.functions import load_functions
+from hetctl.runtime.pipeline import first_sample
+from hetctl.runtime.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.roles import roles_of, together
+from hetctl.runtime.sharing.broadcast import Exchange, NodeStream
+from hetctl.runtime.sharing.node_folder import node_folder
+from hetctl.runtime.sharing.outlet import Outlet
+from hetctl.runtime.sharing.ring import Ring
+from hetctl.runtime.sources import Array, ArraySource, Source, as_sources
+from hetctl.runtime.stream import Stream
+
+NODE_VARIABLE = "SLURMD_NODENAME"
+"""Slurm numbers ranks by its own order of the nodes; other launchers by that of the placement."""
+IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
+"""Open MPI sends each chunk as one: cut into segments, each would wait until the leader looks again."""
+
+
+def main() -> int:
+    """Serve the trainers of a round until all have left."""
+    parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.exchange", description=__doc__)
+    parser.add_argument("round_file", type=Path)
+    arguments = parser.parse_args()
+    try:
+        exchange(read_round(arguments.round_file))
+    except Exception:
+        traceback.print_exc()
+        _end_the_others()
+        return 1
+    return 0
+
+
+def exchange(round_file: RoundFile) -> None:
+    """Lead a node through a round. Arrays are in every trainer's memory: for those there is nothing to do."""
+    source = _training_samples(round_file.ensemble)
+    if isinstance(source, ArraySource):
+        return
+    nodes = nodes_of(round_file.allocations)
+    count = preprocessors_of_a_node(round_file.allocations, round_file.preprocess, round_file.cores)
+    layout, sample = layout_of(source), first_sample(source)
+    with ExitStack() as stack:
+        preprocessors = Preprocessors(source, layout, count)
+        stack.callback(preprocessors.stop)
+        world = _world(len(nodes))
+        node = node_here(nodes, world.Get_rank())
+        folder = stack.enter_context(node_folder(folder_of(round_file.run, node)))
+        kitchen = Kitchen(layout, preprocessors, folder, sample)
+        _lead(world, kitchen, together_on(round_file, node), len(source))
+
+
+def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
+    """Return the nodes of a round in the order of their leaders' ranks."""
+    return tuple(dict.fromkeys(place.node for a in allocations for place in a.placement))
+
+
+def folder_of(run: str, node: str) -> str:
+    """Return the name of the folder that the trainers on a node share."""
+    return f"{run}-{node}"
+
+
+def node_here(nodes: Sequence[str], rank: int) -> str:
+    """Return the node that a leader leads."""
+    told = os.environ.get(NODE_VARIABLE, "")
+    return told if told in nodes else nodes[rank]
+
+
+def preprocessors_of_a_node(
+    allocations: Sequence[Allocation], points: Sequence[PreprocessPoint], cores: int
+) -> int:
+    """Return how many it takes on each node so that all nodes together prepare what the slowest member takes.
+
+    Parameters
+    ----------
+    points, cores
+        As of `roles_of`.
+    """
+    demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
+    return preprocessors_needed(points, demand, cores)
+
+
+def together_on(round_file: RoundFile, node: str) -> Lockstep:
+    """Say how the trainers of a round on a node go in lockstep."""
+    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
+    sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
+    batches = {a.member: a.gpus * sizes[a.member] for a in round_file.allocations}
+    here = next(role for role in roles if role.node == node)
+    return together(roles, here, batches, round_file.run, round_file.index)
+
+
+def _training_samples(ensemble: Ensemble) -> Source:
+    """Return what trainers get, too; no GPU is taken from them for it."""
+    os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    load_framework(ensemble.framework).prepare(cores, DATA_SEED)
+    training, _ = as_sources(load_functions(ensemble).input_fn(ensemble.data))
+    return training
+
+
+def _world(nodes: int) -> Any:
+    """Start MPI, once all that forks has been done."""
+    for name, value in IBCAST.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise BadInputError(
+            f"lockstep on several nodes needs mpi4py: {error}",
+            "install it as docs/install.md says, or share with --sharing cached",
+        ) from None
+    world = MPI.COMM_WORLD
+    if world.Get_size() != nodes:
+        raise BadInputError(
+            f"the launcher started {world.Get_size()} MPI ranks as leaders of {nodes} nodes",
+            "check `mpi:` and `launcher:` in the site file",
+        )
+    return world
+
+
+def _lead(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> None:
+    stream = Stream(samples, lockstep.chunk, lockstep.seed)
+    _check_that_all_have_the_same(world, (stream, kitchen.layout, *map(_checksum, kitchen.sample)))
+    own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
+    kitchen.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
+    outlet = Outlet(kitchen.folder / lockstep.name)
+    outbox = _outbox(kitchen, own)
+    chunks = Exchange(world, outbox, outlet, stream, kitchen.layout, kitchen.preprocessors.check).run()
+    outbox.leave()
+    print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks of {stream.chunk} samples")
+
+
+def _outbox(kitchen: Kitchen, own: NodeStream) -> Ring:
+    """Let the node's share be prepared, into a ring that nobody else reads."""
+    name = f"{uuid.uuid4().hex}.ring"
+    ring = kitchen.ring(name, 1, own, own.chunk)
+    try:
+        ring.join(0)
+        kitchen.fill(name, own)
+    finally:
+        (kitchen.folder / name).unlink(missing_ok=True)
+    return ring
+
+
+def _check_that_all_have_the_same(world: Any, data: object) -> None:
+    """Refuse data that differ from node to node: MPI would cut chunks short, or mix them up."""
+    seen = world.allgather(data)
+    for rank, there in enumerate(seen):
+        if there != seen[0]:
+            raise BadInputError(
+                f"input_fn gives leader {rank} other samples than leader 0: {there}, not {seen[0]}",
+                "it must return the same data on every node",
+            )
+
+
+def _checksum(array: Array) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _end_the_others() -> None:
+    """End the leaders of other nodes: they would wait for this one for ever."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

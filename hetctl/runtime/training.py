@@ -1,0 +1,88 @@
+"""A member's training in one round, on one rank of its group."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from hetctl.core.layout import RoundFolder, RunFolder
+from hetctl.core.run import LOCKSTEP, RoundFile, read_round
+from hetctl.runtime.assignment import Assignment
+from hetctl.runtime.board import Board
+from hetctl.runtime.checkpoint import CheckpointFolder
+from hetctl.runtime.desk import Built, Desk, Share
+from hetctl.runtime.heart import beating, cores_used, gpu_used
+from hetctl.runtime.pipeline import Sharing
+from hetctl.runtime.reporting import reporter
+from hetctl.runtime.roles import Role, role_of, roles_of, together
+from hetctl.runtime.trainer import StopSignal, Trainer
+
+
+def train(assignment: Assignment, desk: Desk) -> None:
+    """Train a member as the round file says: until it has converged, or is told to stop."""
+    folder = RoundFolder(Path(assignment.task.folder))
+    round_file = read_round(folder.file)
+    name, place = assignment.task.name, assignment.place
+    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
+    role = role_of(roles, name, place.rank)
+    with ExitStack() as stack:
+        built = desk.build(
+            round_file.ensemble,
+            round_file.ensemble.member(name),
+            place,
+            _sharing(round_file, role),
+            _share(round_file, roles, role),
+            stack,
+        )
+        _run(folder, round_file, assignment, built, desk)
+    built.group.leave()
+
+
+def _run(
+    folder: RoundFolder, round_file: RoundFile, assignment: Assignment, built: Built, desk: Desk
+) -> None:
+    name = assignment.task.name
+    allocation = round_file.allocation_of(name)
+    trainer = Trainer(
+        member=round_file.ensemble.member(name),
+        network=built.network,
+        training=built.training,
+        validation=built.validation,
+        checkpoints=CheckpointFolder(round_file.checkpoint_folder(name)),
+        group=built.group,
+        events=reporter(folder.events, name, built.group),
+        stop=_stop_signal(folder, round_file, name, assignment.launched_at),
+        gpus=allocation.gpus,
+        expected_epoch_s=built.training.samples / allocation.rate,
+        launched_at=assignment.launched_at,
+        sign=desk.sign,
+    )
+    if built.group.rank != 0:
+        trainer.run()
+        return
+    trainer.show = Board(RunFolder(folder.path.parent).board_of(name), built.training.samples).show
+    busy = gpu_used() if round_file.device == "gpu" else cores_used()
+    with beating(folder.pulse_of(name), built.training.samples, busy) as trainer.note:
+        trainer.run()
+
+
+def _sharing(round_file: RoundFile, role: Role) -> Sharing:
+    """Say how this process comes by samples; a later member may want more preprocessors than this one."""
+    most = max(role.preprocessors, round_file.cores // round_file.gpus_per_node)
+    return Sharing(round_file.sharing, round_file.run, most)
+
+
+def _share(round_file: RoundFile, roles: tuple[Role, ...], role: Role) -> Share:
+    if round_file.sharing != LOCKSTEP:
+        return Share(role.preprocessors)
+    batch_sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
+    batches = {a.member: a.gpus * batch_sizes[a.member] for a in round_file.allocations}
+    lockstep = together(roles, role, batches, round_file.run, round_file.index)
+    return Share(role.preprocessors, lockstep)
+
+
+def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:
+    started_up_s = time.time() - launched
+    longest_s = None if round_file.longest_s is None else round_file.longest_s - started_up_s
+    return StopSignal(folder.stops(name, round_file.job), round_file.deadline, longest_s)

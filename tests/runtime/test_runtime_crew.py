@@ -1,0 +1,260 @@
+"""The crew of a job: ranks that stay from member to member, and groups that fail alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from workbench import alive, wait_for
+
+from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.core.site import Node, Queue, Site
+from hetctl.launchers.seats import CREW_FILE
+from hetctl.runtime.assignment import TRAIN, Task
+from hetctl.runtime.crew import Crew
+
+SLOTS = 4
+SITE = Site("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),), device="slot")
+NODE = Node("localhost", tuple(range(SLOTS)), None)
+
+WORK = """
+import json, os, signal, sys, time
+from pathlib import Path
+from hetctl.runtime import rank
+from hetctl.runtime.assignment import TRAIN
+from hetctl.runtime.group import SingleRank, join_group
+
+class NoLink:
+    needs = "nothing"
+    def load(self): pass
+    def meet(self, group): pass
+    def part(self): pass
+
+def work(assignment, desk):
+    how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
+    desk.group = SingleRank()
+    desk.group = join_group(assignment.place, NoLink(), desk._announce)
+    group = desk.group
+    me = {"pid": os.getpid(), "rank": group.rank, "size": group.size}
+    with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
+        file.write(json.dumps(me) + "\\n")
+    print("at work on", assignment.task.name, flush=True)
+    if how.get("rank", 0) == group.rank:
+        if how.get("raise"): raise ValueError("no such layer")
+        if how.get("signal"): os.kill(os.getpid(), how["signal"])
+        if how.get("hang"): time.sleep(1000)
+    for _ in range(how.get("steps", 3)):
+        group.agree(True)
+        time.sleep(0.05)
+        if not how.get("silent"): desk.sign()
+    group.leave()
+
+rank.WORK = {TRAIN: work}
+sys.argv = sys.argv[2:]
+os._exit(rank.main())
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{WORK}")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    job = Job(tmp_path)
+    yield job
+    job.crew.leave()
+    wait_for(lambda: not alive(str(tmp_path)))
+
+
+class Job:
+    """A crew whose ranks only pretend to train."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("events", "logs"):
+            (folder / name).mkdir()
+        self.crew = Crew(SITE, (NODE,), folder, patience_s=3.0)
+        self.ended = {}
+
+    def engage(self, name: str, *gpus: int, **how) -> None:
+        (self.folder / f"{name}.json").write_text(json.dumps(how))
+        allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
+        assert self.crew.can_hold(allocation)
+        self.crew.engage(Task(TRAIN, str(self.folder), name), allocation)
+        assert not self.crew.can_hold(allocation)
+
+    def end_of(self, *names: str):
+        """Wait until these have ended."""
+
+        def all_ended():
+            self.ended |= {step.name: step for step in self.crew.reap()}
+            return set(names) <= self.ended.keys()
+
+        wait_for(all_ended)
+        return [self.ended[name] for name in names]
+
+    def at_work(self, name: str) -> list[int]:
+        """The processes that have begun, by rank."""
+        self.ended |= {step.name: step for step in self.crew.reap()}
+        file = self.folder / f"{name}.did"
+        did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [one["pid"] for one in sorted(did, key=lambda one: one["rank"])]
+
+
+def test_ranks_stay_and_form_group_after_group(job):
+    job.engage("pair", 0, 1)
+    job.engage("one", 2)
+    assert [step.exit_code for step in job.end_of("pair", "one")] == [0, 0]
+    first, second = job.at_work("pair")
+    (third,) = job.at_work("one")
+    assert len({first, second, third}) == 3
+    job.engage("three", 2, 0, 1)
+    job.end_of("three")
+    assert job.at_work("three") == [third, first, second]
+    job.engage("alone", 1)
+    job.engage("other", 0, 2)
+    job.end_of("alone", "other")
+    assert (job.at_work("alone"), job.at_work("other")) == ([second], [first, third])
+    assert job.crew.free_nodes() == (NODE,)
+
+
+def test_output_goes_to_the_log_of_whoever_is_at_work(job):
+    for name in ("first", "second"):
+        job.engage(name, 0)
+        (step,) = job.end_of(name)
+        assert step.output == f"at work on {name}\n"
+        assert (job.folder / "logs" / f"{name}.log").read_text() == f"at work on {name}\n"
+
+
+FAULTS = {
+    "an error": ({"raise": True}, EXIT_CODES[Why.PROGRAM_ERROR]),
+    "a crash": ({"signal": signal.SIGSEGV}, 128 + signal.SIGSEGV),
+    "a kill": ({"signal": signal.SIGKILL}, 128 + signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(("how", "code"), FAULTS.values(), ids=FAULTS)
+def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, rank):
+    job.engage("other", 3, steps=100)
+    wait_for(lambda: job.at_work("other"))
+    job.engage("ill", 0, 1, 2, rank=rank, **how)
+    (ill,) = job.end_of("ill")
+    assert (ill.exit_code, ill.hung) == (code, False)
+    old = job.at_work("ill")
+    assert "other" not in job.ended
+    job.engage("next", 0, 1, 2)
+    (well,) = job.end_of("next")
+    assert well.exit_code == 0
+    assert not set(old) & set(job.at_work("next"))
+    (other,) = job.end_of("other")
+    assert other.exit_code == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_without_a_sign_of_life_is_ended(job, rank):
+    job.engage("other", 3, steps=100)
+    job.engage("deaf", 0, 1, rank=rank, hang=True)
+    wait_for(lambda: len(job.at_work("deaf")) == 2)
+    began = time.monotonic()
+    (deaf,) = job.end_of("deaf")
+    assert deaf.hung
+    assert deaf.exit_code > 128
+    assert 1.0 < time.monotonic() - began < 12.0
+    (other,) = job.end_of("other")
+    assert (other.exit_code, other.hung) == (0, False)
+
+
+def test_a_signal_reaches_one_group_alone(job):
+    job.engage("told", 0, 1, steps=1000)
+    job.engage("other", 2, steps=60)
+    wait_for(lambda: job.at_work("told") and job.at_work("other"))
+    job.crew.send_signal(signal.SIGTERM, "told")
+    told, other = job.end_of("told", "other")
+    assert (told.exit_code, other.exit_code) == (128 + signal.SIGTERM, 0)
+
+
+def test_an_idle_rank_that_dies_is_started_again(job):
+    job.engage("first", 0)
+    job.end_of("first")
+    (old,) = job.at_work("first")
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: job.crew.reap() == [] and not alive(f"{job.folder}/{CREW_FILE}"))
+    job.engage("second", 0)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert job.at_work("second") != [old]
+
+
+def test_a_rank_that_cannot_start_ends_its_group_with_what_it_said(job, monkeypatch):
+    broken = job.folder / "broken"
+    broken.write_text("#!/bin/sh\necho no such interpreter >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    job.engage("m", 0, 1)
+    (step,) = job.end_of("m")
+    assert step.exit_code == 3
+    assert "no such interpreter" in (job.folder / "logs" / "m.log").read_text()
+
+
+def test_strangers_take_no_seat(job):
+    address = json.loads((job.folder / CREW_FILE).read_text())
+    assert (job.folder / CREW_FILE).stat().st_mode & 0o777 == 0o600
+    from hetctl.runtime.wire import Address, knock
+
+    stranger = knock(Address(address["host"], address["port"], address["key"]), {"seat": "rank-x-9"}, 5)
+    wait_for(lambda: job.crew.reap() == [] and _closed(stranger))
+
+
+def _closed(wire) -> bool:
+    try:
+        wire.receive(0.01)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return False
+
+
+DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+sys.path[:0] = json.loads(os.environ["TEST_PATHS"])
+from test_runtime_crew import Job
+sys.executable = sys.argv[2]
+job = Job(Path(sys.argv[1]))
+job.engage("one", 0, 1, steps=100000)
+job.engage("two", 2)
+while True:
+    job.crew.reap()
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
+    python, script = tmp_path / "python", tmp_path / "driver.py"
+    python.write_text(f"#!{sys.executable}\n{WORK}")
+    python.chmod(0o755)
+    script.write_text(DRIVER)
+    here = Path(__file__).parent
+    paths = json.dumps([str(here), str(here.parent)])
+    driver = subprocess.Popen(
+        [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
+    )
+    wait_for(lambda: (tmp_path / "one.did").exists() and (tmp_path / "two.did").exists())
+    assert len(alive(CREW_FILE)) >= 3
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not alive(str(tmp_path / CREW_FILE)))
+
+
+def test_the_exit_code_of_a_lost_peer_is_nobody_elses():
+    assert LOST_PEER not in EXIT_CODES.values()

@@ -1,0 +1,74 @@
+"""Real training by ranks that stay from member to member, and what becomes of groups that lose one."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from driven_job import Job
+from tiny_networks import ENSEMBLES, MODULES, functions_of
+
+from hetctl.core.ensemble import Ensemble, Member, StopRule
+from hetctl.runtime.checkpoint import CheckpointFolder
+
+pytestmark = pytest.mark.training
+STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)
+
+
+def real_job(folder, framework, members, *, slots=1, train_fn=None, **how):
+    """A job that trains for real; each member has as many GPUs as it can."""
+    folder.mkdir()
+    ensemble = Ensemble("e", framework, functions_of(framework, train_fn), members, str(ENSEMBLES))
+    rates = {member.name: {k: 1000.0 * k for k in range(1, member.max_gpus + 1)} for member in members}
+    job = Job(
+        folder, {m.name: {} for m in members}, slots=slots, rates=rates, ensemble=ensemble,
+        options={"alpha": 0.0}, **how,
+    )  # fmt: skip
+    job.python = sys.executable
+    return job
+
+
+def member(name, seed=3, max_gpus=1, **config):
+    return Member(name, config, 32, seed, STOP, max_gpus=max_gpus)
+
+
+def startup_s(job, name):
+    """How long a member's first step took to come."""
+    (first,) = job.events("first_step", name)
+    return first.data["startup_s"]
+
+
+def weights(job, name):
+    return CheckpointFolder(job.spec.checkpoint_folder(name)).load().arrays
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
+    last = member("last", seed=4, units=24, dropout=0.2)
+    long = real_job(tmp_path / "long", framework, (member("first"), member("second", batch_norm=True), last))
+    short = real_job(tmp_path / "short", framework, (last,))
+    for job in (long, short):
+        assert "ended: finished" in job.drive()
+    assert len(long.rounds()) == 3
+    started = [startup_s(long, name) for name in ("first", "second", "last")]
+    assert max(started[1:]) < started[0]
+    ours, theirs = weights(long, "last"), weights(short, "last")
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("framework", "how", "rank"),
+    [("tensorflow", "raise", 1), ("tensorflow", "kill", 0), ("pytorch", "raise", 0), ("pytorch", "kill", 1)],
+)
+def test_a_lost_rank_ends_its_group_with_its_cause_which_is_formed_again(tmp_path, framework, how, rank):
+    fragile = member("fragile", max_gpus=2, how=how, rank=rank, done=str(tmp_path / "done"))
+    job = real_job(tmp_path / "job", framework, (fragile,), slots=2, train_fn="fragile_train_fn")
+    assert "ended: finished" in job.drive()
+    first, second = job.events("step_ended")
+    assert first.data["why"] == {"raise": "program-error", "kill": "killed"}[how]
+    assert second.data["why"] == "finished"
+    errors = [event.data["error"] for event in job.events("failed", "fragile")]
+    assert errors == (["ValueError: this rank has had enough"] if how == "raise" else [])
