@@ -9,181 +9,195 @@ random part and the same number of preprocessors for each trainer.
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+import tensor_socket
+import torch
 from tables import Figure, Table
+from torch.utils.data import DataLoader, Dataset
+from trainers import BATCH, at_once, children_s, fed, images, jpeg_files
 
 from hetctl.core.run import CACHED, LOCKSTEP, NONE
-from hetctl.images import ImageFolder, in_turn, random_crop_and_flip, scale
-from hetctl.runtime.feeds import Lockstep
-from hetctl.runtime.pipeline import Sharing, open_pipeline
-from hetctl.runtime.sharing.node_folder import node_folder
+from hetctl.images import Array, decode_and_crop
 from hetctl.runtime.sources import as_source
-from hetctl.runtime.stream import Stream
 
-FILES, PIXELS, CROP, BATCH = 2000, 256, 224, 32
-EPOCHS, ROUNDS, TRAINERS = 3, 3, (1, 2, 4)
-LOADER = "DataLoader"
+FILES, PIXELS, CROP = 1500, 256, 224
+ROUNDS, TRAINERS = 3, (1, 2, 4)
+LOADER, SOCKET = "DataLoader", "TensorSocket"
+EPOCHS = {NONE: 2, CACHED: 6, LOCKSTEP: 3, LOADER: 1}
+"""Whoever prepares samples once for all epochs gets more of them; FLEET's members have 12 to 16."""
+
+Feeder = Callable[["Setting", int, int], Iterator[Any]]
+"""Yields the inputs of the batches of one among so many trainers, until it has had enough."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """What feeding all trainers came to: samples/s of all together, and the CPU time of preprocessing."""
+    """Samples/s of all trainers together, and the CPU time of what fed them, and of its decoding alone."""
 
     rate: float
     cpu_s: float
+    decoding_s: float
 
 
-def images(folder: Path) -> ImageFolder:
-    """Return the training samples."""
-    return ImageFolder(folder, size=PIXELS, augment=in_turn(random_crop_and_flip(CROP), scale))
+@dataclass(frozen=True)
+class Setting:
+    """The files, and a log of the time that their decoding takes, to which any process may append."""
+
+    folder: Path
+    log: Path
+
+    def decode(self, path: Path) -> Array:
+        began = time.thread_time()
+        image = decode_and_crop(PIXELS)(path)
+        with self.log.open("ab") as log:
+            log.write(np.float64(time.thread_time() - began).tobytes())
+        return image
 
 
-def make_files(folder: Path, files: int = FILES) -> None:
-    """Write noise that is smooth enough to be a photograph to a decoder."""
-    rng = np.random.default_rng(0)
-    for number in range(files):
-        target = folder / f"class-{number % 4}"
-        target.mkdir(exist_ok=True)
-        coarse = Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8))
-        coarse.resize((PIXELS, PIXELS), Image.Resampling.BICUBIC).save(target / f"{number}.jpg", quality=90)
+class Files(Dataset):
+    """The samples as a DataLoader takes them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._images = images(setting.folder, PIXELS, CROP, setting.decode)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> tuple[Array, int]:
+        chosen = self._images
+        x = chosen.prepare(chosen.folder / chosen.files[number])
+        return chosen.augment(x, np.random.default_rng()), chosen.labels[number]
 
 
-def by_hetctl(mode: str) -> Callable[[Path, int, int], None]:
-    """Return a trainer that is fed in that way of sharing."""
-
-    def train(folder: Path, seed: int, trainers: int) -> None:
-        source = as_source(images(folder), "training")
-        together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, seed, trainers) if mode == LOCKSTEP else None
-        with ExitStack() as stack:
-            open_feed = open_pipeline(source, Sharing(mode, f"bench-{os.getppid()}"), stack)
-            feed = open_feed(Stream(len(source), BATCH, seed), lockstep=together)
-            stack.callback(feed.close)
-            for epoch in range(1, EPOCHS + 1):
-                for (x, _), _ in feed.batches(epoch, 0):
-                    x[:, ::64].max()
-
-    return train
+def loader(setting: Setting, workers: int) -> DataLoader:
+    torch.set_num_threads(1)
+    return DataLoader(Files(setting), BATCH, shuffle=True, num_workers=workers, persistent_workers=True)
 
 
-def by_loader(folder: Path, seed: int, _trainers: int) -> None:
-    """Train on a DataLoader of PyTorch's, with one worker."""
-    import torch
-    from torch.utils.data import DataLoader, Dataset
+def by_hetctl(mode: str, setting: Setting, number: int, trainers: int) -> Iterator[Any]:
+    source = as_source(images(setting.folder, PIXELS, CROP, setting.decode), "training")
+    with fed(source, mode, number, trainers) as feed:
+        for epoch in range(1, EPOCHS[mode] + 1):
+            for (x, _), _ in feed.batches(epoch, 0):
+                yield x
 
-    class Files(Dataset):
-        def __init__(self):
-            self.images = images(folder)
 
-        def __len__(self):
-            return len(self.images)
+def by_loader(setting: Setting, _number: int, _trainers: int) -> Iterator[Any]:
+    batches = loader(setting, 1)
+    for _ in range(EPOCHS[LOADER]):
+        for x, _ in batches:
+            yield x
 
-        def __getitem__(self, number):
-            x = self.images.prepare(self.images.folder / self.images.files[number])
-            return self.images.augment(x, np.random.default_rng()), self.images.labels[number]
 
-    torch.manual_seed(seed)
-    for _ in range(EPOCHS):
-        for x, _ in DataLoader(Files(), BATCH, shuffle=True, num_workers=1):
+def by_socket(setting: Setting, number: int, trainers: int) -> Iterator[Any]:
+    with tensor_socket.produced(partial(loader, setting, trainers), number == 0):
+        yield from tensor_socket.consumed(BATCH)
+
+
+WAYS: dict[str, Feeder] = {
+    **{mode: partial(by_hetctl, mode) for mode in (NONE, CACHED, LOCKSTEP)},
+    LOADER: by_loader,
+}
+
+
+def feed(way: Feeder, folder: Path, trainers: int) -> Fed:
+    """Feed so many trainers at once."""
+    setting = Setting(folder, folder / "decoding")
+    setting.log.unlink(missing_ok=True)
+
+    def train(number: int) -> tuple[int, float, float, float]:
+        samples, began = 0, 0.0
+        for x in way(setting, number, trainers):
             x[:, ::64].max()
+            samples += len(x) if began else 0
+            began = began or time.perf_counter()
+        return samples, began, time.perf_counter(), children_s()
+
+    samples, began, ended, cpu_s = zip(*at_once(trainers, train), strict=True)
+    rate = sum(samples) / (max(ended) - min(began))
+    return Fed(rate, sum(cpu_s), float(np.fromfile(setting.log).sum()))
 
 
-WAYS = {**{mode: by_hetctl(mode) for mode in (NONE, CACHED, LOCKSTEP)}, LOADER: by_loader}
-
-
-def feed(way: str, folder: Path, trainers: int) -> Fed:
-    """Feed so many trainers at once, `EPOCHS` epochs each."""
-    context = get_context("fork")
-    results = context.Queue()
-    processes = [
-        context.Process(target=_train, args=(way, folder, seed, trainers, results))
-        for seed in range(trainers)
-    ]
-    began = time.perf_counter()
-    with node_folder(f"bench-{os.getpid()}"):
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    assert not any(process.exitcode for process in processes), way
-    seconds = time.perf_counter() - began
-    return Fed(trainers * EPOCHS * FILES / seconds, sum(results.get() for _ in processes))
-
-
-def _train(way: str, folder: Path, seed: int, trainers: int, results: Any) -> None:
-    """Train; tell the CPU time of the trainer's children, which are its preprocessors."""
-    WAYS[way](folder, seed, trainers)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    results.put(used.ru_utime + used.ru_stime)
-
-
-def measured() -> dict[tuple[str, int], Fed]:
+def measured(rounds: int = ROUNDS) -> dict[tuple[str, int], Fed]:
     """Return the medians of some rounds; each round has every way and number of trainers in turn."""
     found: dict[tuple[str, int], list[Fed]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        make_files(Path(folder))
-        feed(NONE, Path(folder), 1)  # files come from the page cache from now on
-        for _ in range(ROUNDS):
-            for way in WAYS:
+    with jpeg_files(FILES, PIXELS) as folder:
+        feed(WAYS[LOCKSTEP], folder, 1)  # does not count: files come from the page cache from now on
+        for _ in range(rounds):
+            for way, feeder in WAYS.items():
                 for trainers in TRAINERS:
-                    found.setdefault((way, trainers), []).append(feed(way, Path(folder), trainers))
+                    found.setdefault((way, trainers), []).append(feed(feeder, folder, trainers))
+        if tensor_socket.installed():
+            for trainers in TRAINERS:
+                found[SOCKET, trainers] = [feed(by_socket, folder, trainers)]
     return {
-        key: Fed(statistics.median(f.rate for f in many), statistics.median(f.cpu_s for f in many))
+        key: Fed(*(statistics.median(getattr(f, name) for f in many) for name in Fed.__annotations__))
         for key, many in found.items()
     }
 
 
-def table() -> Table:
+def table(quick: bool = False) -> Table:
     """Set the medians out."""
-    found = measured()
-    rows = tuple(
+    rounds = 1 if quick else ROUNDS
+    found = measured(rounds)
+    ways = [way for way in (*WAYS, SOCKET) if (way, 1) in found]
+    rows = [
         (
             way,
             *(f"{found[way, n].rate:,.0f}" for n in TRAINERS),
             *(f"{found[way, n].cpu_s:.1f}" for n in TRAINERS),
+            *(f"{found[way, n].decoding_s:.1f}" for n in TRAINERS),
         )
-        for way in WAYS
+        for way in ways
+    ]
+    header = ("way", *(f"{what}, {n}" for what in ("samples/s", "CPU s", "decoding s") for n in TRAINERS))
+    if SOCKET not in ways:
+        rows.append((SOCKET, "not installed", *[""] * (len(header) - 2)))
+    epochs = ", ".join(f"{count} of `{way}`" for way, count in EPOCHS.items())
+    note = (
+        f"{FILES} JPEG files of {PIXELS} pixels, {', '.join(map(str, TRAINERS))} trainers, "
+        f"{os.cpu_count()} cores, epochs: {epochs}; medians of {rounds} rounds. CPU time is that of the "
+        f"preprocessors, random part included; `{SOCKET}`, once, for {tensor_socket.SECONDS:g} s each."
     )
-    header = ("way", *(f"samples/s, {n}" for n in TRAINERS), *(f"CPU s, {n}" for n in TRAINERS))
+    return Table("Feeding several trainers", header, tuple(rows), figures(found), note)
+
+
+def figures(found: dict[tuple[str, int], Fed]) -> tuple[Figure, ...]:
+    """Hold the largest number of trainers against one, and against not sharing."""
     most = TRAINERS[-1]
-    figures = (
-        *(
-            Figure(f"CPU time of {most} trainers over that of one, {way}", _cpu_ratio(found, way), 1.10)
-            for way in (CACHED, LOCKSTEP)
-        ),
-        *(
-            Figure(
-                f"{alone} over {shared}, samples/s, {most} trainers",
-                found[alone, most].rate / found[shared, most].rate,
-                1 / 3,
-            )
-            for alone in (NONE, LOADER)
-            for shared in (CACHED, LOCKSTEP)
-        ),
+    times = (("CPU time", "cpu_s", CACHED), ("CPU time", "cpu_s", LOCKSTEP), ("decoding", "decoding_s", CACHED))
+    over_one = (
+        Figure(
+            f"{what} of {most} trainers over that of one, {way}",
+            getattr(found[way, most], name) / getattr(found[way, 1], name),
+            1.10,
+        )
+        for what, name, way in times
     )
-    note = f"{FILES} JPEG files of {PIXELS} pixels, {EPOCHS} epochs; {os.cpu_count()} cores; {ROUNDS} rounds."
-    return Table("Feeding several trainers", header, rows, figures, note)
-
-
-def _cpu_ratio(found: dict[tuple[str, int], Fed], way: str) -> float:
-    return found[way, TRAINERS[-1]].cpu_s / found[way, 1].cpu_s
+    over_shared = (
+        Figure(
+            f"{alone} over {shared}, samples/s, {most} trainers",
+            found[alone, most].rate / found[shared, most].rate,
+            1 / 3,
+        )
+        for alone in (NONE, LOADER)
+        for shared in (CACHED, LOCKSTEP)
+    )
+    return *over_one, *over_shared
 
 
 def main() -> int:
     """Print the table; exit code 1: a bar is passed."""
-    result = table()
+    result = table("--quick" in sys.argv)
     print(result)
     return 0 if all(figure.holds for figure in result.figures) else 1
 

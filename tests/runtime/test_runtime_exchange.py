@@ -1,4 +1,4 @@
-"""Lockstep between nodes: real MPI ranks lead nodes that are folders of one machine, each with its readers."""
+"""Lockstep between nodes: MPI ranks lead nodes that are folders of one machine, with readers on each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hetctl.runtime.sources import MapSource
 from hetctl.runtime.stream import Stream, epoch_order
 
 SAMPLES = 200
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 FORK = get_context("fork")
 CODE = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ import os, sys, types
 from pathlib import Path
 from hetctl.runtime import exchange, feeds
 from hetctl.runtime.sharing import broadcast, node_folder
-folder, settings = Path(sys.argv[2]), eval(sys.argv[3])
+settings, folder = eval(sys.argv.pop()), Path(sys.argv[1]).parent
 node_folder.MEMORY = folder / "memory"
 feeds.AHEAD, feeds.JOIN_S, broadcast.STALL_S = settings["ahead"], settings["join_s"], settings["stall_s"]
 exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, seed: None)
@@ -95,7 +95,7 @@ class Round:
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         command = [*mpirun, "-np", str(len(self.nodes)), sys.executable, str(self.folder / "leader.py")]
         self.leaders = subprocess.Popen(
-            [*command, str(self.folder / "round.json"), str(self.folder), repr(self.settings)],
+            [*command, str(self.folder / "round.json"), repr(self.settings)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -151,7 +151,7 @@ class Round:
             (node, index, size) for node, sizes in self.nodes.items() for index, size in enumerate(sizes)
         ]
         members = tuple(Member(f"{node}-{index}", batch_size=size) for node, index, size in placed)
-        functions = Functions("rows:input_fn", "rows:model_fn")
+        functions = Functions("rows:input_fn", "rows:input_fn")
         return RoundFile(
             run="r",
             index=0,
