@@ -7,30 +7,27 @@ other leaders. MPI is used here alone, so that no trainer dies with another one.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 import traceback
 import uuid
 import zlib
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import PreprocessPoint
 from hetctl.core.run import RoundFile, read_round
-from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.desk import DATA_SEED
 from hetctl.runtime.device import VISIBLE_DEVICES
 from hetctl.runtime.feeds import Kitchen, Lockstep
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
+from hetctl.runtime.leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node, together_on
 from hetctl.runtime.pipeline import first_sample
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
-from hetctl.runtime.roles import roles_of, together
 from hetctl.runtime.sharing.broadcast import Exchange, NodeStream
 from hetctl.runtime.sharing.node_folder import node_folder
 from hetctl.runtime.sharing.outlet import Outlet
@@ -38,10 +35,10 @@ from hetctl.runtime.sharing.ring import Ring
 from hetctl.runtime.sources import Array, ArraySource, Source, as_sources
 from hetctl.runtime.stream import Stream
 
-NODE_VARIABLE = "SLURMD_NODENAME"
-"""Slurm numbers ranks by its own order of the nodes; other launchers by that of the placement."""
 IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
 """Open MPI sends each chunk as one: cut into segments, each would wait until the leader looks again."""
+START_S = 300.0
+"""MPI has to connect all leaders, who first load the data, within so long."""
 
 
 def main() -> int:
@@ -50,7 +47,7 @@ def main() -> int:
     parser.add_argument("round_file", type=Path)
     arguments = parser.parse_args()
     try:
-        exchange(read_round(arguments.round_file))
+        lead(read_round(arguments.round_file))
     except Exception:
         traceback.print_exc()
         _end_the_others()
@@ -58,7 +55,7 @@ def main() -> int:
     return 0
 
 
-def exchange(round_file: RoundFile) -> None:
+def lead(round_file: RoundFile) -> None:
     """Lead a node through a round. Arrays are in every trainer's memory: for those there is nothing to do."""
     source = _training_samples(round_file.ensemble)
     if isinstance(source, ArraySource):
@@ -69,50 +66,16 @@ def exchange(round_file: RoundFile) -> None:
     with ExitStack() as stack:
         preprocessors = Preprocessors(source, layout, count)
         stack.callback(preprocessors.stop)
+        # MPI may try to connect for ever, and lets no thread of Python run while it does.
+        faulthandler.dump_traceback_later(START_S, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(round_file.run, node)))
         kitchen = Kitchen(layout, preprocessors, folder, sample)
-        _lead(world, kitchen, together_on(round_file, node), len(source))
-
-
-def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
-    """Return the nodes of a round in the order of their leaders' ranks."""
-    return tuple(dict.fromkeys(place.node for a in allocations for place in a.placement))
-
-
-def folder_of(run: str, node: str) -> str:
-    """Return the name of the folder that the trainers on a node share."""
-    return f"{run}-{node}"
-
-
-def node_here(nodes: Sequence[str], rank: int) -> str:
-    """Return the node that a leader leads."""
-    told = os.environ.get(NODE_VARIABLE, "")
-    return told if told in nodes else nodes[rank]
-
-
-def preprocessors_of_a_node(
-    allocations: Sequence[Allocation], points: Sequence[PreprocessPoint], cores: int
-) -> int:
-    """Return how many it takes on each node so that all nodes together prepare what the slowest member takes.
-
-    Parameters
-    ----------
-    points, cores
-        As of `roles_of`.
-    """
-    demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
-    return preprocessors_needed(points, demand, cores)
-
-
-def together_on(round_file: RoundFile, node: str) -> Lockstep:
-    """Say how the trainers of a round on a node go in lockstep."""
-    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
-    sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
-    batches = {a.member: a.gpus * sizes[a.member] for a in round_file.allocations}
-    here = next(role for role in roles if role.node == node)
-    return together(roles, here, batches, round_file.run, round_file.index)
+        exchange = _opened(world, kitchen, together_on(round_file, node), len(source))
+        faulthandler.cancel_dump_traceback_later()
+        chunks = exchange.run()
+        print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
 
 
 def _training_samples(ensemble: Ensemble) -> Source:
@@ -144,16 +107,13 @@ def _world(nodes: int) -> Any:
     return world
 
 
-def _lead(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> None:
+def _opened(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> Exchange:
     stream = Stream(samples, lockstep.chunk, lockstep.seed)
     _check_that_all_have_the_same(world, (stream, kitchen.layout, *map(_checksum, kitchen.sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
     kitchen.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     outlet = Outlet(kitchen.folder / lockstep.name)
-    outbox = _outbox(kitchen, own)
-    chunks = Exchange(world, outbox, outlet, stream, kitchen.layout, kitchen.preprocessors.check).run()
-    outbox.leave()
-    print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks of {stream.chunk} samples")
+    return Exchange(world, _outbox(kitchen, own), outlet, stream, kitchen.layout, kitchen.preprocessors.check)
 
 
 def _outbox(kitchen: Kitchen, own: NodeStream) -> Ring:

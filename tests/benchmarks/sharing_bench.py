@@ -174,7 +174,11 @@ def table(quick: bool = False) -> Table:
 def figures(found: dict[tuple[str, int], Fed]) -> tuple[Figure, ...]:
     """Hold the largest number of trainers against one, and against not sharing."""
     most = TRAINERS[-1]
-    times = (("CPU time", "cpu_s", CACHED), ("CPU time", "cpu_s", LOCKSTEP), ("decoding", "decoding_s", CACHED))
+    times = (
+        ("CPU time", "cpu_s", CACHED),
+        ("CPU time", "cpu_s", LOCKSTEP),
+        ("decoding", "decoding_s", CACHED),
+    )
     over_one = (
         Figure(
             f"{what} of {most} trainers over that of one, {way}",

@@ -5,210 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections import defaultdict
-from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from led_round import PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_until
 
-from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
-from hetctl.core.run import LOCKSTEP, RoundFile, write_round
 from hetctl.runtime import feeds
-from hetctl.runtime.exchange import folder_of, node_here, preprocessors_of_a_node, together_on
-from hetctl.runtime.feeds import Kitchen, LockstepFeed
+from hetctl.runtime.leaders import node_here, preprocessors_of_a_node, together_on
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing import node_folder
 from hetctl.runtime.sharing.broadcast import NodeStream
+from hetctl.runtime.sharing.outlet import Outlet
 from hetctl.runtime.sharing.ring import Ring, Shape
 from hetctl.runtime.sharing.service import announce, await_exchange, exchange_serves
-from hetctl.runtime.sources import MapSource
-from hetctl.runtime.stream import Stream, epoch_order
-
-SAMPLES = 200
-PATIENCE_S = 30.0
-FORK = get_context("fork")
-CODE = Path(__file__).parents[2]
+from hetctl.runtime.stream import Stream
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
-
-LEADER = """
-import os, sys, types
-from pathlib import Path
-from hetctl.runtime import exchange, feeds
-from hetctl.runtime.sharing import broadcast, node_folder
-settings, folder = eval(sys.argv.pop()), Path(sys.argv[1]).parent
-node_folder.MEMORY = folder / "memory"
-feeds.AHEAD, feeds.JOIN_S, broadcast.STALL_S = settings["ahead"], settings["join_s"], settings["stall_s"]
-exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, seed: None)
-(folder / f"leader-{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(str(os.getpid()))
-sys.exit(exchange.main())
-"""
-
-DATA = """
-import os
-import numpy as np
-class Rows:
-    def __len__(self):
-        return {samples}
-    def __getitem__(self, number):
-        if number == {bad}:
-            raise ValueError(f"sample {{number}} is rotten")
-        with open({log!r}, "a") as log:
-            log.write(f"{{os.getpid()}} {{number}}\\n")
-        return np.full(8, number, np.float32), np.int64(number)
-def input_fn(data):
-    rows = Rows()
-    return {returned}
-"""
-
-
-class Round:
-    """A round whose members have a GPU each; `nodes` has the batch sizes on each node."""
-
-    def __init__(self, folder, nodes, *, bad=None, returned="rows, rows", **settings):
-        self.folder, self.nodes, self.log = folder, nodes, folder / "log"
-        self.settings = {"ahead": 24, "join_s": PATIENCE_S, "stall_s": PATIENCE_S, **settings}
-        (folder / "leader.py").write_text(LEADER)
-        (folder / "rows.py").write_text(
-            DATA.format(samples=SAMPLES, bad=bad, log=str(self.log), returned=returned)
-        )
-        self.file = self._file()
-        write_round(folder / "round.json", self.file)
-        self.results = FORK.Queue()
-        self.read = {
-            (node, reader): FORK.Value("q", 0) for node in nodes for reader in range(len(nodes[node]))
-        }
-        self.readers = {}
-        self.leaders = None
-
-    def lead(self):
-        """Start the leaders of all nodes."""
-        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-        command = [*mpirun, "-np", str(len(self.nodes)), sys.executable, str(self.folder / "leader.py")]
-        self.leaders = subprocess.Popen(
-            [*command, str(self.folder / "round.json"), repr(self.settings)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{CODE}"},
-        )
-
-    def start(self, node, reader, **how):
-        """Start a reader, which goes through so many epochs."""
-        process = FORK.Process(target=self._read, args=(node, reader), kwargs=how, daemon=True)
-        process.start()
-        self.readers[node, reader] = process
-
-    def start_all(self, **how):
-        for node, reader in self.read:
-            self.start(node, reader, **how)
-
-    def seen(self):
-        """Return what each reader that has not been killed saw of each epoch."""
-        alive = [process for process in self.readers.values() if process.exitcode != -signal.SIGKILL]
-        return dict(self.results.get(timeout=PATIENCE_S) for _ in alive)
-
-    def ended(self):
-        """Return exit code and output of the leaders, once they have ended."""
-        output, _ = self.leaders.communicate(timeout=PATIENCE_S)
-        return self.leaders.returncode, output
-
-    def ring(self, node):
-        base = self.folder / "memory" / f"hetctl-{os.getuid()}"
-        return base / folder_of("r", node) / together_on(self.file, node).name
-
-    def leader(self, rank):
-        """Return the process number of a leader."""
-        return int((self.folder / f"leader-{rank}").read_text())
-
-    def prepared(self):
-        """Return the samples that each process has prepared, in order."""
-        by_process = defaultdict(list)
-        for line in self.log.read_text().splitlines():
-            process, number = map(int, line.split())
-            by_process[process].append(number)
-        return by_process
-
-    def stop(self):
-        for process in self.readers.values():
-            process.kill()
-            process.join()
-        if self.leaders is not None:
-            self.leaders.kill()
-            print(self.leaders.communicate()[0])
-
-    def _file(self):
-        placed = [
-            (node, index, size) for node, sizes in self.nodes.items() for index, size in enumerate(sizes)
-        ]
-        members = tuple(Member(f"{node}-{index}", batch_size=size) for node, index, size in placed)
-        functions = Functions("rows:input_fn", "rows:input_fn")
-        return RoundFile(
-            run="r",
-            index=0,
-            job=0,
-            deadline=0.0,
-            ensemble=Ensemble("e", "none", functions, members, str(self.folder)),
-            allocations=tuple(
-                Allocation(f"{node}-{index}", 1, DATA_PARALLEL, 1.0, (Placement(node, (index,)),))
-                for node, index, _ in placed
-            ),
-            checkpoints="",
-            sharing=LOCKSTEP,
-        )
-
-    def _read(self, node, reader, epochs=2, pause_s=0.0):
-        lockstep = replace(together_on(self.file, node), reader=reader)
-        layout = layout_of(Rows())
-        with node_folder.node_folder(folder_of("r", node)) as folder:
-            batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
-            feed = LockstepFeed(batch, Kitchen(layout, Nobody(), folder, None), lockstep)
-            seen = [self._epoch(feed, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
-            feed.close()
-        self.results.put(((node, reader), seen))
-
-    @staticmethod
-    def _epoch(feed, epoch, progress, pause_s):
-        seen = []
-        for (x, y), chunk in feed.batches(epoch + 1, 0):
-            assert y.tolist() == chunk.numbers.tolist()
-            assert np.array_equal(x, np.repeat(y.astype(np.float32)[:, None], 8, axis=1))
-            seen += y.tolist()
-            progress.value += len(y)
-            time.sleep(pause_s)
-        return seen
-
-
-class Nobody:
-    """The preprocessors of trainers for whom others prepare."""
-
-    def prepare(self, *_):
-        pass
-
-    def check(self):
-        pass
-
-
-class Rows(MapSource):
-    """What the leaders' data are, too."""
-
-    def __init__(self):
-        super().__init__(self, "training")
-
-    def __len__(self):
-        return SAMPLES
-
-    def _read(self, number):
-        return np.full(8, number, np.float32), np.int64(number)
 
 
 @pytest.fixture
@@ -217,7 +33,7 @@ def play(tmp_path, monkeypatch):
     made = []
 
     def make(nodes, **how):
-        made.append(Round(tmp_path, nodes, **how))
+        made.append(LedRound(tmp_path, nodes, **how))
         return made[-1]
 
     (tmp_path / "memory").mkdir()
@@ -227,18 +43,6 @@ def play(tmp_path, monkeypatch):
     yield make
     for one in made:
         one.stop()
-
-
-def orders(round_file, epochs):
-    seed = together_on(round_file, "n1").seed
-    return [epoch_order(SAMPLES, seed, epoch + 1).tolist() for epoch in range(epochs)]
-
-
-def wait_until(condition):
-    limit = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 # Between nodes
@@ -289,7 +93,7 @@ def test_a_slow_reader_holds_all_nodes_back(play):
 
 
 @needs_mpi
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, True], ids=["left", "killed"])
 def test_a_node_without_readers_does_not_stop_the_others(play, killed):
     crew = play({"n1": [8], "n2": [8, 8], "n3": [8]})
     crew.lead()
@@ -319,7 +123,7 @@ def test_leaders_end_if_no_trainer_comes(play):
 
 
 @needs_mpi
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, number):
     crew = play({"n1": [8], "n2": [8]}, stall_s=2.0)
     crew.lead()
@@ -364,6 +168,16 @@ def test_different_data_on_the_nodes_are_refused(play):
 
 
 @needs_mpi
+def test_leaders_that_do_not_meet_end(play):
+    slow = "time.sleep(3600) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else (rows, rows)"
+    crew = play({"n1": [8], "n2": [8]}, returned=slow, start_s=1.0)
+    crew.lead()
+    code, output = crew.ended()
+    assert code != 0
+    assert "Timeout (0:00:01)!" in output
+
+
+@needs_mpi
 def test_arrays_need_no_leaders(play):
     crew = play({"n1": [8], "n2": [8]}, returned="((np.ones((4, 2)), np.ones(4)),) * 2")
     crew.lead()
@@ -371,6 +185,62 @@ def test_arrays_need_no_leaders(play):
 
 
 # The parts
+
+
+@pytest.fixture
+def outlet(tmp_path):
+    """Return an outlet to a ring of three slots for one reader, who is awaited for a moment, and its path."""
+    path = tmp_path / "r.ring"
+    Ring.create(path, Shape(3, 8, 1), 0.3).close()
+    return Outlet(path), path
+
+
+def deliver(outlet, position):
+    wait_until(lambda: outlet.buffer(position) is not None)
+    outlet.buffer(position)[:] = position
+    outlet.publish(position, 8)
+
+
+def test_who_comes_when_its_node_has_been_given_up_finds_a_ring_that_is_left_to_it(outlet):
+    outlet, path = outlet
+    for position in range(5):
+        deliver(outlet, position)
+    assert outlet.left
+    assert not exchange_serves(path)
+    with Ring(path) as late:
+        assert late.join(0) == 0
+        assert [late.take(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
+        late.release(0)
+        assert late.claim(1.0) == 3
+
+
+def test_a_leader_leaves_the_ring_to_those_who_have_given_it_up(outlet):
+    outlet, path = outlet
+    reader, other = Ring(path), Ring(path)
+    reader.join(0)
+    assert outlet.buffer(0) is not None
+    assert other.claim(0.0) == 1
+    assert outlet.buffer(1) is not None  # where nobody reads; what is on its way to the ring still arrives
+    assert exchange_serves(path)
+    deliver(outlet, 0)
+    assert not exchange_serves(path)
+    assert reader.take(0, 0.0).tolist() == [0] * 8
+    assert other.claim(1.0) == 2  # which the leader had claimed by mistake
+
+
+def test_a_full_ring_has_no_room_until_its_reader_goes_on(outlet):
+    outlet, path = outlet
+    reader = Ring(path)
+    reader.join(0)
+    for position in range(3):
+        deliver(outlet, position)
+    assert outlet.buffer(3) is None
+    reader.take(0, 0.0)
+    reader.release(0)
+    deliver(outlet, 3)
+    reader.leave()
+    deliver(outlet, 4)
+    assert outlet.left
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 9), st.integers(1, 5), st.integers(0, 30))

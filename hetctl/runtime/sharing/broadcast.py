@@ -20,7 +20,8 @@ from hetctl.runtime.sharing.outlet import IN_FLIGHT, Outlet
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.stream import Chunk, Stream
 
-PAUSE_S = 0.0005
+PAUSE_S, IDLE_S = 0.0005, 0.005
+"""How long a leader sleeps while something is on its way, and while nothing is."""
 LOOK_S = 1.0
 STALL_S = 300.0
 """Without any progress for so long an exchange fails; trainers, who are more patient, go on by themselves."""
@@ -174,4 +175,4 @@ class Exchange:
         if now > self._watched_at + LOOK_S:
             self._watch()
             self._watched_at = now
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S if self._flying else IDLE_S)

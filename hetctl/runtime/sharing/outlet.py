@@ -54,7 +54,7 @@ class Outlet:
 
     def buffer(self, position: int) -> Bytes | None:
         """Return room for the next position, None if there is none yet; of `IN_FLIGHT`, no two share it."""
-        if self._read and time.monotonic() >= self._retry_at:
+        if self._read and position not in self._held and time.monotonic() >= self._retry_at:
             self._claim(position)
         if position in self._held:
             return self._ring.buffer(position)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def hold_own_gpu():
     except BlockingIOError:
         kind = "violation"
     step, job = os.environ.get("SLURM_STEP_ID"), os.environ.get("SLURM_JOB_ID")
-    record = {"kind": kind, "gpu": gpu, "job": job, "step": step, "time": time.time()}
+    seat = sys.argv[sys.argv.index("--seat") + 1] if "--seat" in sys.argv else None
+    record = {"kind": kind, "gpu": gpu, "job": job, "step": step, "seat": seat, "time": time.time()}
     with (WITNESSES / "witness.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
 

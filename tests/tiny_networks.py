@@ -14,7 +14,7 @@ import numpy as np
 from hetctl.core.ensemble import Functions
 from hetctl.runtime.frameworks import load_framework
 
-ENSEMBLES = Path(__file__).parent.parent / "ensembles"
+ENSEMBLES = Path(__file__).parent / "ensembles"
 MODULES = {"tensorflow": "tiny", "pytorch": "tiny_torch"}
 
 RANKS = """
@@ -29,14 +29,14 @@ from hetctl.runtime.pipeline import Sharing
 from hetctl.runtime.sources import ArraySource
 from hetctl.runtime.stream import Stream
 from ranks import place_in
-framework, functions, folder, gpus, batch, config, samples, ensembles = json.loads(sys.argv[1])
-member = Member("m", config, batch, 5, StopRule())
+framework, functions, folder, gpus, batch, config, samples, seed, ensembles = json.loads(sys.argv[1])
+member = Member("m", config, batch, seed, StopRule())
 ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
 stack = contextlib.ExitStack()
 place, announce = place_in(folder, gpus)
 rank = Desk((0,), stack, announce).build(ensemble, member, place, Sharing(), Share(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
-stream = Stream(samples, gpus * batch, 5, rank=rank.group.rank, ranks=rank.group.size)
+stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
 feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)
 for epoch in (1, 2):
     loss = rank.network.train(Batches(feed, epoch, 0, rank.group, lambda: False))
@@ -68,17 +68,27 @@ def run_ranks(code, ranks, folder, *arguments):
     script.write_text(code)
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
     command = [*(mpirun if ranks > 1 else []), sys.executable, str(script), json.dumps(arguments)]
-    tests = os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 1))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None):
+def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5):
     """Train two epochs; return the state of each rank and what it returned."""
     functions = astuple(functions_of(framework, train_fn))
     run_ranks(
-        RANKS, gpus, folder, framework, functions, str(folder), gpus, batch, config, samples, str(ENSEMBLES)
+        RANKS,
+        gpus,
+        folder,
+        framework,
+        functions,
+        str(folder),
+        gpus,
+        batch,
+        config,
+        samples,
+        seed,
+        str(ENSEMBLES),
     )
     states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
     results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]

@@ -1,0 +1,55 @@
+"""The leaders of a round on several nodes: which node each leads, and with how many preprocessors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import PreprocessPoint
+from hetctl.core.run import RoundFile
+from hetctl.perf.preprocessing import preprocessors_needed
+from hetctl.runtime.feeds import Lockstep
+from hetctl.runtime.roles import roles_of, together
+
+NODE_VARIABLE = "SLURMD_NODENAME"
+"""Slurm numbers ranks by its own order of the nodes; other launchers by that of the placement."""
+
+
+def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
+    """Return the nodes of a round in the order of their leaders' ranks."""
+    return tuple(dict.fromkeys(place.node for a in allocations for place in a.placement))
+
+
+def folder_of(run: str, node: str) -> str:
+    """Return the name of the folder that the trainers on a node share."""
+    return f"{run}-{node}"
+
+
+def node_here(nodes: Sequence[str], rank: int) -> str:
+    """Return the node that a leader leads."""
+    told = os.environ.get(NODE_VARIABLE, "")
+    return told if told in nodes else nodes[rank]
+
+
+def preprocessors_of_a_node(
+    allocations: Sequence[Allocation], points: Sequence[PreprocessPoint], cores: int
+) -> int:
+    """Return how many it takes on each node so that all nodes together prepare what the slowest member takes.
+
+    Parameters
+    ----------
+    points, cores
+        As of `roles_of`.
+    """
+    demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
+    return preprocessors_needed(points, demand, cores)
+
+
+def together_on(round_file: RoundFile, node: str) -> Lockstep:
+    """Say how the trainers of a round on a node go in lockstep."""
+    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
+    sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
+    batches = {a.member: a.gpus * sizes[a.member] for a in round_file.allocations}
+    here = next(role for role in roles if role.node == node)
+    return together(roles, here, batches, round_file.run, round_file.index)
