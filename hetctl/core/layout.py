@@ -103,6 +103,11 @@ class RoundFolder:
         """Output of a member's step."""
         return self.logs / f"{member}.log"
 
+    @property
+    def exchange_log(self) -> Path:
+        """Output of the leaders of a round in lockstep on several nodes."""
+        return self.logs / "exchange.log"
+
     def create(self) -> RoundFolder:
         """Make the folder and those in it."""
         for folder in (self.path, self.events, self.logs):

@@ -94,6 +94,8 @@ class RoundFile:
         As in `RunSpec`.
     cores, gpus_per_node : int
         Of a node; the cores are for all ranks and preprocessors on it.
+    led : bool
+        In lockstep, whether the nodes have leaders that exchange what each prepares.
     """
 
     run: str
@@ -110,6 +112,7 @@ class RoundFile:
     preprocess: tuple[PreprocessPoint, ...] = ()
     cores: int = 1
     gpus_per_node: int = 1
+    led: bool = False
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

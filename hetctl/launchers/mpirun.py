@@ -10,6 +10,9 @@ from hetctl.launchers.step import Step, common_environment
 BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
 """As on one machine: the ranks bind themselves to their share."""
 
+BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
+"""How an Open MPI that was not built with LSF reaches other nodes: ``blaunch`` must be used as ssh is."""
+
 
 def mpirun(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
     """Start one rank per GPU or slot with ``mpirun``, on the nodes of its placement.
@@ -22,7 +25,7 @@ def mpirun(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step
     """
     first, *others = (_program(site, placement, command) for placement in allocation.placement)
     argv = ("mpirun", *BINDING, *first, *(word for program in others for word in (":", *program)))
-    return Step(allocation.member, argv, {**common_environment(site), "OMPI_MCA_plm_rsh_agent": "blaunch"})
+    return Step(allocation.member, argv, {**common_environment(site), **BLAUNCH})
 
 
 def _program(site: Site, placement: Placement, command: tuple[str, ...]) -> tuple[str, ...]:

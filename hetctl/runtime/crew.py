@@ -19,11 +19,12 @@ from typing import Any
 from hetctl.core.codec import encode
 from hetctl.core.plan import Allocation
 from hetctl.core.site import Node, Site
+from hetctl.launchers import LAUNCHERS
 from hetctl.launchers.seats import CREW_FILE, NAMELESS, Gpu, gpus_of, rank_command, seat_of
 from hetctl.runtime.assignment import Assignment, Task, write_address
-from hetctl.runtime.engagement import Engagement, Seat
+from hetctl.runtime.engagement import EndedGroup, Engagement, Seat
 from hetctl.runtime.group import Place
-from hetctl.runtime.steps import EndedStep, StepPool
+from hetctl.runtime.steps import StepPool
 from hetctl.runtime.wire import Door, Wire
 
 PATIENCE_S = 900.0
@@ -49,11 +50,10 @@ class Crew:
         self, site: Site, nodes: Sequence[Node], folder: Path, patience_s: float = PATIENCE_S
     ) -> None:
         self.nodes = tuple(nodes)
-        self._device = site.device
-        self._nameless = site.launcher in NAMELESS
+        self._site = site
         self._folder = folder
         self._patience_s = patience_s
-        self._steps = StepPool(site)
+        self._steps = StepPool()
         self._seats: dict[Gpu, Seat] = {}
         self._engaged: list[Engagement] = []
         self._door = Door(secrets.token_hex(32))
@@ -89,7 +89,7 @@ class Crew:
             If one cannot be started.
         """
         log_start = task.log.stat().st_size if task.log.exists() else 0
-        if self._nameless and not self._seats:
+        if self._site.launcher in NAMELESS and not self._seats:
             for node in self.nodes:
                 for gpu in node.gpus:
                     self._start((node.name, gpu))
@@ -101,7 +101,7 @@ class Crew:
         self._engaged.append(engagement)
         self._tell(engagement)
 
-    def reap(self) -> list[EndedStep]:
+    def reap(self) -> list[EndedGroup]:
         """Return what the groups have come to that have ended since the last call; their GPUs are free."""
         for who, wire in self._door.guests():
             self._seat(who, wire)
@@ -144,8 +144,9 @@ class Crew:
 
     def _start(self, gpu: Gpu) -> Seat:
         seat = seat_of(gpu)
-        command = rank_command(gpu, self._folder, self._device, sys.executable)
-        self._steps.launch(seat.member, seat, command, self._folder / "logs" / f"{seat.member}.log")
+        command = rank_command(gpu, self._folder, self._site.device, sys.executable)
+        step = LAUNCHERS[self._site.launcher](self._site, seat, command)
+        self._steps.launch(seat.member, step, self._folder / "logs" / f"{seat.member}.log")
         self._seats[gpu] = Seat(gpu, seat.member)
         return self._seats[gpu]
 

@@ -66,3 +66,29 @@ class Batches:
                 self._on_step(self.position)
             if self.complete:
                 next(batches, None)  # lets the feed go on to the next epoch
+
+
+class Converted:
+    """The same batches, each as a framework has it.
+
+    Parameters
+    ----------
+    convert : callable
+        Called with each batch just before it is trained.
+    """
+
+    def __init__(self, batches: Batches, convert: Callable[[Samples], Any]) -> None:
+        self._batches = batches
+        self._convert = convert
+
+    @property
+    def loss(self) -> Any:
+        """Of the last batch."""
+        return self._batches.loss
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._batches.loss = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._convert, self._batches)

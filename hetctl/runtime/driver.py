@@ -30,13 +30,14 @@ from hetctl.perf.rounds import round_s, step_s
 from hetctl.planners import planner_named
 from hetctl.planners.base import Decision, Request, ask, options_from
 from hetctl.runtime.crew import Crew
+from hetctl.runtime.engagement import EndedGroup
+from hetctl.runtime.exchanges import Exchanges
 from hetctl.runtime.history import began_at, first_folder, last_memory, next_folder
 from hetctl.runtime.members import Members, Seen
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.opening import Opener
 from hetctl.runtime.rounds import DEADLINE, OpenRound
 from hetctl.runtime.steady import in_words, say
-from hetctl.runtime.steps import EndedStep
 
 POLL_S = 0.05
 SETTLE_S = 0.5
@@ -84,10 +85,11 @@ class Driver:
         self._crew = Crew(
             self._spec.site, nodes_of_this_job(self._spec.site, self._spec.gpus), self._first_round.path
         )
+        self._exchanges = Exchanges(self._spec.site)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._opener = Opener(
             *(folder, self._first_round, self._spec, job, deadline, self._longest_s),
-            *(self._crew, self._end_by_disk),
+            *(self._crew, self._exchanges, self._end_by_disk),
         )
         self._run_began = began_at(folder)
         self._members = Members(folder, self._spec, self._crew.gpus, self._run_began)
@@ -122,6 +124,7 @@ class Driver:
                 break
             time.sleep(POLL_S)
         self._crew.leave()
+        self._exchanges.leave()
         self._events.write("job_ended", job=self._job, reason=self._ending)
         return self._ending
 
@@ -139,6 +142,7 @@ class Driver:
     def _reap(self) -> None:
         """Look for steps that have ended, then whether all should end: a step may have heard it first."""
         ended = self._crew.reap()
+        self._exchanges.reap()
         if not self._ending and any(step.exit_code == 128 + signal.SIGTERM for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(SETTLE_S)
@@ -147,14 +151,14 @@ class Driver:
             open_round = next(r for r in self._open if r.active.get(step.name) == step.allocation)
             self._close_step(open_round, step)
 
-    def _close_step(self, open_round: OpenRound, step: EndedStep) -> None:
+    def _close_step(self, open_round: OpenRound, step: EndedGroup) -> None:
         self._changed = self._released = True
         self._draw_consequences(open_round.close(step, self._members.peak_memory(step.name)), step)
         if step.exit_code == 0 and open_round.had_no_room(step.name):
             self._no_room[step.name] = step.allocation.gpus
         self._close_if_over(open_round)
 
-    def _draw_consequences(self, why: Why, step: EndedStep) -> None:
+    def _draw_consequences(self, why: Why, step: EndedGroup) -> None:
         """Do what the end of a step means for the job; `Members` know what it means for the member."""
         if why in ENDS_THE_JOB:
             self.end(why.value)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.control.ends import CAUSES
 from hetctl.core.codec import decode
-from hetctl.core.ends import LOST_PEER
+from hetctl.core.ends import LOST_PEER, Why
 from hetctl.core.plan import Allocation
 from hetctl.launchers.seats import Gpu
 from hetctl.runtime.assignment import Task
@@ -32,6 +34,37 @@ class Seat:
     name: str
     wire: Wire | None = None
     lost: bool = False
+
+
+@dataclass(frozen=True)
+class EndedGroup:
+    """What a group has come to.
+
+    Parameters
+    ----------
+    name : str
+        Of its task.
+    exit_code : int
+        128 + n if signal n ended it; of a group that failed, that of its first rank to fail.
+    output : str
+        The end of what its ranks and their launchers wrote.
+    hung : bool
+        Whether it was ended for want of a sign of life.
+    """
+
+    name: str
+    allocation: Allocation
+    exit_code: int
+    output: str
+    hung: bool = False
+
+    def cause(self, why: Why) -> str:
+        """Say in words how it ended."""
+        if why in CAUSES:
+            return CAUSES[why]
+        if self.exit_code > 128:
+            return f"killed by {_signal_name(self.exit_code - 128)}"
+        return f"exit code {self.exit_code}"
 
 
 @dataclass
@@ -103,9 +136,16 @@ class Engagement:
         """Let the group end."""
         self.ending = self.ending or time.monotonic()
 
-    def ended(self) -> EndedStep:
+    def ended(self) -> EndedGroup:
         """Return what it has come to; what launchers said of lost ranks goes to its log."""
         if self.said:
             append(self.task.log, self.said)
         output = end_of(self.task.log, self.log_start)
-        return EndedStep(self.task.name, self.allocation, self.exit_code, output, self.hung)
+        return EndedGroup(self.task.name, self.allocation, self.exit_code, output, self.hung)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

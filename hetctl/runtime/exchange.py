@@ -25,7 +25,7 @@ from hetctl.runtime.device import VISIBLE_DEVICES
 from hetctl.runtime.feeds import Kitchen, Lockstep
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
-from hetctl.runtime.leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node, together_on
+from hetctl.runtime.leaders import folder_of, lockstep_on, node_here, nodes_of, preprocessors_of_a_node
 from hetctl.runtime.pipeline import first_sample
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing.broadcast import Exchange, NodeStream
@@ -72,7 +72,7 @@ def lead(round_file: RoundFile) -> None:
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(round_file.run, node)))
         kitchen = Kitchen(layout, preprocessors, folder, sample)
-        exchange = _opened(world, kitchen, together_on(round_file, node), len(source))
+        exchange = _opened(world, kitchen, lockstep_on(round_file, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from hetctl.core.errors import HetctlError
 from hetctl.runtime.preprocessors import Layout, Preprocessors
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
+from hetctl.runtime.sharing.service import await_exchange, exchange_serves
 from hetctl.runtime.sources import Array, ArraySource
 from hetctl.runtime.stream import Chunk, Order, Stream, epoch_order
 
@@ -123,8 +124,15 @@ class Kitchen:
         """Let the preprocessors fill a ring with a stream."""
         self.preprocessors.prepare(self.folder / name, stream, self.cooks)
 
-    def take(self, ring: Ring, position: int, samples: int) -> Samples:
+    def take(
+        self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
+    ) -> Samples:
         """Wait for a chunk; return what it holds, in place.
+
+        Parameters
+        ----------
+        look : callable
+            Called every `LOOK_S` while nothing comes.
 
         Raises
         ------
@@ -136,6 +144,7 @@ class Kitchen:
             self.preprocessors.check()
             with suppress(RingTimeoutError):
                 return self.layout.views(_whole(ring.take(position, LOOK_S)), samples)
+            look()
         raise HetctlError(
             f"no batch was prepared in {PATIENCE_S:g} s", "is the file system of the data alive?"
         )
@@ -209,6 +218,8 @@ class Lockstep:
         Samples that are prepared together, and samples of the largest batch of any member.
     reader, readers : int
         Number of this rank among those on the node.
+    led : bool
+        Whether a leader brings the chunks, of this node and of others.
     """
 
     name: str
@@ -217,12 +228,14 @@ class Lockstep:
     largest: int
     reader: int
     readers: int
+    led: bool = False
 
 
 class LockstepFeed:
     """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
 
-    Whoever is slowest holds the others back, by as much as the ring holds. A member that was interrupted
+    Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader, who
+    brings chunks from other nodes, or by these ranks' own preprocessors. A member that was interrupted
     in an epoch first trains the rest of that by itself, and goes along from the next epoch on.
     """
 
@@ -236,6 +249,7 @@ class LockstepFeed:
         self._lockstep = lockstep
         self._ring: Ring | None = None
         self._position = 0
+        self._led = False
         self._waited_s = 0.0
 
     @property
@@ -268,8 +282,17 @@ class LockstepFeed:
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
             self._position = self._ring.join(self._lockstep.reader)
-            self._kitchen.fill(name, self._shared)
+            self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, JOIN_S)
+            if not self._led:
+                self._kitchen.fill(name, self._shared)
         return self._ring
+
+    def _look_for_the_leader(self) -> None:
+        """Go on with our own preprocessors if the leader is gone: it may have died, or been given up."""
+        name = self._lockstep.name
+        if self._led and not exchange_serves(self._kitchen.folder / name):
+            self._led = False
+            self._kitchen.fill(name, self._shared)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
         """Yield the batches of the epoch that begins at a position of the shared stream."""
@@ -304,7 +327,8 @@ class LockstepFeed:
 
     def _take(self, ring: Ring, position: int) -> Samples:
         began = time.perf_counter()
-        samples = self._kitchen.take(ring, position, len(self._shared.at(position).numbers))
+        count = len(self._shared.at(position).numbers)
+        samples = self._kitchen.take(ring, position, count, self._look_for_the_leader)
         self._waited_s += time.perf_counter() - began
         return samples
 

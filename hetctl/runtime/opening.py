@@ -15,6 +15,7 @@ from hetctl.core.plan import Allocation
 from hetctl.core.run import RoundFile, RunSpec, write_round
 from hetctl.runtime.assignment import TRAIN, Task
 from hetctl.runtime.crew import Crew
+from hetctl.runtime.exchanges import Exchanges
 from hetctl.runtime.history import make_folder, next_folder
 from hetctl.runtime.rounds import OpenRound
 
@@ -40,6 +41,7 @@ class Opener:
     deadline: float
     longest_s: float
     crew: Crew
+    exchanges: Exchanges
     on_failure: Callable[[OSError], None]
 
     def open(
@@ -68,6 +70,10 @@ class Opener:
             "round_started", index=folder.index, job=self.job, predicted_s=predicted_s, members=names
         )
         opened = OpenRound(folder, events, sum(a.gpus for a in allocations), time.time())
+        try:
+            self.exchanges.start(folder, allocations)
+        except OSError as error:
+            self.on_failure(error)
         for allocation, member in zip(allocations, members, strict=True):
             self._launch(opened, allocation, member)
         return opened
@@ -90,6 +96,7 @@ class Opener:
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
             gpus_per_node=self.spec.site.gpus_per_node,
+            led=self.exchanges.needed(self.spec.sharing, allocations),
         )
 
     def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:

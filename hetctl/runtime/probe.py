@@ -17,6 +17,7 @@ from hetctl.core.codec import decode
 from hetctl.core.layout import write_json
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Site
+from hetctl.launchers import LAUNCHERS
 from hetctl.runtime.device import bind_device
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.steps import StepPool
@@ -67,9 +68,10 @@ def drive(folder: Path) -> None:
     nodes = nodes_of_this_job(site)
     placement = tuple(Placement(node.name, node.gpus) for node in nodes)
     ranks = sum(len(node.gpus) for node in nodes)
-    pool = StepPool(site)
-    command = [sys.executable, "-m", "hetctl.runtime.probe", str(folder), "--rank"]
-    pool.launch(NAME, Allocation(NAME, ranks, DATA_PARALLEL, 0.0, placement), command, folder / LOG_FILE)
+    pool = StepPool()
+    command = (sys.executable, "-m", "hetctl.runtime.probe", str(folder), "--rank")
+    allocation = Allocation(NAME, ranks, DATA_PARALLEL, 0.0, placement)
+    pool.launch(NAME, LAUNCHERS[site.launcher](site, allocation, command), folder / LOG_FILE)
     end = time.monotonic() + PATIENCE_S
     while not (over := pool.reap()) and time.monotonic() < end:
         time.sleep(POLL_S)

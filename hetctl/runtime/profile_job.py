@@ -16,9 +16,10 @@ from hetctl.core.plan import DATA_PARALLEL, Allocation
 from hetctl.planners.packing import pack
 from hetctl.runtime.assignment import MEASURE, Task
 from hetctl.runtime.crew import Crew
+from hetctl.runtime.engagement import EndedGroup
 from hetctl.runtime.measure_preprocessing import PREPROCESS
 from hetctl.runtime.nodes import nodes_of_this_job
-from hetctl.runtime.steps import EndedStep, private_log
+from hetctl.runtime.steps import private_log
 
 POLL_S = 0.05
 
@@ -72,7 +73,7 @@ class _ProfileJob:
         self._crew.engage(Task(MEASURE, str(self._folder), point.source), allocation)
         return True
 
-    def _report(self, ended: EndedStep) -> None:
+    def _report(self, ended: EndedGroup) -> None:
         if ended.exit_code == 0:
             self.measured += 1
             return

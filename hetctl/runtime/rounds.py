@@ -12,8 +12,8 @@ from hetctl.core.ends import FAULTS, IN_ORDER, Why
 from hetctl.core.events import Event, EventWriter, read_events
 from hetctl.core.layout import RoundFolder
 from hetctl.core.plan import Allocation
+from hetctl.runtime.engagement import EndedGroup
 from hetctl.runtime.steady import write_stop
-from hetctl.runtime.steps import EndedStep
 
 DEADLINE = "deadline"
 LAST_WORDS = {"converged": Why.FINISHED, "stopped": Why.TOLD}
@@ -84,7 +84,7 @@ class OpenRound:
         now = time.time()
         return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
 
-    def close(self, step: EndedStep, profiled_peak: int) -> Why:
+    def close(self, step: EndedGroup, profiled_peak: int) -> Why:
         """Report a step that has ended, and why.
 
         Parameters
@@ -111,7 +111,7 @@ class OpenRound:
         )
         return why
 
-    def _why(self, step: EndedStep, said: Sequence[Event]) -> Why:
+    def _why(self, step: EndedGroup, said: Sequence[Event]) -> Why:
         """Say why a step ended; whoever was told to leave may also be killed on the way."""
         if step.hung:
             return Why.HUNG

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hetctl.control.ends import CAUSES
-from hetctl.core.ends import Why
 from hetctl.core.layout import write_private
-from hetctl.core.plan import Allocation
-from hetctl.core.site import Site
-from hetctl.launchers import LAUNCHERS
+from hetctl.launchers import Step
 
 LONGEST_OUTPUT = 2**18
 """Bytes of a step's output, from its end, that are looked at for why it ended."""
@@ -26,7 +21,6 @@ class RunningStep:
     """A step that has not been seen to end."""
 
     name: str
-    allocation: Allocation
     process: subprocess.Popen[bytes]
     log: Path
     log_start: int
@@ -34,34 +28,17 @@ class RunningStep:
 
 @dataclass(frozen=True)
 class EndedStep:
-    """A step with its exit code (128 + n if signal n ended it) and the end of its output.
-
-    Parameters
-    ----------
-    hung : bool
-        Whether it was ended for want of a sign of life.
-    """
+    """A step with its exit code (128 + n if signal n ended it) and the end of its output."""
 
     name: str
-    allocation: Allocation
     exit_code: int
     output: str
-    hung: bool = False
-
-    def cause(self, why: Why) -> str:
-        """Say in words how the step ended."""
-        if why in CAUSES:
-            return CAUSES[why]
-        if self.exit_code > 128:
-            return f"killed by {_signal_name(self.exit_code - 128)}"
-        return f"exit code {self.exit_code}"
 
 
 class StepPool:
     """The steps of one batch job."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self) -> None:
         self._running: list[RunningStep] = []
 
     @property
@@ -69,9 +46,8 @@ class StepPool:
         """Steps that have not been seen to end."""
         return tuple(self._running)
 
-    def launch(self, name: str, allocation: Allocation, command: Sequence[str], log: Path) -> None:
+    def launch(self, name: str, step: Step, log: Path) -> None:
         """Start a step; its output is appended to `log`."""
-        step = LAUNCHERS[self._site.launcher](self._site, allocation, tuple(command))
         environment = {**os.environ, **step.environment}
         if step.file is not None:
             file = log.with_suffix(".launch")
@@ -82,16 +58,13 @@ class StepPool:
             process = subprocess.Popen(
                 step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
-        self._running.append(RunningStep(name, allocation, process, log, start))
+        self._running.append(RunningStep(name, process, log, start))
 
     def reap(self) -> list[EndedStep]:
         """Return the steps that have ended since the last call."""
         over = [step for step in self._running if step.process.poll() is not None]
         self._running = [step for step in self._running if step not in over]
-        return [
-            EndedStep(s.name, s.allocation, _exit_code(s.process.returncode), end_of(s.log, s.log_start))
-            for s in over
-        ]
+        return [EndedStep(s.name, _exit_code(s.process.returncode), end_of(s.log, s.log_start)) for s in over]
 
     def signal(self, number: signal.Signals, name: str) -> None:
         """Send a signal to the step of that name."""
@@ -123,10 +96,3 @@ def end_of(log: Path, start: int) -> str:
 
 def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -13,9 +13,10 @@ from hetctl.runtime.board import Board
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.desk import Built, Desk, Share
 from hetctl.runtime.heart import beating, cores_used, gpu_used
+from hetctl.runtime.leaders import folder_of, lockstep_of
 from hetctl.runtime.pipeline import Sharing
 from hetctl.runtime.reporting import reporter
-from hetctl.runtime.roles import Role, role_of, roles_of, together
+from hetctl.runtime.roles import Role, role_of, roles_of
 from hetctl.runtime.trainer import StopSignal, Trainer
 
 
@@ -70,16 +71,13 @@ def _run(
 def _sharing(round_file: RoundFile, role: Role) -> Sharing:
     """Say how this process comes by samples; a later member may want more preprocessors than this one."""
     most = max(role.preprocessors, round_file.cores // round_file.gpus_per_node)
-    return Sharing(round_file.sharing, round_file.run, most)
+    return Sharing(round_file.sharing, folder_of(round_file.run, role.node), most)
 
 
 def _share(round_file: RoundFile, roles: tuple[Role, ...], role: Role) -> Share:
     if round_file.sharing != LOCKSTEP:
         return Share(role.preprocessors)
-    batch_sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
-    batches = {a.member: a.gpus * batch_sizes[a.member] for a in round_file.allocations}
-    lockstep = together(roles, role, batches, round_file.run, round_file.index)
-    return Share(role.preprocessors, lockstep)
+    return Share(role.preprocessors, lockstep_of(round_file, roles, role))
 
 
 def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:

@@ -1,4 +1,4 @@
-"""How far planners are from the limits, with the bars that they must not pass beside the figures.
+"""How far planners and the feeding of trainers are from the limits, with the bars that they must not pass.
 
     python tests/benchmarks/bench.py [SECTION ..] [--quick]
 
@@ -18,11 +18,16 @@ from functools import cache, partial
 from pathlib import Path
 
 import capes
+import checkpoint_bench
 import doubling_exact
 import fleet
+import pace_bench
 import planning_time
 import replay
+import ring_bench
+import sharing_bench
 import static_bench
+import waiting_bench
 from tables import Figure, Table
 
 from hetctl.core.profile import Candidate
@@ -302,7 +307,8 @@ def _count(seeds: Sequence[int]) -> str:
     return f"{len(seeds)} seeds"
 
 
-SECTIONS: dict[str, Callable[[bool], Table]] = {
+Section = Callable[[bool], Table]
+PLANNING: dict[str, Section] = {
     "clairvoyant": clairvoyant,
     "clairvoyant-wide": partial(clairvoyant, epochs=fleet.WIDE_EPOCHS),
     "predicted": predicted,
@@ -313,6 +319,14 @@ SECTIONS: dict[str, Callable[[bool], Table]] = {
     "planning": planning,
     "events": events,
 }
+FEEDING: dict[str, Section] = {
+    "ring": ring_bench.table,
+    "sharing": sharing_bench.table,
+    "waiting": waiting_bench.table,
+    "pace": pace_bench.table,
+    "checkpoint": checkpoint_bench.table,
+}
+SECTIONS = {**PLANNING, **FEEDING}
 
 
 def measured(names: Iterable[str], quick: bool = False) -> list[Table]:
@@ -329,7 +343,7 @@ def main() -> int:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("sections", nargs="*", help=f"of: {', '.join(SECTIONS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds and sizes")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds, sizes and rounds")
     wishes = parser.parse_args()
     unknown = set(wishes.sections) - set(SECTIONS)
     if unknown:

@@ -1,7 +1,8 @@
 """What checkpoints cost a training that goes on while they are written.
 
-A network of some ten million parameters trains as hetctl trains it, with a checkpoint before each epoch
-and without one, in turn. Each framework has one core and a process of its own.
+A network of some ten million parameters trains as hetctl trains it: stretches of steps that begin with a
+checkpoint, and as many without, in turn. Each stretch is put together from the medians of its steps over
+all rounds, so that what else the machine does at times does not count.
 
     python tests/benchmarks/checkpoint_bench.py
 """
@@ -12,8 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,17 @@ from hetctl.runtime.saver import Saver
 from hetctl.runtime.sources import ArraySource
 from hetctl.runtime.stream import Stream
 
-WIDTH, CLASSES, BATCH = 2048, 10, 32
-EPOCH_S, ROUNDS = 10.0, 4
-WARM_UP_STEPS, TRIAL_STEPS = 5, 15
+WIDTH, CLASSES, BATCH = 2048, 10, 64
+STRETCH_S, EPOCH_S = 3.0, 10.0
+ROUNDS, WARM_UP_STEPS = 7, 10
 
 
 def torch_network(_config: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
-    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
     return {
         "model": model,
         "optimizer": torch.optim.Adam(model.parameters()),
@@ -63,20 +63,20 @@ def keras_network(_config: dict[str, Any]) -> Any:
 NETWORKS = {"pytorch": torch_network, "tensorflow": keras_network}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
-    """Seconds of an epoch without and with a checkpoint, of copying what goes into it, and of writing it."""
+    """Seconds of each round: of the steps without and with a checkpoint, of copying and of writing it."""
 
-    without_s: float
-    with_s: float
-    copying_s: float
-    writing_s: float
-    bytes: int
+    without_s: list[list[float]] = field(default_factory=list)
+    with_s: list[list[float]] = field(default_factory=list)
+    copying_s: list[float] = field(default_factory=list)
+    writing_s: list[float] = field(default_factory=list)
+    bytes: int = 0
 
     @property
-    def share(self) -> float:
-        """What the checkpoint adds to the epoch."""
-        return self.with_s / self.without_s - 1
+    def added_s(self) -> float:
+        """What a checkpoint adds to the steps."""
+        return _usual(self.with_s) - _usual(self.without_s)
 
 
 class Training:
@@ -91,70 +91,78 @@ class Training:
         functions = UserFunctions(lambda _: None, NETWORKS[framework], None)
         self.network: Network = chosen.build(Member("m", {}), functions, SingleRank(), (self._x, self._y))
 
-    def seconds(self, steps: int) -> float:
-        """Train; return what it took."""
-        numbers = np.arange(steps * BATCH) % BATCH
+    def steps(self, count: int) -> list[float]:
+        """Train; return the seconds of each step."""
+        numbers = np.arange(count * BATCH) % BATCH
         source = ArraySource(self._x[numbers], self._y[numbers], "training")
         feed = ArrayFeed(source, Stream(len(source), BATCH, 0))
-        began = time.perf_counter()
-        self.network.train(Batches(feed, 1, 0, SingleRank(), lambda: False))
-        return time.perf_counter() - began
+        ends = [time.perf_counter()]
+        batches = Batches(feed, 1, 0, SingleRank(), lambda: False, lambda _: ends.append(time.perf_counter()))
+        self.network.train(batches)
+        return np.diff(ends).tolist()
 
 
-def costs(framework: str, rounds: int) -> Iterator[Cost]:
-    """Measure epochs with and without a checkpoint in turn, the one first and then the other."""
-    training = Training(framework)
-    training.seconds(WARM_UP_STEPS)
-    steps = round(EPOCH_S * TRIAL_STEPS / training.seconds(TRIAL_STEPS))
+def cost_of(framework: str, rounds: int) -> Cost:
+    """Measure stretches with a checkpoint and without."""
+    training, cost = Training(framework), Cost()
+    training.steps(WARM_UP_STEPS)
+    count = round(STRETCH_S / statistics.median(training.steps(WARM_UP_STEPS)))
+    written: list[tuple[Manifest, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(CheckpointFolder(Path(folder)))
         for number in range(rounds):
-            without_s = training.seconds(steps) if number % 2 else 0.0
-            cost = _with_checkpoint(training, saver, steps, number)
-            yield Cost(without_s or training.seconds(steps), *cost)
+            began = time.perf_counter()
+            arrays = training.network.save()
+            saver.save(arrays, TrainingState(part_samples=number), lambda *report: written.append(report))
+            copied = time.perf_counter()
+            steps = training.steps(count)
+            trained = time.perf_counter()
+            saver.wait()
+            waiting_s = time.perf_counter() - trained
+            cost.with_s.append([copied - began, *steps, waiting_s])
+            cost.without_s.append(training.steps(count))
+            cost.copying_s.append(copied - began)
         saver.close()
+    cost.writing_s = [seconds for _, seconds in written]
+    cost.bytes = written[0][0].bytes
+    return cost
 
 
-def _with_checkpoint(
-    training: Training, saver: Saver, steps: int, number: int
-) -> tuple[float, float, float, int]:
-    written: list[tuple[Manifest, float]] = []
-    began = time.perf_counter()
-    arrays = training.network.save()
-    copying_s = time.perf_counter() - began
-    saver.save(arrays, TrainingState(part_samples=number), lambda *report: written.append(report))
-    training.seconds(steps)
-    saver.wait()
-    with_s = time.perf_counter() - began
-    return with_s, copying_s, written[0][1], written[0][0].bytes
+def _usual(rounds: list[list[float]]) -> float:
+    """Return the seconds of a round whose every step takes what it takes in the median."""
+    return sum(map(statistics.median, zip(*rounds, strict=True)))
 
 
-def measured(framework: str, rounds: int) -> list[Cost]:
+def measured(framework: str, rounds: int) -> Cost:
     """Measure in a process of its own: no two frameworks share one."""
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_listed, (costs, framework, rounds))
-
-
-def _listed(measure: Callable[..., Iterator[Cost]], *arguments: Any) -> list[Cost]:
-    return list(measure(*arguments))
+        return pool.apply(cost_of, (framework, rounds))
 
 
 def table(quick: bool = False) -> Table:
     """Set the medians out."""
-    rounds = 1 if quick else ROUNDS
-    rows, figures = [], []
-    for framework in NETWORKS:
-        found = measured(framework, rounds)
-        share = statistics.median(cost.share for cost in found)
-        times = [statistics.median(getattr(cost, name) for cost in found) for name in Cost.__annotations__]
-        rows.append((framework, f"{times[4] / 1e6:.0f}", *(f"{t:.2f}" for t in times[:4]), f"{share:.2%}"))
-        figures.append(Figure(f"share of an epoch that a checkpoint adds, {framework}", share, 0.01))
-    header = ("", "MB", "epoch, s", "with a checkpoint, s", "copying, s", "writing, s", "adds")
-    note = (
-        f"Three layers of {WIDTH} units and Adam, one core of the trainer's own, epochs of some {EPOCH_S:g} s; "
-        f"medians of {rounds} rounds."
+    rounds = 3 if quick else ROUNDS
+    found = {framework: measured(framework, rounds) for framework in NETWORKS}
+    rows = tuple(
+        (
+            framework,
+            f"{cost.bytes / 1e6:.0f}",
+            f"{statistics.median(map(statistics.median, cost.without_s)) * 1000:.0f}",
+            f"{statistics.median(cost.copying_s) * 1000:.0f}",
+            f"{statistics.median(cost.writing_s) * 1000:.0f}",
+            f"{cost.added_s * 1000:.0f}",
+        )
+        for framework, cost in found.items()
     )
-    return Table("Checkpoints", header, tuple(rows), tuple(figures), note)
+    figures = tuple(
+        Figure(
+            f"what a checkpoint adds to an epoch of {EPOCH_S:g} s, {framework}", cost.added_s / EPOCH_S, 0.01
+        )
+        for framework, cost in found.items()
+    )
+    note = f"Three layers of {WIDTH} units, Adam, one core for the trainer; medians of {rounds} rounds."
+    header = ("", "MB", "step, ms", "copying, ms", "writing, ms", "adds, ms")
+    return Table("Checkpoints", header, rows, figures, note)
 
 
 def main() -> int:

@@ -24,9 +24,10 @@ DRAWN = ("independent", "flotilla", "static", "fluid")
 
 def main() -> None:
     """Measure, and write when all is there."""
-    limits = bench.measured(bench.SECTIONS)
+    limits, feeding = (bench.measured(sections) for sections in (bench.PLANNING, bench.FEEDING))
     page = Template(TEXT.read_text(encoding="utf-8")).substitute(
         limits="\n\n".join(map(str, limits)),
+        feeding="\n\n".join(map(str, feeding)),
         seeds=len(replay.SEEDS),
         speedups=replay.figure5(),
         lockstep=replay.figure5(lockstep=True),

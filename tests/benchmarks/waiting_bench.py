@@ -51,7 +51,8 @@ def table(quick: bool = False) -> Table:
     )
     note = (
         f"{TRAINERS} trainers with a preprocessor each, {STEP_S * 1000:g} ms a batch of {BATCH}, "
-        f"JPEG files of {PIXELS} pixels, {EPOCHS} epochs after {WARM_UP}, {rounds} rounds; the trainer that waits longest."
+        f"JPEG files of {PIXELS} pixels, {EPOCHS} epochs after {WARM_UP}, {rounds} rounds; "
+        "the trainer that waits longest."
     )
     figures = tuple(
         Figure(f"share of time that a trainer waits, {mode}", medians[mode], 0.02) for mode in MODES

@@ -1,4 +1,4 @@
-"""A round in lockstep on nodes that are folders of this machine, with real leaders, and readers as trainers."""
+"""A round in lockstep on nodes that are folders of one machine: real leaders, and readers as trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.run import LOCKSTEP, RoundFile, write_round
 from hetctl.runtime.feeds import Kitchen, LockstepFeed
-from hetctl.runtime.leaders import folder_of, together_on
+from hetctl.runtime.leaders import folder_of, lockstep_on
 from hetctl.runtime.preprocessors import layout_of
 from hetctl.runtime.sharing import node_folder
 from hetctl.runtime.sources import MapSource
@@ -120,7 +120,7 @@ class LedRound:
 
     def ring(self, node):
         base = self.folder / "memory" / f"hetctl-{os.getuid()}"
-        return base / folder_of("r", node) / together_on(self.file, node).name
+        return base / folder_of("r", node) / lockstep_on(self.file, node).name
 
     def leader(self, rank):
         """Return the process number of a leader."""
@@ -163,7 +163,7 @@ class LedRound:
         )
 
     def _read(self, node, reader, epochs=2, pause_s=0.0):
-        lockstep = replace(together_on(self.file, node), reader=reader)
+        lockstep = replace(lockstep_on(self.file, node), reader=reader)
         layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
@@ -208,7 +208,7 @@ class Rows(MapSource):
 
 
 def orders(round_file, epochs):
-    seed = together_on(round_file, "n1").seed
+    seed = lockstep_on(round_file, "n1").seed
     return [epoch_order(SAMPLES, seed, epoch + 1).tolist() for epoch in range(epochs)]
 
 

@@ -15,7 +15,7 @@ from led_round import PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_until
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
 from hetctl.runtime import feeds
-from hetctl.runtime.leaders import node_here, preprocessors_of_a_node, together_on
+from hetctl.runtime.leaders import lockstep_on, node_here, preprocessors_of_a_node
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing import node_folder
 from hetctl.runtime.sharing.broadcast import NodeStream
@@ -63,7 +63,7 @@ def test_readers_on_all_nodes_see_the_same_samples_and_each_is_prepared_once(pla
     assert code == 0, output
     assert list((tmp_path / "memory" / f"hetctl-{os.getuid()}").iterdir()) == []
     # Each node has one preprocessor, which prepares every second, or third, chunk and nothing else.
-    lockstep = together_on(crew.file, "n1")
+    lockstep = lockstep_on(crew.file, "n1")
     shares = {index: [] for index in range(len(nodes))}
     for index in shares:
         stream = NodeStream(SAMPLES, lockstep.chunk, lockstep.seed, node=index, nodes=len(nodes))
@@ -134,7 +134,7 @@ def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, num
     os.kill(crew.leader(1), number)
     wait_until(lambda: not (exchange_serves(crew.ring("n1")) or exchange_serves(crew.ring("n2"))))
     assert crew.ended()[0] != 0
-    source, lockstep = Rows(), together_on(crew.file, "n1")
+    source, lockstep = Rows(), lockstep_on(crew.file, "n1")
     alone = Preprocessors(source, layout_of(source), 2)
     for node in ("n1", "n2"):
         alone.prepare(crew.ring(node), Stream(SAMPLES, lockstep.chunk, lockstep.seed), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches
+from hetctl.runtime.data import Batches, Converted
 from hetctl.runtime.feeds import Samples
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
 from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal, meet
@@ -52,7 +52,7 @@ class TorchNetwork:
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; the scheduler goes one step on when the epoch is done."""
         self._model.train()
-        data = _TensorBatches(batches, self._device, self._averaging)
+        data = Converted(batches, self._tensors_of(batches))
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, self._config))
         if self._parts.scheduler is not None and batches.complete:
             self._parts.scheduler.step()
@@ -95,6 +95,17 @@ class TorchNetwork:
         """Scale the rate that each step is taken with, whatever sets it."""
         self._rate_factor *= factor
 
+    def _tensors_of(self, batches: Batches) -> Callable[[Samples], tuple[torch.Tensor, torch.Tensor]]:
+        """Put batches on the device; tell the averaging which share of each this rank has."""
+
+        def tensors(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+            if self._averaging is not None:
+                self._averaging.weight = batches.weight
+            x, y = samples
+            return _tensor(x, self._device), _tensor(y, self._device)
+
+        return tensors
+
     def _holders(self) -> dict[str, Any]:
         """Return what has state, by name."""
         parts = {"model": self._model, "loss": self._parts.loss, "optimizer": self._optimizer}
@@ -133,30 +144,6 @@ class TorchNetwork:
                 for name, score in scores.items():
                     sums[name] += float(score(outputs, y)) * len(chosen)
         return {name: total / len(numbers) for name, total in sums.items()}
-
-
-class _TensorBatches:
-    """Batches as tensors on the device; the averaging is told which share of each this rank has."""
-
-    def __init__(self, batches: Batches, device: torch.device, averaging: Averaging | None) -> None:
-        self._batches = batches
-        self._device = device
-        self._averaging = averaging
-
-    @property
-    def loss(self) -> Any:
-        """Of the last batch."""
-        return self._batches.loss
-
-    @loss.setter
-    def loss(self, value: Any) -> None:
-        self._batches.loss = value
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for x, y in self._batches:
-            if self._averaging is not None:
-                self._averaging.weight = self._batches.weight
-            yield _tensor(x, self._device), _tensor(y, self._device)
 
 
 class PyTorch:

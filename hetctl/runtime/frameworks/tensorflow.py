@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches
+from hetctl.runtime.data import Batches, Converted
 from hetctl.runtime.feeds import Samples
 from hetctl.runtime.functions import UserFunctions, loss_of
 from hetctl.runtime.group import TIMEOUT_S, Group, WiredGroup
@@ -41,8 +41,8 @@ class KerasNetwork:
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; on several ranks, weight its loss by the samples each rank had."""
-        watched = _WeightedBatches(batches, self._weight) if self._group.size > 1 else batches
-        loss = loss_of(self._train_fn(watched, self._model, self._optimizer, self._config))
+        data = Converted(batches, self._weigh(batches)) if self._group.size > 1 else batches
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, self._config))
         if self._group.size > 1:
             self._agree_on_statistics()
             loss = float(_horovod().allreduce(tf.constant(loss), op=_horovod().Average))
@@ -125,6 +125,15 @@ class KerasNetwork:
 
         self._optimizer.apply = apply_averaged
 
+    def _weigh(self, batches: Batches) -> Callable[[Samples], Samples]:
+        """Tell the averaging which share of each batch this rank has."""
+
+        def weigh(samples: Samples) -> Samples:
+            self._weight.assign(batches.weight)
+            return samples
+
+        return weigh
+
     def _agree_on_statistics(self) -> None:
         """Average what each rank gathered for itself, such as batch-normalisation means."""
         hvd = _horovod()
@@ -132,28 +141,6 @@ class KerasNetwork:
         if own:
             for variable, mean in zip(own, hvd.grouped_allreduce(own, op=hvd.Average), strict=True):
                 variable.assign(mean)
-
-
-class _WeightedBatches:
-    """Batches that tell the gradient averaging which share of each batch this rank has."""
-
-    def __init__(self, batches: Batches, weight: Any) -> None:
-        self._batches = batches
-        self._weight = weight
-
-    @property
-    def loss(self) -> Any:
-        """Of the last batch."""
-        return self._batches.loss
-
-    @loss.setter
-    def loss(self, value: Any) -> None:
-        self._batches.loss = value
-
-    def __iter__(self) -> Any:
-        for batch in self._batches:
-            self._weight.assign(self._batches.weight)
-            yield batch
 
 
 @keras.saving.register_keras_serializable("hetctl")

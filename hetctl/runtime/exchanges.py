@@ -1,0 +1,62 @@
+"""The exchanges of a job: for each round in lockstep on several nodes, the step of their leaders."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from hetctl.core.layout import RoundFolder
+from hetctl.core.plan import Allocation
+from hetctl.core.run import LOCKSTEP, read_round
+from hetctl.core.site import Site
+from hetctl.launchers.leaders import LEADERS
+from hetctl.runtime.leaders import nodes_of
+from hetctl.runtime.steady import say
+from hetctl.runtime.steps import StepPool
+
+LEAVE_S = 5.0
+"""At the end of the job, when no trainer is left."""
+
+
+class Exchanges:
+    """Starts leaders; they end by themselves when the trainers of their round have left.
+
+    If they fail, the trainers go on without them, so nobody is blamed.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._steps = StepPool()
+
+    def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
+        """Whether a round has leaders."""
+        several = len(nodes_of(allocations)) > 1
+        return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
+
+    def start(self, folder: RoundFolder, allocations: Sequence[Allocation]) -> None:
+        """Start the leaders of a round, if it has any; OSError if they cannot be started."""
+        if not read_round(folder.file).led:
+            return
+        command = (sys.executable, "-m", "hetctl.runtime.exchange", str(folder.file))
+        step = LEADERS[self._site.launcher](self._site, nodes_of(allocations), command)
+        self._steps.launch(folder.path.name, step, folder.exchange_log)
+
+    def reap(self) -> None:
+        """Say which have failed since the last call."""
+        for step in self._steps.reap():
+            if step.exit_code:
+                say(
+                    f"the exchange of {step.name} ended with exit code {step.exit_code}: trainers go on alone"
+                )
+
+    def leave(self) -> None:
+        """End those that are left."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            limit = time.monotonic() + LEAVE_S
+            while self._steps.running and time.monotonic() < limit:
+                self.reap()
+                time.sleep(0.01)
+            for step in self._steps.running:
+                self._steps.signal(number, step.name)
