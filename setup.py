@@ -9,9 +9,9 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "hetctl/__init__.py").read_text()).group(1)
 
 MPI = ["mpi4py>=4.1,<5"]
-HOROVOD = ["horovod==0.28.1", *MPI]
+HOROVOD = ["horovod==0.28.1"]
 TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
-PYTORCH = ["torch==2.13.0", *MPI]
+PYTORCH = ["torch==2.13.0"]
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [
     "build>=1.2",
@@ -65,6 +65,7 @@ setup(
         "tensorflow": TENSORFLOW,
         "pytorch": PYTORCH,
         "horovod": HOROVOD,
+        "mpi": MPI,
         "examples": EXAMPLES,
         "dev": DEVELOPMENT,
     },

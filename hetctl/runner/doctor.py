@@ -28,8 +28,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 PACKAGES = {
     "hetctl": "nothing runs without it",
     "tensorflow": "members need it, unless their ensemble names another framework",
-    "horovod": "members with more than one GPU need it",
-    "mpi4py": "members with more than one GPU need it",
+    "horovod": "TensorFlow members with more than one GPU need it",
+    "mpi4py": "lockstep on several nodes needs it",
 }
 IMPORTABLE = """
 import importlib.util, json, platform

@@ -154,10 +154,7 @@ def mpi_finding(site: Site, end: StepEnd, reports: Sequence[RankReport]) -> Find
     if sizes == {end.ranks}:
         return Finding("MPI", Outcome.OK, f"the ranks are one world of {end.ranks}")
     if sizes == {None}:
-        fix = (
-            "members with several GPUs need mpi4py, and Horovod for TensorFlow there:"
-            " name their environment in `setup`"
-        )
+        fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
         return Finding("MPI", Outcome.WARNING, "mpi4py cannot be imported on the nodes", fix)
     fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
     seen = ", ".join(str(size) for size in sorted(sizes, key=str))

@@ -47,9 +47,7 @@ class Exchanges:
         """Say which have failed since the last call."""
         for step in self._steps.reap():
             if step.exit_code:
-                say(
-                    f"the exchange of {step.name} ended with exit code {step.exit_code}: trainers go on alone"
-                )
+                say(f"the exchange of {step.name} ended with {step.exit_code}: its trainers go on without it")
 
     def leave(self) -> None:
         """End those that are left."""

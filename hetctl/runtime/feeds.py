@@ -234,9 +234,9 @@ class Lockstep:
 class LockstepFeed:
     """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
 
-    Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader, who
-    brings chunks from other nodes, or by these ranks' own preprocessors. A member that was interrupted
-    in an epoch first trains the rest of that by itself, and goes along from the next epoch on.
+    Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader,
+    who brings chunks from other nodes, or by these ranks' own preprocessors. A member that was interrupted in
+    an epoch first trains the rest of that by itself, and goes along from the next epoch on.
     """
 
     def __init__(self, stream: Stream, kitchen: Kitchen, lockstep: Lockstep) -> None:

@@ -152,24 +152,20 @@ def table(quick: bool = False) -> Table:
     """Set the medians out."""
     rounds = 1 if quick else ROUNDS
     found = measured(rounds)
-    ways = [way for way in (*WAYS, SOCKET) if (way, 1) in found]
+    columns = (("samples/s", "rate", ",.0f"), ("CPU s", "cpu_s", ".1f"), ("decoding s", "decoding_s", ".1f"))
+    header = ("way", *(f"{what}, {n}" for what, _, _ in columns for n in TRAINERS))
     rows = [
-        (
-            way,
-            *(f"{found[way, n].rate:,.0f}" for n in TRAINERS),
-            *(f"{found[way, n].cpu_s:.1f}" for n in TRAINERS),
-            *(f"{found[way, n].decoding_s:.1f}" for n in TRAINERS),
-        )
-        for way in ways
+        (way, *(format(getattr(found[way, n], name), form) for _, name, form in columns for n in TRAINERS))
+        for way in WAYS
     ]
-    header = ("way", *(f"{what}, {n}" for what in ("samples/s", "CPU s", "decoding s") for n in TRAINERS))
-    if SOCKET not in ways:
-        rows.append((SOCKET, "not installed", *[""] * (len(header) - 2)))
+    sent = [f"{found[SOCKET, n].rate:,.0f}" if (SOCKET, n) in found else "" for n in TRAINERS]
+    rows.append((SOCKET, *sent, *[""] * 2 * len(TRAINERS)))
     epochs = ", ".join(f"{count} of `{way}`" for way, count in EPOCHS.items())
+    socket = f"ran for {tensor_socket.SECONDS:g} s" if (SOCKET, 1) in found else "is not installed"
     note = (
         f"{FILES} JPEG files of {PIXELS} pixels, {', '.join(map(str, TRAINERS))} trainers, "
         f"{os.cpu_count()} cores, epochs: {epochs}; medians of {rounds} rounds. CPU time is that of the "
-        f"preprocessors, random part included; `{SOCKET}`, once, for {tensor_socket.SECONDS:g} s each."
+        f"preprocessors, random part included. {SOCKET} {socket}."
     )
     return Table("Feeding several trainers", header, tuple(rows), figures(found), note)
 

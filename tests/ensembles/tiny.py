@@ -82,3 +82,25 @@ def _raise():
 
 
 FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+
+
+class LoggedRows:
+    """Digits that are read by number; each reading is noted in the file that `READINGS` names."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        node = os.environ.get("SLURMD_NODENAME", "here")
+        with Path(os.environ["READINGS"]).open("a") as file:
+            file.write(f"{node} {number}\n")
+        return self.x[number], self.y[number]
+
+
+def rows_input_fn(path):
+    """Digits as a dataset, and arrays to validate with."""
+    training, validation = input_fn(path)
+    return LoggedRows(*training), validation
