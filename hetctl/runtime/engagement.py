@@ -137,11 +137,11 @@ class Engagement:
         self.ending = self.ending or time.monotonic()
 
     def ended(self) -> EndedGroup:
-        """Return what it has come to; what launchers said of lost ranks goes to its log."""
-        if self.said:
-            append(self.task.log, self.said)
+        """Return what it has come to; if its ranks said nothing, what launchers said goes to its log."""
         output = end_of(self.task.log, self.log_start)
-        return EndedGroup(self.task.name, self.allocation, self.exit_code, output, self.hung)
+        if self.said and not output:
+            append(self.task.log, self.said)
+        return EndedGroup(self.task.name, self.allocation, self.exit_code, self.said + output, self.hung)
 
 
 def _signal_name(number: int) -> str:

@@ -11,7 +11,6 @@ import os
 import queue
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -92,7 +91,7 @@ def work(assignment: Assignment, desk: Desk) -> int:
             WORK[assignment.task.kind](assignment, desk)
         except Exception as error:
             if desk.group.broken():
-                traceback.print_exc()
+                print(f"rank {desk.group.rank} leaves, since another one is gone", file=sys.stderr)
                 return LOST_PEER
             return report_failure(error, assignment.task.events, assignment.task.name)
         desk.clear()

@@ -33,8 +33,8 @@ from hetctl.runtime.sources import ArraySource
 from hetctl.runtime.stream import Stream
 
 WIDTH, CLASSES, BATCH = 2048, 10, 64
-STRETCH_S, EPOCH_S = 3.0, 10.0
-ROUNDS, WARM_UP_STEPS = 7, 10
+STRETCH_S, EPOCH_S = 1.5, 10.0
+ROUNDS, WARM_UP_STEPS = 13, 10
 
 
 def torch_network(_config: dict[str, Any]) -> dict[str, Any]:
