@@ -7,8 +7,10 @@ part, which each trainer does for itself.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 Array = npt.NDArray[Any]
 Prepare = Callable[[Path], Array]
-Augment = Callable[[Array, np.random.Generator], Array]
+Augment = Callable[..., Array]
 
 
 class ImageFolder:
@@ -37,8 +39,9 @@ class ImageFolder:
         ``prepare(path) -> array``, the part that never changes; by default `decode_and_crop` of `size`.
         Its results must have one shape and type.
     augment : callable, optional
-        ``augment(array, rng) -> array``, the random part; all its chance must come from `rng`. It is
-        applied whenever a sample is used, in validation too.
+        ``augment(array, rng) -> array``, the random part; all its chance must come from `rng`, which is good
+        for this one call. It is applied whenever a sample is used, in validation too. If it has a third
+        parameter `out`, it may write its result into that array, where a trainer finds it, and return it.
 
     Attributes
     ----------
@@ -107,7 +110,6 @@ def random_crop_and_flip(size: int) -> Augment:
     callable
         ``(array, rng) -> array`` of shape (size, size, channels); `array` itself is left as it is.
     """
-    mirrored = np.arange(size)[::-1]
 
     def augment(array: Array, rng: np.random.Generator) -> Array:
         height, width = array.shape[:2]
@@ -116,27 +118,54 @@ def random_crop_and_flip(size: int) -> Augment:
         top = int(rng.integers(height - size + 1))
         left = int(rng.integers(width - size + 1))
         crop = array[top : top + size, left : left + size]
-        return crop.take(mirrored, axis=1) if rng.random() < 0.5 else crop
+        return mirrored(crop) if rng.random() < 0.5 else crop
 
     return augment
 
 
-def scale(array: Array, _rng: np.random.Generator | None = None) -> Array:
+def mirrored(image: Array) -> Array:
+    """Return an image with left and right exchanged.
+
+    To take whole rows apart, channel by channel, is several times faster than to copy a reversed view.
+    """
+    height, width, channels = image.shape
+    rows = np.ascontiguousarray(image).reshape(height, width * channels)
+    return rows.take(_mirror(width, channels), axis=1).reshape(image.shape)
+
+
+@lru_cache(maxsize=8)
+def _mirror(width: int, channels: int) -> Array:
+    return np.arange(width * channels).reshape(width, channels)[::-1].ravel()
+
+
+def scale(array: Array, _rng: np.random.Generator | None = None, out: Array | None = None) -> Array:
     """Scale uint8 to float32 in [0, 1]; an `augment` without any chance."""
-    scaled = array.astype(np.float32)
+    scaled = np.empty(array.shape, np.float32) if out is None else out
+    np.copyto(scaled, array)
     scaled /= 255
     return scaled
 
 
 def in_turn(*parts: Augment) -> Augment:
     """Return an `augment` that applies others, from left to right."""
+    *others, last = parts
 
     def augment(array: Array, rng: np.random.Generator) -> Array:
         for part in parts:
             array = part(array, rng)
         return array
 
-    return augment
+    def augment_into(array: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
+        for part in others:
+            array = part(array, rng)
+        return last(array, rng, out)
+
+    return augment_into if takes_out(last) else augment
+
+
+def takes_out(augment: Augment) -> bool:
+    """Whether an `augment` can write its result into an array that it is given."""
+    return "out" in inspect.signature(augment).parameters
 
 
 def _unchanged(array: Array, _rng: np.random.Generator) -> Array:

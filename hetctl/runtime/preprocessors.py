@@ -177,4 +177,7 @@ def _write(x: Array, y: Array, chunk: Chunk, source: Source) -> None:
     seed, epoch = chunk.order
     for index, number in enumerate(chunk.numbers.tolist()):
         prepared, y[index] = source.prepare(number)
-        x[index] = source.augment(prepared, sample_rng(seed, epoch, number))
+        place = x[index, ...]
+        augmented = source.augment(prepared, sample_rng(seed, epoch, number), place)
+        if augmented is not place:
+            place[...] = augmented

@@ -89,8 +89,11 @@ class Source(Protocol):
     def prepare(self, number: int) -> tuple[Array, Array]:
         """Return one sample's x and y: the part that is the same in every epoch."""
 
-    def augment(self, x: Array, rng: np.random.Generator) -> Array:
-        """Return x after the random part: all chance comes from `rng`, which is made for this sample."""
+    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
+        """Return x after the random part: all chance comes from `rng`, which is made for this sample.
+
+        It may be written into `out`, and that be returned.
+        """
 
 
 def as_sources(data: Any) -> tuple[Source, Source]:
@@ -153,7 +156,7 @@ class _Checked(ABC):
         self.spec.check(x, y, self._place(number))
         return x, y
 
-    def augment(self, x: Array, _rng: np.random.Generator) -> Array:
+    def augment(self, x: Array, _rng: np.random.Generator, _out: Array | None = None) -> Array:
         return x
 
     def _arrays(self, number: int) -> tuple[Array, Array]:
@@ -205,6 +208,7 @@ class ImageSource(_Checked):
 
     def __init__(self, images: Any, name: str) -> None:
         self._images = images
+        self._takes_out = sys.modules["hetctl.images"].takes_out(images.augment)
         self.classes: tuple[str, ...] = images.classes
         super().__init__(name)
 
@@ -212,8 +216,10 @@ class ImageSource(_Checked):
         """Return the number of files."""
         return len(self._images)
 
-    def augment(self, x: Array, rng: np.random.Generator) -> Array:
+    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
         """Apply the folder's random part."""
+        if out is not None and self._takes_out:
+            return np.asarray(self._images.augment(x, rng, out))
         return np.asarray(self._images.augment(x, rng))
 
     def _read(self, number: int) -> Any:

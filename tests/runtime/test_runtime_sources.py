@@ -288,3 +288,13 @@ def test_the_random_part_depends_neither_on_order_nor_on_process(folder):
     x = source.augment(source.prepare(0)[0], sample_rng(7, 1, 0))
     assert x.shape == (16, 16, 3)
     assert x.dtype == np.float32
+    place = np.empty_like(x)
+    assert source.augment(source.prepare(0)[0], sample_rng(7, 1, 0), place) is place
+    assert np.array_equal(place, x)
+
+
+def test_a_random_part_that_takes_no_place_is_not_given_one(folder):
+    source = as_source(ImageFolder(folder, size=24, augment=lambda array, _rng: array + 1), "training")
+    prepared, place = source.prepare(0)[0], np.zeros((24, 24, 3), np.uint8)
+    assert np.array_equal(source.augment(prepared, sample_rng(7, 1, 0), place), prepared + 1)
+    assert not place.any()

@@ -53,3 +53,17 @@ def test_the_random_part_of_a_sample_depends_on_seed_epoch_and_number_alone():
     assert len(set(draws.values())) == 4
     assert all(sample_rng(*key).random() == draw for key, draw in draws.items())
     assert np.random.default_rng().random() not in draws.values()
+
+
+def test_every_sample_of_every_epoch_has_chances_of_its_own():
+    drawn = {
+        (seed, epoch, number): tuple(sample_rng(seed, epoch, number).integers(0, 2**62, 3))
+        for seed in (0, 1)
+        for epoch in (1, 2, 3)
+        for number in range(50)
+    }
+    assert len(set(drawn.values())) == len(drawn)
+    for key, values in reversed(drawn.items()):
+        assert tuple(sample_rng(*key).integers(0, 2**62, 3)) == values
+    sample_rng(0, 1, 7).integers(0, 2, size=1, dtype=np.uint8)  # leaves some bits behind
+    assert tuple(sample_rng(0, 1, 7).integers(0, 2**62, 3)) == drawn[0, 1, 7]

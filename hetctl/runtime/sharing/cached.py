@@ -44,17 +44,16 @@ class CachedSource:
         return len(self._source)
 
     def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y."""
+        """Return one sample's x and y, which nobody may change: they are in the store."""
         if os.getpid() != self._opener:
             # A claim belongs to an open file, which a forked process shares with its parent.
             self._store, self._opener = self._opened(), os.getpid()
         self._store.fill([number], self._source.prepare)
-        x, y = self._store.read([number])
-        return x[0], y[0]
+        return self._store.view(number)
 
-    def augment(self, x: Array, rng: np.random.Generator) -> Array:
+    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
         """Do the random part, which nobody shares."""
-        return self._source.augment(x, rng)
+        return self._source.augment(x, rng, out)
 
     def _opened(self) -> SampleStore:
         return SampleStore(self._path, self.spec, len(self), self._name)

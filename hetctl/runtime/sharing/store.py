@@ -104,6 +104,21 @@ class SampleStore:
         _fence()
         return self._records["x"][chosen], self._records["y"][chosen]
 
+    def view(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y where they are, read-only.
+
+        Raises
+        ------
+        HetctlError
+            If it is not ready.
+        """
+        if self._states[number] != READY:
+            raise HetctlError(f"sample {number} is read before it is prepared")
+        _fence()
+        x, y = self._records["x"][number, ...], self._records["y"][number, ...]
+        x.flags.writeable = y.flags.writeable = False
+        return x, y
+
     def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = PATIENCE_S) -> None:
         """Make samples ready: prepare those that nobody has, then wait for those that others prepare.
 
