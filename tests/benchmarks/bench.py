@@ -25,6 +25,7 @@ import pace_bench
 import planning_time
 import replay
 import ring_bench
+import round_bench
 import sharing_bench
 import static_bench
 import waiting_bench
@@ -325,6 +326,7 @@ FEEDING: dict[str, Section] = {
     "waiting": waiting_bench.table,
     "pace": pace_bench.table,
     "checkpoint": checkpoint_bench.table,
+    "rounds": round_bench.table,
 }
 SECTIONS = {**PLANNING, **FEEDING}
 

@@ -83,7 +83,7 @@ def _run(folder: Path, framework: str) -> RunFolder:
     return run
 
 
-def table() -> Table:
+def table(_quick: bool = False) -> Table:
     """Measure both frameworks."""
     found = {framework: gaps(framework) for framework in MODULES}
     rows = tuple(
