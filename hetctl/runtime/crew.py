@@ -139,6 +139,8 @@ class Crew:
         (self._folder / CREW_FILE).unlink(missing_ok=True)
 
     def _held(self) -> set[Gpu]:
+        for seat in self._seats.values():
+            self._hear(seat)
         at_work = {seat.gpu for engagement in self._engaged for seat in engagement.seats}
         return at_work | {seat.gpu for seat in self._seats.values() if seat.lost}
 
@@ -201,6 +203,7 @@ class Crew:
         now = time.monotonic()
         if engagement.ending is None and now - engagement.heard > self._patience_s:
             engagement.hung = True
+            engagement.end()
             engagement.ending = now - GRACE_S
         if engagement.ending is None or engagement.over:
             return

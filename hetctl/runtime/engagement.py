@@ -80,7 +80,7 @@ class Engagement:
     heard : float
         When any of the ranks gave its last sign of life, by the monotonic clock, as all that follows.
     told, done, gone : set of int
-        Ranks that know their assignment, have done it, are no more.
+        Ranks that know their assignment, have nothing to do any more, are no more.
     exit_code : int
         Of the first that was lost by itself.
     said : str
@@ -109,7 +109,7 @@ class Engagement:
     @property
     def over(self) -> bool:
         """Whether nobody is at work any more."""
-        return len(self.done) + len(self.gone) == len(self.seats)
+        return len(self.done | self.gone) == len(self.seats)
 
     @property
     def working(self) -> Iterator[Seat]:
@@ -133,8 +133,9 @@ class Engagement:
         self.end()
 
     def end(self) -> None:
-        """Let the group end."""
+        """Let the group end; those that have not been told what to do need not even begin."""
         self.ending = self.ending or time.monotonic()
+        self.done |= set(range(len(self.seats))) - self.told
 
     def ended(self) -> EndedGroup:
         """Return what it has come to; if its ranks said nothing, what launchers said goes to its log."""

@@ -39,6 +39,7 @@ class NoLink:
 
 def work(assignment, desk):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
+    if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
     desk.group = SingleRank()
     desk.group = join_group(assignment.place, NoLink(), desk._announce)
     group = desk.group
@@ -187,7 +188,7 @@ def test_an_idle_rank_that_dies_is_started_again(job):
     job.end_of("first")
     (old,) = job.at_work("first")
     os.kill(old, signal.SIGKILL)
-    wait_for(lambda: job.crew.reap() == [] and not alive(f"{job.folder}/{CREW_FILE}"))
+    wait_for(lambda: job.crew.reap() == [] and not job.crew._seats)
     job.engage("second", 0)
     (second,) = job.end_of("second")
     assert second.exit_code == 0
@@ -203,6 +204,19 @@ def test_a_rank_that_cannot_start_ends_its_group_with_what_it_said(job, monkeypa
     (step,) = job.end_of("m")
     assert step.exit_code == 3
     assert "no such interpreter" in (job.folder / "logs" / "m.log").read_text()
+
+
+def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
+    """Rank 0 dies before it has said where the others find it."""
+    job.engage("first", 1)
+    job.end_of("first")
+    (idle,) = job.at_work("first")
+    job.engage("ill", 0, 1, early=signal.SIGKILL)
+    (ill,) = job.end_of("ill")
+    assert ill.exit_code == 128 + signal.SIGKILL
+    job.engage("next", 1)
+    job.end_of("next")
+    assert job.at_work("next") == [idle]
 
 
 def test_strangers_take_no_seat(job):
