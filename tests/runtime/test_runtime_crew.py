@@ -27,7 +27,7 @@ NODE = Node("localhost", tuple(range(SLOTS)), None)
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime import rank
+from hetctl.runtime import group, rank
 from hetctl.runtime.assignment import TRAIN
 from hetctl.runtime.group import SingleRank, join_group
 
@@ -42,21 +42,23 @@ def work(assignment, desk):
     if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
     desk.group = SingleRank()
     desk.group = join_group(assignment.place, NoLink(), desk._announce)
-    group = desk.group
-    me = {"pid": os.getpid(), "rank": group.rank, "size": group.size}
+    ranks = desk.group
+    me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size}
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
-    if how.get("rank", 0) == group.rank:
+    if how.get("rank", 0) == ranks.rank:
         if how.get("raise"): raise ValueError("no such layer")
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
         if how.get("hang"): time.sleep(1000)
-    for _ in range(how.get("steps", 3)):
-        group.agree(True)
+    while how["steps"] > 0 and not Path(assignment.task.folder, "enough").exists():
+        how["steps"] -= 1
+        ranks.agree(True)
         time.sleep(0.05)
         if not how.get("silent"): desk.sign()
-    group.leave()
+    ranks.leave()
 
+group.BROKEN_S = 0.3
 rank.WORK = {TRAIN: work}
 sys.argv = sys.argv[2:]
 os._exit(rank.main())
@@ -69,6 +71,7 @@ def job(tmp_path, monkeypatch):
     python.write_text(f"#!{sys.executable}\n{WORK}")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("hetctl.runtime.crew.GRACE_S", 1.0)
     job = Job(tmp_path)
     yield job
     job.crew.leave()
@@ -85,7 +88,8 @@ class Job:
         self.crew = Crew(SITE, (NODE,), folder, patience_s=3.0)
         self.ended = {}
 
-    def engage(self, name: str, *gpus: int, **how) -> None:
+    def engage(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
+        how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
         assert self.crew.can_hold(allocation)
@@ -101,6 +105,10 @@ class Job:
 
         wait_for(all_ended)
         return [self.ended[name] for name in names]
+
+    def enough(self) -> None:
+        """Let whoever is at work leave after this step."""
+        (self.folder / "enough").touch()
 
     def at_work(self, name: str) -> list[int]:
         """The processes that have begun, by rank."""
@@ -145,7 +153,7 @@ FAULTS = {
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize(("how", "code"), FAULTS.values(), ids=FAULTS)
 def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, rank):
-    job.engage("other", 3, steps=100)
+    job.engage("other", 3, steps=1000)
     wait_for(lambda: job.at_work("other"))
     job.engage("ill", 0, 1, 2, rank=rank, **how)
     (ill,) = job.end_of("ill")
@@ -156,13 +164,14 @@ def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, ran
     (well,) = job.end_of("next")
     assert well.exit_code == 0
     assert not set(old) & set(job.at_work("next"))
+    job.enough()
     (other,) = job.end_of("other")
     assert other.exit_code == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_group_without_a_sign_of_life_is_ended(job, rank):
-    job.engage("other", 3, steps=100)
+    job.engage("other", 3, steps=1000)
     job.engage("deaf", 0, 1, rank=rank, hang=True)
     wait_for(lambda: len(job.at_work("deaf")) == 2)
     began = time.monotonic()
@@ -170,13 +179,14 @@ def test_a_group_without_a_sign_of_life_is_ended(job, rank):
     assert deaf.hung
     assert deaf.exit_code > 128
     assert 1.0 < time.monotonic() - began < 12.0
+    job.enough()
     (other,) = job.end_of("other")
     assert (other.exit_code, other.hung) == (0, False)
 
 
 def test_a_signal_reaches_one_group_alone(job):
     job.engage("told", 0, 1, steps=1000)
-    job.engage("other", 2, steps=60)
+    job.engage("other", 2, steps=20)
     wait_for(lambda: job.at_work("told") and job.at_work("other"))
     job.crew.send_signal(signal.SIGTERM, "told")
     told, other = job.end_of("told", "other")
