@@ -9,7 +9,6 @@ all rounds, so that what else the machine does at times does not count.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -36,8 +35,6 @@ from hetctl.runtime.stream import Stream
 WIDTH, CLASSES, BATCH = 2048, 10, 64
 STRETCH_S, EPOCH_S = 1.5, 10.0
 ROUNDS, WARM_UP_STEPS = 13, 10
-KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**34), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-"""For the C library, which else gives memory back and takes it anew at each step, or not, as it happens."""
 
 
 def torch_network(_config: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +135,6 @@ def _usual(rounds: list[list[float]]) -> float:
 
 def measured(framework: str, rounds: int) -> Cost:
     """Measure in a process of its own: no two frameworks share one."""
-    os.environ.update(KEEPING_MEMORY)
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(cost_of, (framework, rounds))
 
@@ -164,10 +160,7 @@ def table(quick: bool = False) -> Table:
         )
         for framework, cost in found.items()
     )
-    note = (
-        f"Three layers of {WIDTH} units, Adam, one core for the trainer, which keeps the memory that it has "
-        f"had; medians of {rounds} rounds."
-    )
+    note = f"Three layers of {WIDTH} units, Adam, one core for the trainer; medians of {rounds} rounds."
     header = ("", "MB", "step, ms", "copying, ms", "writing, ms", "adds, ms")
     return Table("Checkpoints", header, rows, figures, note)
 
