@@ -129,13 +129,7 @@ class Crew:
                 seat.wire.close()
             else:
                 self._steps.signal(signal.SIGTERM, seat.name)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            limit = time.monotonic() + LEAVE_S
-            while self._steps.running and time.monotonic() < limit:
-                self._steps.reap()
-                time.sleep(0.01)
-            for step in self._steps.running:
-                self._steps.signal(number, step.name)
+        self._steps.end(LEAVE_S)
         (self._folder / CREW_FILE).unlink(missing_ok=True)
 
     def _held(self) -> set[Gpu]:

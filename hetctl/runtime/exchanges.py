@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
 from collections.abc import Sequence
 
 from hetctl.core.layout import RoundFolder
 from hetctl.core.plan import Allocation
-from hetctl.core.run import LOCKSTEP, read_round
+from hetctl.core.run import LOCKSTEP, RoundFile
 from hetctl.core.site import Site
 from hetctl.launchers.leaders import LEADERS
 from hetctl.runtime.leaders import nodes_of
 from hetctl.runtime.steady import say
-from hetctl.runtime.steps import StepPool
+from hetctl.runtime.steps import EndedStep, StepPool
 
 LEAVE_S = 5.0
 """At the end of the job, when no trainer is left."""
@@ -35,26 +33,24 @@ class Exchanges:
         several = len(nodes_of(allocations)) > 1
         return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
 
-    def start(self, folder: RoundFolder, allocations: Sequence[Allocation]) -> None:
+    def start(self, folder: RoundFolder, round_file: RoundFile) -> None:
         """Start the leaders of a round, if it has any; OSError if they cannot be started."""
-        if not read_round(folder.file).led:
+        if not round_file.led:
             return
         command = (sys.executable, "-m", "hetctl.runtime.exchange", str(folder.file))
-        step = LEADERS[self._site.launcher](self._site, nodes_of(allocations), command)
+        step = LEADERS[self._site.launcher](self._site, nodes_of(round_file.allocations), command)
         self._steps.launch(folder.path.name, step, folder.exchange_log)
 
     def reap(self) -> None:
         """Say which have failed since the last call."""
-        for step in self._steps.reap():
-            if step.exit_code:
-                say(f"the exchange of {step.name} ended with {step.exit_code}: its trainers go on without it")
+        _say_which_failed(self._steps.reap())
 
     def leave(self) -> None:
         """End those that are left."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            limit = time.monotonic() + LEAVE_S
-            while self._steps.running and time.monotonic() < limit:
-                self.reap()
-                time.sleep(0.01)
-            for step in self._steps.running:
-                self._steps.signal(number, step.name)
+        _say_which_failed(self._steps.end(LEAVE_S))
+
+
+def _say_which_failed(steps: Sequence[EndedStep]) -> None:
+    for step in steps:
+        if step.exit_code:
+            say(f"the exchange of {step.name} ended with {step.exit_code}: its trainers go on without it")

@@ -273,6 +273,9 @@ class LockstepFeed:
         self._alone.close()
         if self._ring is not None:
             self._ring.leave()
+            if self._ring.deserted:
+                # The folder stays for the next rounds of the job, and the ring would take its memory.
+                (self._kitchen.folder / self._lockstep.name).unlink(missing_ok=True)
             self._ring.close()
             self._ring = None
 

@@ -63,7 +63,8 @@ class Opener:
         """
         folder = next_folder(self.folder, self.first)
         make_folder(folder, self.first)
-        write_round(folder.file, self._round_file(folder, allocations, members, memory))
+        round_file = self._round_file(folder, allocations, members, memory)
+        write_round(folder.file, round_file)
         events = SteadyWriter(folder.events, DRIVER, self.on_failure)
         names = [allocation.member for allocation in allocations]
         events.write(
@@ -71,7 +72,7 @@ class Opener:
         )
         opened = OpenRound(folder, events, sum(a.gpus for a in allocations), time.time())
         try:
-            self.exchanges.start(folder, allocations)
+            self.exchanges.start(folder, round_file)
         except OSError as error:
             self.on_failure(error)
         for allocation, member in zip(allocations, members, strict=True):

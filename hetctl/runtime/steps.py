@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -65,6 +66,18 @@ class StepPool:
         over = [step for step in self._running if step.process.poll() is not None]
         self._running = [step for step in self._running if step not in over]
         return [EndedStep(s.name, _exit_code(s.process.returncode), end_of(s.log, s.log_start)) for s in over]
+
+    def end(self, patience_s: float) -> list[EndedStep]:
+        """Wait for all steps; terminate and then kill those that take longer than `patience_s` each time."""
+        ended: list[EndedStep] = []
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            limit = time.monotonic() + patience_s
+            while self._running and time.monotonic() < limit:
+                ended += self.reap()
+                time.sleep(0.01)
+            for step in self._running:
+                step.process.send_signal(number)
+        return ended
 
     def signal(self, number: signal.Signals, name: str) -> None:
         """Send a signal to the step of that name."""

@@ -191,3 +191,12 @@ def test_a_member_that_never_comes_is_waited_for_only_so_long(tmp_path, monkeypa
     crew = Crew(tmp_path / "log", [8, 8], 8)
     crew.start(0, epochs=100)
     check(crew.seen()[0], (SEED, 100))
+
+
+def test_a_ring_goes_with_its_last_reader_though_the_folder_stays(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8)
+    with node_folder.node_folder("run") as folder:  # as ranks do that stay for the next round
+        for reader in range(2):
+            crew.start(reader)
+        assert set(crew.seen()) == {0, 1}
+        assert list(folder.glob("*.ring")) == []

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.runtime.sharing.cursors import AWAITED, DROPPED, LEFT
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.sharing.service import announce
 
@@ -15,16 +14,6 @@ IN_FLIGHT = 10
 """Chunks that are on their way at a time, FLEET's third queue."""
 RETRY_S = 0.005
 """How often a leader looks whether a full ring has room again."""
-
-
-class NodeRing(Ring):
-    """The ring that the trainers of a node read."""
-
-    @property
-    def deserted(self) -> bool:
-        """Whether no reader is there, nor awaited; one that died counts until it is in a claim's way."""
-        absent = {DROPPED, LEFT} if self._awaiting else {AWAITED, DROPPED, LEFT}
-        return all(word in absent for word in self._readers)
 
 
 class Outlet:
@@ -40,7 +29,7 @@ class Outlet:
     """
 
     def __init__(self, path: Path) -> None:
-        self._ring = NodeRing(path)
+        self._ring = Ring(path)
         self._service = announce(path)
         self._read = True
         self._held: set[int] = set()

@@ -283,6 +283,12 @@ class Ring:
         self._taken.clear()
 
     @property
+    def deserted(self) -> bool:
+        """Whether no reader is there, nor awaited; one that died counts until it is in a claim's way."""
+        absent = {DROPPED, LEFT} if self._awaiting else {AWAITED, DROPPED, LEFT}
+        return all(word in absent for word in self._readers)
+
+    @property
     def _awaiting(self) -> bool:
         return time.monotonic_ns() < self._head[AWAITED_UNTIL]
 
