@@ -115,7 +115,7 @@ def test_a_step_that_dies_of_the_jobs_own_signal_is_not_blamed(tmp_path):
     job = SlurmJob(tmp_path, {"a": {"epochs": 500}}, retries=0)
     process = job.start()
     wait_for(lambda: job.trained("a"))
-    (rank,) = alive("--seat")
+    (rank,) = alive(f"{job.run.path}/round-0000/crew.json")
     os.kill(rank, signal.SIGTERM)
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
