@@ -6,7 +6,8 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,8 @@ LEAST_SLOTS = 3
 JOIN_S = 60.0
 """Members that share in lockstep wait so long for those that have not started yet."""
 LOOK_S = 1.0
+HELP_S = 5.0
+"""Who waits so long for a chunk that nobody prepares begins to prepare some."""
 PATIENCE_S = 600.0
 """A chunk that takes longer to prepare than this never comes."""
 
@@ -235,14 +238,16 @@ class LockstepFeed:
     """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
 
     Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader,
-    who brings chunks from other nodes, or by these ranks' own preprocessors. A member that was interrupted in
-    an epoch first trains the rest of that by itself, and goes along from the next epoch on.
+    who brings chunks from other nodes, or by the preprocessors of some of these ranks; by those of all, if
+    they are gone. A member that was interrupted in an epoch first trains the rest of that by itself, and goes
+    along from the next epoch on.
     """
 
     def __init__(self, stream: Stream, kitchen: Kitchen, lockstep: Lockstep) -> None:
         self.samples = stream.samples
         self.sample = kitchen.sample
-        self._alone = RingFeed(stream, kitchen)
+        self._helpful = replace(kitchen, cooks=1) if kitchen.cooks == 0 else kitchen
+        self._alone = RingFeed(stream, self._helpful)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
         self._member = stream
         self._kitchen = kitchen
@@ -250,6 +255,7 @@ class LockstepFeed:
         self._ring: Ring | None = None
         self._position = 0
         self._led = False
+        self._filling = False
         self._waited_s = 0.0
 
     @property
@@ -287,15 +293,21 @@ class LockstepFeed:
             self._position = self._ring.join(self._lockstep.reader)
             self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, JOIN_S)
             if not self._led:
-                self._kitchen.fill(name, self._shared)
+                self._fill_by(self._kitchen)
         return self._ring
 
-    def _look_for_the_leader(self) -> None:
-        """Go on with our own preprocessors if the leader is gone: it may have died, or been given up."""
-        name = self._lockstep.name
-        if self._led and not exchange_serves(self._kitchen.folder / name):
+    def _fill_by(self, kitchen: Kitchen) -> None:
+        kitchen.fill(self._lockstep.name, self._shared)
+        self._filling = kitchen.cooks != 0
+
+    def _look_after(self, ring: Ring, waiting_since: float) -> None:
+        """Go on with our own preprocessors if who filled the ring is gone, dead or given up."""
+        if self._led and not exchange_serves(self._kitchen.folder / self._lockstep.name):
             self._led = False
-            self._kitchen.fill(name, self._shared)
+            self._fill_by(self._kitchen)
+        waited_s = time.perf_counter() - waiting_since
+        if not (self._led or self._filling) and waited_s > HELP_S and ring.is_neglected():
+            self._fill_by(self._helpful)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
         """Yield the batches of the epoch that begins at a position of the shared stream."""
@@ -331,7 +343,7 @@ class LockstepFeed:
     def _take(self, ring: Ring, position: int) -> Samples:
         began = time.perf_counter()
         count = len(self._shared.at(position).numbers)
-        samples = self._kitchen.take(ring, position, count, self._look_for_the_leader)
+        samples = self._kitchen.take(ring, position, count, partial(self._look_after, ring, began))
         self._waited_s += time.perf_counter() - began
         return samples
 

@@ -19,7 +19,8 @@ from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.sources import Array, SampleSpec, Source
 from hetctl.runtime.stream import Chunk, Stream, sample_rng
 
-CLAIM_S = 60.0
+CLAIM_S = 0.25
+"""How often one with nothing to do looks whether it is wanted elsewhere."""
 ANSWER_S = 600.0
 """A preprocessor that is busy with one sample for so long never gets done."""
 FILE_SYSTEM = "is the file system of the data alive?"
@@ -85,7 +86,9 @@ class Preprocessors:
             self._processes.append(process)
 
     def prepare(self, ring: Path, stream: Stream, count: int | None = None) -> None:
-        """Let them fill a ring with a stream until its readers have left; returns when all have opened it.
+        """Let them fill a ring with a stream until its readers have left, or the next one is to be filled.
+
+        Returns when all have opened it. They leave another one behind, whoever still reads that.
 
         Parameters
         ----------
@@ -144,7 +147,7 @@ def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Ca
         try:
             with Ring(path) as ring:
                 pipe.send(None)
-                _fill(ring, stream, source, layout)
+                _fill(_claims(ring, pipe), ring, stream, source, layout)
         except Exception as error:
             traceback.print_exc()
             known = isinstance(error, HetctlError)
@@ -153,17 +156,20 @@ def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Ca
             )
 
 
-def _fill(ring: Ring, stream: Stream, source: Source, layout: Layout) -> None:
-    for position in _claims(ring):
+def _fill(claims: Iterator[int], ring: Ring, stream: Stream, source: Source, layout: Layout) -> None:
+    for position in claims:
         chunk = stream.at(position)
         x, y = layout.views(ring.buffer(position), len(chunk.numbers))
         _write(x, y, chunk, source)
         ring.publish(position, layout.bytes_of(len(chunk.numbers)))
 
 
-def _claims(ring: Ring) -> Iterator[int]:
-    """Yield positions until the stream has ended; readers may take their time, in an evaluation say."""
-    while True:
+def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
+    """Yield positions until the stream has ended, or there is something else to do.
+
+    Readers may take their time, in an evaluation say.
+    """
+    while not pipe.poll():
         try:
             position = ring.claim(CLAIM_S)
         except RingTimeoutError:

@@ -27,7 +27,7 @@ class Role:
     leader : bool
         Whether it is the first of all ranks on its node.
     preprocessors : int
-        Processes that it forks to prepare samples.
+        How many processes prepare samples at its side.
     """
 
     member: str
@@ -49,8 +49,8 @@ def roles_of(
 
     On each node there are as few preprocessors as meet what its ranks demand together: the sum of their
     rates if each prepares for itself; the fastest member's rate if what one has prepared serves all;
-    the slowest member's if all wait for it. They are forked by its ranks in turn. Each has one at least, so
-    that nobody depends on anybody else's.
+    the slowest member's if all wait for it. They are spread evenly over its ranks. Each rank has one at
+    least, but in lockstep, where one will do for all, if ranks have cores to spare for it.
 
     Parameters
     ----------
@@ -125,7 +125,9 @@ def _counts(
     """Return the preprocessors of each of a node's ranks."""
     demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
     total = preprocessors_needed(points, demand, cores)
-    return [max(1, total // len(ranks) + (index < total % len(ranks))) for index in range(len(ranks))]
+    if sharing != LOCKSTEP or cores < 2 * len(ranks):
+        total = max(total, len(ranks))
+    return [total // len(ranks) + (index < total % len(ranks)) for index in range(len(ranks))]
 
 
 def _demand(members: Mapping[str, float], per_rank: Sequence[float], sharing: str) -> float:

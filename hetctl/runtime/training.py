@@ -70,7 +70,7 @@ def _run(
 
 def _sharing(round_file: RoundFile, role: Role) -> Sharing:
     """Say how this process comes by samples; a later member may want more preprocessors than this one."""
-    most = max(role.preprocessors, round_file.cores // round_file.gpus_per_node)
+    most = max(1, role.preprocessors, round_file.cores // round_file.gpus_per_node)
     return Sharing(round_file.sharing, folder_of(round_file.run, role.node), most)
 
 

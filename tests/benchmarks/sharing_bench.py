@@ -1,7 +1,8 @@
 """What it costs to feed K trainers with images, shared or not, beside a PyTorch DataLoader for each.
 
 Trainers are processes that take batches as fast as they come. Every way has the same JPEG files, the same
-random part and, for all trainers together, as many preprocessors as there are trainers at most.
+random part and a preprocessor for each core, but one for each trainer at least; in lockstep, where one
+serves all, no more than there are cores.
 
     python tests/benchmarks/sharing_bench.py
 """
@@ -28,10 +29,11 @@ from hetctl.core.run import CACHED, LOCKSTEP, NONE
 from hetctl.images import Array, decode_and_crop
 from hetctl.runtime.sources import as_source
 
-FILES, PIXELS, CROP = 1000, 256, 224
+FILES, PIXELS, CROP = 2000, 256, 224
+CORES = len(os.sched_getaffinity(0))
 ROUNDS, TRAINERS = 3, (1, 2, 4)
 LOADER, SOCKET = "DataLoader", "TensorSocket"
-EPOCHS = {NONE: 3, CACHED: 6, LOCKSTEP: 6, LOADER: 1}
+EPOCHS = {NONE: 2, CACHED: 6, LOCKSTEP: 6, LOADER: 1}
 """What is done once counts as little as in training if it is spread over several: FLEET has 12 to 16."""
 
 Feeder = Callable[["Setting", int, int], Iterator[Any]]
@@ -40,24 +42,37 @@ Feeder = Callable[["Setting", int, int], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Fed:
-    """Samples/s of all trainers together, and what fed them: its CPU time, and the images that it decoded."""
+    """Samples/s of all trainers together, and what feeding them took.
+
+    Parameters
+    ----------
+    cpu_s : float
+        CPU time of all preprocessors.
+    decoded : float
+        Images that they decoded.
+    decoding_s : float
+        CPU time of decoding alone.
+    """
 
     rate: float
     cpu_s: float
     decoded: float
+    decoding_s: float
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The files, and a log to which whoever decodes one adds a byte."""
+    """The files, and a log to which whoever decodes one adds the CPU time that it took."""
 
     folder: Path
     log: Path
 
     def decode(self, path: Path) -> Array:
+        began = time.thread_time()
+        image = decode_and_crop(PIXELS)(path)
         with self.log.open("ab") as log:
-            log.write(b".")
-        return decode_and_crop(PIXELS)(path)
+            log.write(np.float64(time.thread_time() - began).tobytes())
+        return image
 
 
 class Files:
@@ -75,6 +90,12 @@ class Files:
         return chosen.augment(x, np.random.default_rng()), chosen.labels[number]
 
 
+def preprocessors(mode: str, number: int, trainers: int) -> int:
+    """Return how many a trainer has at work."""
+    total = CORES if mode == LOCKSTEP else max(CORES, trainers)
+    return total // trainers + (number < total % trainers)
+
+
 def loader(setting: Setting, workers: int) -> Any:
     import torch
     from torch.utils.data import DataLoader
@@ -87,21 +108,21 @@ def loader(setting: Setting, workers: int) -> Any:
 
 def by_hetctl(mode: str, setting: Setting, number: int, trainers: int) -> Iterator[Any]:
     source = as_source(images(setting.folder, PIXELS, CROP, setting.decode), "training")
-    with fed(source, mode, number, trainers, TRAINERS[-1] // trainers) as feed:
+    with fed(source, mode, number, trainers, preprocessors(mode, number, trainers)) as feed:
         for epoch in range(1, EPOCHS[mode] + 1):
             for (x, _), _ in feed.batches(epoch, 0):
                 yield x
 
 
-def by_loader(setting: Setting, _number: int, trainers: int) -> Iterator[Any]:
-    batches = loader(setting, TRAINERS[-1] // trainers)
+def by_loader(setting: Setting, number: int, trainers: int) -> Iterator[Any]:
+    batches = loader(setting, preprocessors(LOADER, number, trainers))
     for _ in range(EPOCHS[LOADER]):
         for x, _ in batches:
             yield x
 
 
 def by_socket(setting: Setting, number: int, _trainers: int) -> Iterator[Any]:
-    with tensor_socket.produced(partial(loader, setting, TRAINERS[-1]), number == 0):
+    with tensor_socket.produced(partial(loader, setting, CORES), number == 0):
         yield from tensor_socket.consumed(BATCH)
 
 
@@ -126,7 +147,8 @@ def feed(way: Feeder, folder: Path, trainers: int) -> Fed:
 
     samples, began, ended, cpu_s = zip(*at_once(trainers, train), strict=True)
     rate = sum(samples) / (max(ended) - min(began))
-    return Fed(rate, sum(cpu_s), setting.log.stat().st_size)
+    decodings_s = np.fromfile(setting.log)
+    return Fed(rate, sum(cpu_s), len(decodings_s), float(decodings_s.sum()))
 
 
 def measured(rounds: int = ROUNDS) -> dict[tuple[str, int], Fed]:
@@ -165,7 +187,7 @@ def table(quick: bool = False) -> Table:
     socket = f"ran for {tensor_socket.SECONDS:g} s" if (SOCKET, 1) in found else "is not installed"
     note = (
         f"{FILES} JPEG files of {PIXELS} pixels, {', '.join(map(str, TRAINERS))} trainers, "
-        f"{os.cpu_count()} cores, epochs: {epochs}; medians of {rounds} rounds. CPU time is that of the "
+        f"{CORES} cores, epochs: {epochs}; medians of {rounds} rounds. CPU time is that of the "
         f"preprocessors, random part included. {SOCKET} {socket}."
     )
     return Table("Feeding several trainers", header, tuple(rows), figures(found), note)
@@ -177,6 +199,8 @@ def figures(found: dict[tuple[str, int], Fed]) -> tuple[Figure, ...]:
     times = (
         ("CPU time", "cpu_s", CACHED),
         ("CPU time", "cpu_s", LOCKSTEP),
+        ("CPU time of decoding", "decoding_s", CACHED),
+        ("CPU time of decoding", "decoding_s", LOCKSTEP),
         ("images decoded", "decoded", CACHED),
         ("images decoded", "decoded", LOCKSTEP),
     )

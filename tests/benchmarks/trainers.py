@@ -44,11 +44,13 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 @contextmanager
 def fed(source: Source, mode: str, number: int, trainers: int, preprocessors: int = 1) -> Iterator[Feed]:
-    """Feed one of the processes that `at_once` runs, each with so many preprocessors of its own."""
+    """Feed one of the processes that `at_once` runs, with so many preprocessors of its own at work."""
     together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, number, trainers) if mode == LOCKSTEP else None
     with ExitStack() as stack:
-        open_feed = open_pipeline(source, Sharing(mode, _folder_of(os.getppid()), preprocessors), stack)
-        feed = open_feed(Stream(len(source), BATCH, number), lockstep=together)
+        open_feed = open_pipeline(
+            source, Sharing(mode, _folder_of(os.getppid()), max(1, preprocessors)), stack
+        )
+        feed = open_feed(Stream(len(source), BATCH, number), preprocessors, together)
         stack.callback(feed.close)
         yield feed
 

@@ -47,6 +47,7 @@ class Counted(MapSource):
 def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(feeds, "LOOK_S", 0.1)
+    monkeypatch.setattr(feeds, "HELP_S", 0.2)
     monkeypatch.setattr(feeds, "AHEAD", 24)
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
@@ -67,10 +68,11 @@ class Watched:
 class Crew:
     """Members as processes; what they see comes through a queue."""
 
-    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None):
+    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, cooks=None):
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
+        self.cooks = cooks or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
         self.processes = {}
@@ -86,7 +88,7 @@ class Crew:
         with ExitStack() as stack:
             open_feed = open_pipeline(Counted(self.log), Sharing(LOCKSTEP, "run"), stack)
             stream = Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks)
-            feed = open_feed(stream, lockstep=together)
+            feed = open_feed(stream, self.cooks[reader], together)
             stack.callback(feed.close)
             seen = []
             for epoch in range(1, epochs + 1):
@@ -173,6 +175,41 @@ def test_a_member_that_dies_does_not_hold_up_the_others(tmp_path, die_after):
     for seen in found.values():
         for epoch in range(1, 21):
             check(seen, (SEED, epoch))
+
+
+def test_one_preprocessor_will_do_for_all(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8, 8], 8, cooks=[0, 1, 0])
+    for reader in (0, 2):
+        crew.start(reader, epochs=3, start=24 * (reader == 2), order=(5, 7) if reader == 2 else None)
+    crew.start(1, epochs=3)
+    for reader, seen in crew.seen().items():
+        for epoch in (1, 2) if reader == 2 else (1, 2, 3):
+            check(seen, (SEED, epoch))
+
+
+@pytest.mark.parametrize("die_after", [1, 20])
+def test_who_has_none_at_work_brings_in_its_own_when_nobody_prepares(tmp_path, die_after):
+    crew = Crew(tmp_path / "log", [8, 8], 8, cooks=[1, 0])
+    crew.start(0, epochs=20, die_after=die_after)
+    crew.start(1, epochs=20)
+    crew.processes[0].join()
+    check(crew.seen()[1], (SEED, 20))
+
+
+def test_preprocessors_leave_a_ring_that_others_still_read_when_they_are_wanted_elsewhere(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8, cooks=[1, 0])
+    crew.start(1, epochs=30, pause_s=0.02)
+    with ExitStack() as stack:
+        open_feed = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run"), stack)
+        stream = Stream(SAMPLES, 8, 0)
+        for ring, readers in (("r.ring", 2), ("next.ring", 1)):
+            feed = open_feed(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))
+            seen = []
+            list(Batches(Watched(feed, seen), 1, 0, SingleRank(), lambda: False))
+            check(seen, (SEED, 1))
+            feed.close()
+        assert crew.results.empty()  # the other one still reads
+        check(crew.seen()[1], (SEED, 30))
 
 
 def test_who_leaves_is_waited_for_no_more_and_the_slowest_sets_the_pace(tmp_path):

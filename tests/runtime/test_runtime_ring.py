@@ -280,6 +280,26 @@ def test_a_reader_that_is_killed_is_dropped_and_may_come_back(path):
     assert read(path, 1) == stream(10, 12)
 
 
+def test_a_ring_is_neglected_while_what_could_be_claimed_is_not(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    ours.join(0)
+    assert ours.is_neglected()
+    producer = Child(claim_some, path, 1)
+    assert producer.result() == [0]
+    assert not ours.is_neglected()
+    producer.kill()
+    assert ours.is_neglected()
+    ours.claim(1)
+    fill(ours, 0)
+    slow = Child(hold, path, 1)
+    assert slow.result() == 0
+    ours.take(0, 1)
+    ours.release(0)
+    assert not ours.is_neglected()
+    slow.kill()
+    assert ours.is_neglected()
+
+
 def hold_with_child(path, number, send):
     """As `hold`, with a child, whose pid is sent, that outlives this process."""
     reader = Ring(path)

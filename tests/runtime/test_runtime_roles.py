@@ -44,13 +44,17 @@ def test_ranks_are_numbered_node_by_node_and_the_first_of_each_node_leads_it():
     [
         ("none", [1, 1, 1], [2, 1]),  # 300 and 250 samples/s
         ("cached", [1, 1, 1], [2, 1]),  # as fast as a, which has all nodes' stores to itself at first
-        ("lockstep", [1, 1, 1], [1, 1]),  # as slow as b on n1, as c on n2: one each will do
+        ("lockstep", [1, 0, 0], [1, 1]),  # as slow as b on n1, as c on n2
     ],
 )
 def test_preprocessors_meet_the_demand_of_their_node(sharing, n1, n2):
     roles = roles_of(ROUND, sharing, POINTS, 16)
     assert [role.preprocessors for role in roles if role.node == "n1"] == n1
     assert [role.preprocessors for role in roles if role.node == "n2"] == n2
+
+
+def test_ranks_with_a_core_each_share_the_burden():
+    assert [role.preprocessors for role in roles_of(ROUND, "lockstep", POINTS, 5)] == [1, 1, 1, 1, 1]
 
 
 rounds = st.lists(
@@ -74,3 +78,4 @@ def test_any_layout(members, sharing, cores):
         counts = [role.preprocessors for role in here]
         assert max(counts) - min(counts) <= 1
         assert 1 <= sum(counts) <= max(cores, len(here))
+        assert min(counts) > 0 or sharing == "lockstep"

@@ -47,6 +47,25 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
     assert folder.load().state.order == (1, 0)
 
 
+def test_what_is_written_is_what_the_arrays_held_when_they_were_handed_over(tmp_path):
+    folder = SlowFolder(tmp_path)
+    saver = Saver(folder)
+    arrays = {"w": np.zeros(3), "turned": np.arange(6).reshape(2, 3).T}
+    for epochs, own in ((1, arrays), (2, {**arrays, "late": np.ones((2, 2))}), (3, {"w": np.zeros(4, "f4")})):
+        folder.may_write.clear()
+        own["w"][:] = epochs
+        saver.save(own, state(epochs), lambda *_: None)
+        own["w"][:] = -1
+        folder.may_write.set()
+        saver.wait()
+        loaded = folder.load()
+        assert loaded.state.order == (epochs, 0)
+        assert loaded.arrays.keys() == own.keys()
+        assert loaded.arrays["w"].dtype == own["w"].dtype
+        assert loaded.arrays["w"].tolist() == [epochs] * len(own["w"])
+        assert np.array_equal(loaded.arrays.get("turned", arrays["turned"]), arrays["turned"])
+
+
 def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     folder, reports = SlowFolder(tmp_path), []
     saver = Saver(folder)

@@ -31,7 +31,10 @@ class Network(Protocol):
         """Return ``val_*`` metrics, equal on every rank."""
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of all state: weights, optimizer, random generators of the layers."""
+        """Return all state: weights, optimizer, random generators of the layers.
+
+        The arrays may be the network's own, which change with the next step.
+        """
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `save` returned."""

@@ -64,7 +64,7 @@ class TorchNetwork:
         return {f"val_{name}": value for name, value in self._group.agree(results).items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of all state, each tensor by its name in the module or the optimizer."""
+        """Return all state, each tensor by its name in the module or the optimizer."""
         holders = {name: _lasting(holder.state_dict()) for name, holder in self._holders().items()}
         return pack({**holders, "generators": _generators(), "learning_rate_factor": self._rate_factor})
 

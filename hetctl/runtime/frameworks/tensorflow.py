@@ -57,8 +57,8 @@ class KerasNetwork:
         return {f"val_{name}": float(value) for name, value in self._group.agree(results).items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of every variable by its position, and the factor of a schedule, which is none."""
-        arrays = {name: np.array(variable) for name, variable in self._variables()}
+        """Return every variable by its position, and the factor of a schedule, which is none."""
+        arrays = {name: _array(variable) for name, variable in self._variables()}
         return {**arrays, RATE_FACTOR: np.array(self._rate_factor)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -285,6 +285,15 @@ def _horovod() -> Any:
     import horovod.tensorflow as hvd
 
     return hvd
+
+
+def _array(variable: Any) -> npt.NDArray[Any]:
+    """Return a variable's values, in place if they are in the node's memory."""
+    values = tf.convert_to_tensor(variable)
+    try:
+        return np.asarray(memoryview(values))
+    except ValueError:  # Python's buffers do not know numbers such as bfloat16.
+        return np.asarray(values)
 
 
 def _raw(variable: Any) -> Any:

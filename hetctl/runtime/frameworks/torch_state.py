@@ -20,7 +20,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return a copy of a state: mappings, lists and tuples of tensors and plain values.
+    """Return a state: mappings, lists and tuples of tensors and plain values.
 
     Raises
     ------
@@ -74,6 +74,6 @@ def _inside(place: str, key: Any) -> str:
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     try:
-        return np.array(tensor.numpy(force=True))
+        return np.asarray(tensor.numpy(force=True))
     except TypeError:
-        return np.array(tensor.view(BITS[tensor.element_size()]).numpy(force=True))
+        return np.asarray(tensor.view(BITS[tensor.element_size()]).numpy(force=True))

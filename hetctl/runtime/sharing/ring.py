@@ -186,6 +186,11 @@ class Ring:
                 return outcome
             wait.a_moment(f"no position could be claimed: {outcome.why}")
 
+    def is_neglected(self) -> bool:
+        """Return whether a position could be claimed at this moment, though nobody has done so."""
+        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+            return isinstance(self._choice(), int)
+
     def buffer(self, position: int) -> Bytes:
         """Return the slot of a position that this object has claimed: an array of `slot_bytes` bytes."""
         self._check_claim(position)
@@ -303,11 +308,14 @@ class Ring:
 
     def _try_to_claim(self, wait: _Waiting) -> int | Wait | None:
         with self._turn(wait):
-            self._drop_dead_readers()
-            cursors = self._cursors()
-            held = {position for position in cursors.unpublished() if self._is_held(position)}
-            outcome = choose(cursors, held, bool(self._claims), self._awaiting)
+            outcome = self._choice()
             return self._hold(outcome) if isinstance(outcome, int) else outcome
+
+    def _choice(self) -> int | Wait | None:
+        self._drop_dead_readers()
+        cursors = self._cursors()
+        held = {position for position in cursors.unpublished() if self._is_held(position)}
+        return choose(cursors, held, bool(self._claims), self._awaiting)
 
     def _drop_dead_readers(self) -> None:
         cursors = self._cursors()
