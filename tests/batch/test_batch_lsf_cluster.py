@@ -127,7 +127,7 @@ def test_a_job_learns_its_hosts_and_gpus(batch, submit, tmp_path):
 def test_the_warning_comes_before_the_limit_and_the_limit_ends_the_job(start_lsf, batch, submit, tmp_path):
     start_lsf(minute_s=1.0, kill_s=2.0)
     told = f"{tmp_path}/told"
-    script = f"trap 'date +%s.%N >>{told}' USR2; date +%s.%N >{told}; while true; do sleep 0.05; done"
+    script = f"trap 'date +%s.%N >>{told}' USR2; date +%s.%N >{told}; while true; do sleep 0.05 & wait; done"
     job = submit(script, "-W 0:4", "-wa 'USR2'", "-wt 2")
     end = end_of(batch, job)
     assert (end.state, end.exit_code) == (JobState.TIMEOUT, 130)

@@ -7,9 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-import keras
 import numpy as np
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 SAMPLES = 640
 BATCH_S = float(os.environ.get("CREW_BATCH_S", "0.1"))
@@ -24,16 +25,22 @@ def input_fn(path):
     return (SlowArray(x[:SAMPLES]), y[:SAMPLES]), (x[SAMPLES:1000], y[SAMPLES:1000])
 
 
+def accuracy(outputs, targets):
+    """Return the share of right answers."""
+    return (outputs.argmax(1) == targets).float().mean()
+
+
 def model_fn(config):
     """Build one hidden layer."""
-    layers = [keras.layers.Flatten(), keras.layers.Dense(config["units"], activation="relu")]
-    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(10)])
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.002),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, config["units"]), nn.ReLU(), nn.Linear(config["units"], 10)
     )
-    return model
+    return {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters(), lr=0.002),
+        "loss": nn.CrossEntropyLoss(),
+        "metrics": {"accuracy": accuracy},
+    }
 
 
 def hold_own_gpu():
