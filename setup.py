@@ -12,6 +12,7 @@ MPI = ["mpi4py>=4.1,<5"]
 HOROVOD = ["horovod==0.28.1"]
 TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
 PYTORCH = ["torch==2.13.0"]
+OPTUNA = ["optuna>=5,<6", "cmaes>=0.12"]
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [
     "build>=1.2",
@@ -66,6 +67,7 @@ setup(
         "pytorch": PYTORCH,
         "horovod": HOROVOD,
         "mpi": MPI,
+        "optuna": OPTUNA,
         "examples": EXAMPLES,
         "dev": DEVELOPMENT,
     },

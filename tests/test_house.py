@@ -17,16 +17,17 @@ MAY_IMPORT = {
     "core": set(),
     "perf": PURE,
     "control": PURE | {"perf"},
+    "automl": PURE,
     "launchers": PURE,
     "planners": PURE | {"perf", "control"},
-    "simulator": PURE | {"perf", "control", "planners"},
+    "simulator": PURE | {"perf", "control", "automl", "planners"},
     "files": PURE,
     "render": PURE,
     "batch": PURE,
     "catalog": PURE,
     "runtime": WING,
     "report": PURE,
-    "runner": WING | {"simulator", "files", "render", "batch", "catalog", "runtime"},
+    "runner": WING | {"automl", "simulator", "files", "render", "batch", "catalog", "runtime"},
     "cli": {"core", "runner", "report", "files"},
     "examples": set(),
 }
@@ -45,6 +46,7 @@ ONLY_IN = {
     "torch": {"runtime"},
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
+    "optuna": {"automl"},
 }
 
 
