@@ -1,0 +1,201 @@
+"""``hetctl hopper`` and its sub-commands."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hetctl.cli.options import OutputFile, Seconds, json_option
+from hetctl.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from hetctl.report.hopper_table import HopperFigures
+    from hetctl.runner.hopping import HopperOutcome, HopperRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MOST_EPOCHS = 10_000
+AWAY = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
+
+
+class Away(click.ParamType):  # type: ignore[type-arg]
+    """``WORKER@START-END`` or ``WORKER@START``: a worker's name and seconds, the last perhaps infinite."""
+
+    name = "away"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float, float]:
+        """Parse both times as any other time."""
+        match = AWAY.fullmatch(value)
+        if match is None:
+            self.fail(f"{value} is not of the form WORKER@START-END, such as w3@600-1200", param, ctx)
+        start_s = Seconds(least=0).convert(match[2], param, ctx)
+        end_s = Seconds().convert(match[3], param, ctx) if match[3] else math.inf
+        if end_s <= start_s:
+            self.fail(f"{value}: the worker is back before it is away", param, ctx)
+        return match[1], start_s, end_s
+
+
+@click.group("hopper")
+def command() -> None:
+    """Have configurations hop over partitioned data: plan an epoch, or simulate it with failures.
+
+    Example: hetctl hopper plan --unit-times times.csv
+    """
+
+
+def _shared_options(command: F) -> F:
+    """Add what both sub-commands take."""
+    options = [
+        click.option(
+            "--unit-times",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            required=True,
+            help="Seconds of each configuration on each partition.",
+        ),
+        click.option(
+            "--scheduler",
+            metavar="NAME",
+            default="best",
+            show_default=True,
+            help="randomized, milp, approximate, or best.",
+        ),
+        click.option(
+            "--plan-seconds",
+            type=Seconds(),
+            default=2.0,
+            show_default=True,
+            help="How long a scheduler that searches may.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of random choices."),
+        click.option(
+            "--mode",
+            type=click.Choice(["hopper", "hybrid", "data-parallel", "auto"]),
+            default="hopper",
+            show_default=True,
+            help="Whether each worker trains for itself, some together, or all; auto: the cheapest"
+            " that the rule for few configurations leaves.",
+        ),
+        click.option(
+            "--efficiency",
+            type=click.FloatRange(0, 1, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Share of the ideal rate that workers reach which train together.",
+        ),
+        click.option("--trace", type=OutputFile(), help="Write a line of JSON for each hop."),
+        click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart."),
+        json_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@command.command("plan")
+@_shared_options
+def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) -> None:
+    """Schedule one epoch: every configuration visits every partition once.
+
+    Example: hetctl hopper plan --unit-times times.csv --scheduler best --trace hops.jsonl
+    """
+    from hetctl.runner.hopping import plan_hops
+
+    _show(plan_hops(_request(**wishes)), trace, report, as_json=as_json)
+
+
+@command.command("simulate")
+@_shared_options
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, MOST_EPOCHS),
+    default=1,
+    show_default=True,
+    help="Of every configuration.",
+)
+@click.option(
+    "--away",
+    type=Away(),
+    metavar="WORKER@START-END",
+    multiple=True,
+    help="A worker fails at START and is back at END, as w3@600-1200; w3@0-600 joins late, w3@600"
+    " never returns. May be given several times.",
+)
+def simulate(
+    epochs: int,
+    away: Sequence[tuple[str, float, float]],
+    trace: Path | None,
+    report: Path | None,
+    as_json: bool,
+    **wishes: Any,
+) -> None:
+    """Run the hopper under a virtual clock, along a plan; with `randomized` it draws as it goes.
+
+    Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --away w3@10m-30m --report hops.html
+    """
+    from hetctl.runner.hopping import run_hops
+
+    _show(run_hops(_request(**wishes), epochs, away), trace, report, as_json=as_json)
+
+
+def _request(**wishes: Any) -> HopperRequest:
+    from hetctl.runner.hopping import HopperRequest
+
+    return HopperRequest(**wishes)
+
+
+def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as_json: bool) -> None:
+    from hetctl.report.hopper_table import hopper_table
+    from hetctl.runner.hopping import trace_of
+
+    figures, units = _figures(outcome), outcome.units
+    if trace:
+        _save(trace, trace_of(outcome))
+    if report:
+        from hetctl.report.hopper_page import render_hopper
+
+        _save(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
+    if as_json:
+        print_json(figures)
+        return
+    print_table(hopper_table(figures))
+    for path in filter(None, (trace, report)):
+        click.echo(f"wrote {path}")
+
+
+def _save(path: Path, text: str) -> None:
+    from hetctl.core.errors import BadInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _figures(outcome: HopperOutcome) -> HopperFigures:
+    from hetctl.report.hopper_table import HopperFigures
+
+    units = outcome.units
+    return HopperFigures(
+        scheduler=outcome.request.scheduler,
+        mode=outcome.way,
+        configs=len(units.configs),
+        partitions=len(units.partitions),
+        workers=len(units.workers),
+        epochs=outcome.epochs,
+        seed=outcome.request.seed,
+        makespan=outcome.makespan_s,
+        lower_bound=outcome.lower_bound_s,
+        ratio=outcome.ratio,
+        busy=outcome.busy,
+        lost_seconds=outcome.lost_s,
+        plan_seconds=outcome.plan_seconds,
+        prices=outcome.prices,
+    )

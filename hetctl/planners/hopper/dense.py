@@ -1,0 +1,40 @@
+"""Dense schedules that keep the longest configuration going, for a search to begin with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetctl.planners.hopper.dispatch import Numbers, Rule, dispatch
+from hetctl.planners.hopper.schedule import Schedule
+from hetctl.planners.hopper.units import UnitTimes
+
+
+def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
+    """Return the dense schedule in which a worker begins the unit of which most is left.
+
+    Most of its configuration, and of its partition where the worker has several.
+
+    Parameters
+    ----------
+    noise : float
+        Share of the longest configuration's time, up to which a random part is added to what is left.
+    """
+    return dispatch(units, _longest_left(units, noise, np.random.default_rng(seed)))
+
+
+def _longest_left(units: UnitTimes, noise: float, draw: np.random.Generator) -> Rule:
+    seconds = units.fastest
+    configs_s, partitions_s = seconds.sum(axis=1), seconds.sum(axis=0)
+    spread_s = noise * configs_s.max()
+    count = len(units.partitions)
+
+    def rule(_worker: int, ready: Numbers) -> int:
+        configs, partitions = np.divmod(ready, count)
+        left_s = configs_s[configs] + partitions_s[partitions] + spread_s * draw.random(len(ready))
+        at = left_s.argmax()
+        config, partition = configs[at], partitions[at]
+        configs_s[config] -= seconds[config, partition]
+        partitions_s[partition] -= seconds[config, partition]
+        return int(ready[at])
+
+    return rule

@@ -1,0 +1,169 @@
+"""Hops from the command line: planned, simulated with failures, and refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from workbench import ProjectFolder
+
+TIMES = "config,w0,w1,w2\na,3,5,4\nb,6,2,4\nc,1,7,5\nd,2,2,2\n"
+FIGURES = {"schema_version", "makespan", "lower_bound", "ratio", "plan_seconds"}
+COPIES = """\
+config,partition,worker,seconds
+a,p,w0,4
+a,p,w1,4
+a,q,w1,4
+b,p,w0,4
+b,p,w1,4
+b,q,w1,4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "times.csv").write_text(TIMES)
+    (tmp_path / "copies.csv").write_text(COPIES)
+    (tmp_path / "sized.txt").write_text("1 4\n10 10 10 10\n")
+    return ProjectFolder(tmp_path)
+
+
+def figures(folder, *arguments):
+    done = folder.here("hopper", *arguments, "--json")
+    assert done.code == 0, done.stdout + done.stderr
+    return done.json
+
+
+def refused(folder, *arguments, code=2):
+    done = folder.here("hopper", *arguments, "--json")
+    assert done.code == code, done.stdout + done.stderr
+    return f"{done.error['message']} {done.error['hint']}"
+
+
+def hops(folder, name):
+    return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("scheduler", ["randomized", "milp", "approximate", "best"])
+def test_a_plan_has_its_figures_and_its_trace(folder, scheduler):
+    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--plan-seconds", "0.2")
+    plan = figures(folder, "plan", *wishes, "--trace", "hops.jsonl")
+    assert plan.keys() >= FIGURES
+    assert plan["lower_bound"] == 16
+    assert plan["ratio"] == pytest.approx(plan["makespan"] / 16)
+    assert plan["ratio"] >= 1
+    found = hops(folder, "hops.jsonl")
+    assert all(list(hop)[:4] == ["config", "worker", "start", "end"] for hop in found)
+    assert {(hop["config"], hop["worker"]) for hop in found} == {
+        (config, worker) for config in "abcd" for worker in ("w0", "w1", "w2")
+    }
+    assert len(found) == 12
+    assert max(hop["end"] for hop in found) == plan["makespan"]
+
+
+def test_a_simulation_without_failures_is_the_plan(folder):
+    wishes = ("--unit-times", "times.csv", "--scheduler", "approximate")
+    assert figures(folder, "simulate", *wishes)["makespan"] <= figures(folder, "plan", *wishes)["makespan"]
+    five = figures(folder, "simulate", *wishes, "--epochs", "5")
+    assert (five["epochs"], five["lower_bound"]) == (5, 80)
+
+
+@pytest.mark.parametrize("scheduler", ["randomized", "best"])
+def test_workers_fail_and_return(folder, scheduler):
+    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--plan-seconds", "0.1")
+    result = figures(
+        folder, "simulate", *wishes, "--away", "w1@1-1m", "--away", "w0@0-5", "--trace", "hops.jsonl"
+    )
+    assert result["makespan"] > 60
+    assert result["lost_seconds"] == 1
+    found = hops(folder, "hops.jsonl")
+    assert sum(hop["lost"] for hop in found) == 1
+    assert all(hop["start"] >= 5 for hop in found if hop["worker"] == "w0")
+    assert len(found) == 13
+
+
+def test_copies_of_partitions(folder):
+    wishes = ("--unit-times", "copies.csv", "--scheduler", "randomized")
+    assert figures(folder, "plan", *wishes)["lower_bound"] == pytest.approx(8)
+    assert figures(folder, "simulate", *wishes, "--away", "w0@1")["makespan"] >= 16
+    lost = refused(folder, "simulate", *wishes, "--away", "w1@1", code=3)
+    assert "no worker is left with q" in lost
+    assert refused(folder, "plan", *wishes, "--mode", "data-parallel")
+
+
+def test_few_configurations_train_on_groups(folder):
+    wishes = ("--unit-times", "sized.txt", "--scheduler", "randomized", "--mode")
+    auto = figures(folder, "plan", *wishes, "auto", "--efficiency", "0.5")
+    assert (auto["mode"], auto["makespan"], auto["workers"]) == ("data-parallel", 20, 1)
+    assert auto["prices"] == {"data-parallel": 20, "hybrid": 20}
+    assert figures(folder, "plan", *wishes, "hopper")["makespan"] == 40
+    away = figures(folder, "simulate", *wishes, "data-parallel", "--away", "w3@5-10", "--trace", "hops.jsonl")
+    assert away["makespan"] == 20
+    assert hops(folder, "hops.jsonl")[0]["worker"] == "w0+w1+w2+w3"
+
+
+def test_the_table_and_the_page(folder):
+    done = folder.here(
+        "hopper", "simulate", "--unit-times", "times.csv", "--away", "w1@1-9", "--report", "h.html"
+    )
+    assert done.code == 0, done.stderr
+    assert "4 configurations on 3 partitions and 3 workers, 1 epoch" in done.stdout
+    assert "wrote h.html" in done.stdout
+    page = (folder.path / "h.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page
+    for name in ("a", "b", "c", "d", "w0", "w1", "w2"):
+        assert f"{name}</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--unit-times", "none.csv"), "none.csv: cannot be read"),
+        (("--unit-times", "times.csv", "--scheduler", "bset"), "unknown scheduler 'bset' did you mean best?"),
+        (("--unit-times", "times.csv", "--plan-seconds", "-1"), "-1 is not a time"),
+        (("--unit-times", "times.csv", "--efficiency", "0"), "efficiency"),
+        (("--unit-times", "times.csv", "--trace", "no/hops"), "there is no folder no"),
+        ((), "unit-times"),
+    ],
+)
+def test_wrong_options_are_refused(folder, arguments, said):
+    before = set(folder.path.iterdir())
+    assert said in refused(folder, "plan", *arguments)
+    assert set(folder.path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("away", "said"),
+    [
+        ("w1", "is not of the form"),
+        ("w1@5-3", "back before it is away"),
+        ("w1@x", "not a duration"),
+        ("w7@5", "there is no worker 'w7'"),
+    ],
+)
+def test_wrong_outages_are_refused(folder, away, said):
+    assert said in refused(
+        folder, "simulate", "--unit-times", "times.csv", "--scheduler", "randomized", "--away", away
+    )
+
+
+def test_sizes_that_do_not_fit_memory_are_refused(folder):
+    (folder.path / "wide.csv").write_text(",".join(["1"] * 8000))
+    assert "have a product of more than" in refused(folder, "plan", "--unit-times", "wide.csv")
+
+
+@pytest.mark.parametrize("scheduler", ["randomized", "milp", "approximate", "best"])
+@pytest.mark.parametrize("times", ["0,0\n0,0\n", "0,3\n0,0\n", "1e12,1e-300\n2,0\n", "5\n"])
+def test_times_of_nothing_and_of_ages(folder, scheduler, times):
+    (folder.path / "odd.csv").write_text(times)
+    wishes = ("--unit-times", "odd.csv", "--scheduler", scheduler, "--plan-seconds", "0.1")
+    for command in ("plan", "simulate"):
+        result = figures(folder, command, *wishes)
+        assert result["ratio"] >= 1 - 1e-9
+        assert 0 <= result["busy"] <= 1 + 1e-9
+
+
+def test_a_wrong_file_is_refused_by_line(folder):
+    (folder.path / "times.csv").write_text("1,2\n3\n")
+    assert "times.csv:2: has 1 cells" in refused(folder, "plan", "--unit-times", "times.csv")
