@@ -1,1 +1,1 @@
-"""From what was measured to what is predicted: pure functions, standard library only."""
+"""From what was measured to what is predicted: pure functions of values."""

@@ -1,0 +1,99 @@
+"""``hetctl balance`` and its sub-command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hetctl.cli.options import given_options, json_option
+from hetctl.cli.output import print_json, print_table
+from hetctl.core.codec import encode
+
+ALGORITHMS = ("cpu", "gpu", "curve")
+PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
+MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
+
+
+class Change(click.ParamType):  # type: ignore[type-arg]
+    """``150:slower.csv``: from iteration 150 on, workers take what that file says."""
+
+    name = "change"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, Path]:
+        """Parse the number before the colon."""
+        if isinstance(value, tuple):
+            return value
+        number, colon, path = value.partition(":")
+        if not (colon and path and number.isascii() and number.isdecimal() and len(number) < 10):
+            self.fail(f"{value} is not ITERATION:FILE, as in 150:slower.csv", param, ctx)
+        return int(number), Path(path)
+
+
+@click.group("balance")
+def command() -> None:
+    """Balance the batches of workers that are not alike.
+
+    Example: hetctl balance simulate --workers workers.csv --batch 128 --iterations 100
+    """
+
+
+@command.command("simulate")
+@click.option(
+    "--workers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="What batches take: CSV with the columns worker,batch,seconds[,max_batch].",
+)
+@click.option(
+    "--batch", type=click.IntRange(1, MOST_SAMPLES), required=True, help="Samples of all workers together."
+)
+@click.option("--iterations", type=click.IntRange(1, MOST_ITERATIONS), default=100, show_default=True)
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="curve", show_default=True)
+@click.option(
+    "--predictor",
+    type=click.Choice(PREDICTORS),
+    default="ema",
+    show_default=True,
+    help="Of speeds, for --algorithm cpu.",
+)
+@click.option(
+    "--change",
+    "changes",
+    type=Change(),
+    metavar="ITERATION:FILE",
+    multiple=True,
+    help="From an iteration on, workers take what FILE says.",
+)
+@click.option(
+    "--jitter",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Standard deviation of each worker's time, as a share of it.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is random.")
+@json_option
+@click.pass_context
+def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
+    """Run iterations of unlike workers under a virtual clock, and balance their batches.
+
+    All start with equal batches. After each iteration the algorithm sets those of the next one.
+
+    Example: hetctl balance simulate --workers workers.csv --batch 128 --iterations 100 --algorithm curve
+    """
+    if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
+        raise click.UsageError("--predictor goes with --algorithm cpu alone", context)
+    from hetctl.runner.balancing import BalanceRequest, simulate_balancing
+
+    fields = encode(simulate_balancing(BalanceRequest(**wishes)))
+    if as_json:
+        print_json(fields)
+        return
+    from hetctl.report.balance_table import balance_table
+
+    print_table(balance_table(fields))

@@ -1,0 +1,146 @@
+"""Balanced batches from the command line."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from workbench import ProjectFolder
+
+from hetctl.cli.cmd_balance import ALGORITHMS, PREDICTORS
+from hetctl.perf import predictors
+from hetctl.runner.balancing import MANAGERS
+
+WORKERS = """\
+worker,batch,seconds,max_batch
+v100,16,0.44,128
+v100,128,1.42,128
+k80,8,0.95,64
+k80,64,2.81,64
+"""
+SLOWER = "worker,batch,seconds\nk80,8,1.9\nk80,64,5.6\n"
+KEYS = {
+    "schema_version", "algorithm", "predictor", "batch", "workers", "seconds", "t_star_s", "ratio",
+    "reached_at", "phases", "iterations", "warnings",
+}  # fmt: skip
+PHASE = {
+    "first", "last", "t_star_s", "best_s", "best_batches", "equal_s", "steady_s", "ratio", "reached_at",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "workers.csv").write_text(WORKERS)
+    (tmp_path / "slower.csv").write_text(SLOWER)
+    return ProjectFolder(tmp_path)
+
+
+def simulated(folder, *arguments, batch=64, iterations=60):
+    wishes = ("--workers", "workers.csv", "--batch", str(batch), "--iterations", str(iterations))
+    return partial(folder.here, "balance", "simulate", *wishes, *arguments)
+
+
+def refused(folder, code, *arguments, **wishes):
+    before = folder.tree()
+    run = simulated(folder, *arguments, **wishes)
+    done = run("--json")
+    assert (done.code, run().stdout) == (code, "")
+    assert folder.tree() == before
+    return done.error["message"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_result_has_the_keys_that_were_promised(folder, algorithm):
+    done = simulated(folder, "--algorithm", algorithm, "--json")()
+    result = done.json
+    assert (done.code, set(result), set(result["phases"][0])) == (0, KEYS, PHASE)
+    assert (result["algorithm"], result["workers"]) == (algorithm, ["v100", "k80"])
+    assert result["predictor"] == ("ema" if algorithm == "cpu" else None)
+    assert len(result["iterations"]) == 60
+    assert result["iterations"][0]["batches"] == [32, 32]
+    assert {sum(one["batches"]) for one in result["iterations"]} == {64}
+    last = result["iterations"][-1]
+    assert result["seconds"] == pytest.approx(last["start_s"] + last["seconds"])
+    assert [max(one["worker_seconds"]) for one in result["iterations"]] == [
+        one["seconds"] for one in result["iterations"]
+    ]
+    (phase,) = result["phases"]
+    assert all(phase[name] == result[name] for name in ("t_star_s", "ratio", "reached_at"))
+
+
+def test_a_change_begins_a_phase_of_its_own(folder):
+    before, after = simulated(folder, "--change", "30:slower.csv", "--json")().json["phases"]
+    assert (before["first"], before["last"], after["first"], after["last"]) == (0, 29, 30, 59)
+    assert after["t_star_s"] > before["t_star_s"]
+    assert after["best_batches"][0] > before["best_batches"][0]
+
+
+def test_people_see_phases_and_batches(folder):
+    done = simulated(folder, "--algorithm", "cpu", "--predictor", "memoryless", "--change", "30:slower.csv")()
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert (done.code, done.stdout.isascii()) == (0, False)
+    assert " ".join(lines[0]) == "cpu with memoryless: 64 samples on 2 workers"
+    assert [line[:3] for line in lines if line[1:2] == ["to"]] == [["0", "to", "29"], ["30", "to", "59"]]
+    assert [line[:2] for line in lines if line[0] in ("v100", "k80")] == [["v100", "32"], ["k80", "32"]]
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_the_same_seed_gives_the_same_result(folder):
+    once, again, other = (
+        simulated(folder, "--jitter", "0.05", "--seed", seed, "--json")().stdout for seed in ("1", "1", "2")
+    )
+    assert once == again != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--batch", "1"], 2, "workers.csv: names 2 workers, and --batch is 1"),
+        (
+            ["--batch", "193"],
+            3,
+            "workers.csv: max_batch: the workers have room for 192 samples, --batch is 193",
+        ),
+        (["--workers", "none.csv"], 2, "none.csv: cannot be read"),
+        (["--change", "60:slower.csv"], 2, "--change 60: must be after iteration 0 and before iteration 60"),
+        (["--change", "0:slower.csv"], 2, "--change 0: must be after iteration 0"),
+        (["--change", "5:slower.csv", "--change", "5:slower.csv"], 2, "--change 5: is given twice"),
+        (["--change", "slower.csv"], 2, "slower.csv is not ITERATION:FILE"),
+        (["--jitter", "nan"], 2, "--jitter nan: must be from 0 to 1"),
+        (["--predictor", "ema"], 2, "--predictor goes with --algorithm cpu alone"),
+        (["--algorithm", "best"], 2, "'best' is not one of 'cpu', 'gpu', 'curve'"),
+    ],
+)
+def test_wrong_options_are_refused(folder, arguments, code, said):
+    assert said in refused(folder, code, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "workers.csv",
+            WORKERS + "k80,64,3,64\n",
+            "workers.csv:6: batch: worker 'k80' with 64 is already in line 5",
+        ),
+        ("workers.csv", "worker,batch,time\na,1,1\n", "workers.csv:1: unknown column 'time'"),
+        (
+            "slower.csv",
+            SLOWER.replace("k80", "k8"),
+            "slower.csv:2: worker: there is no 'k8'; did you mean 'k80'?",
+        ),
+        (
+            "slower.csv",
+            WORKERS.replace(",64\n", ",99\n"),
+            "slower.csv:4: max_batch: must be left out, or as in",
+        ),
+    ],
+)
+def test_wrong_files_are_refused_by_file_line_and_rule(folder, name, text, said):
+    (folder.path / name).write_text(text)
+    assert said in refused(folder, 2, "--change", "30:slower.csv")
+
+
+def test_the_names_on_the_command_line_are_those_that_there_are():
+    assert set(ALGORITHMS) == set(MANAGERS)
+    assert set(PREDICTORS) == set(predictors.PREDICTORS)
