@@ -1,8 +1,8 @@
-"""How far planners and the feeding of trainers are from the limits, with the bars that they must not pass.
+"""How far decisions and the feeding of trainers are from the limits, with the bars that they must not pass.
 
     python tests/benchmarks/bench.py [SECTION ..] [--quick]
 
-``static`` reads rate tables of others from the folder that HETCTL_DATA names. Exit code 1: a bar is passed.
+Some sections read tables of others from the folder that HETCTL_DATA names. Exit code 1: a bar is passed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+import balance_bench
 import capes
+import cerebro_bench
 import checkpoint_bench
 import doubling_exact
 import fleet
+import hetpipe_bench
+import hopper_bench
 import pace_bench
+import pipeline_bench
 import planning_time
+import predictor_bench
 import replay
 import ring_bench
 import round_bench
@@ -328,7 +334,19 @@ FEEDING: dict[str, Section] = {
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
 }
-SECTIONS = {**PLANNING, **FEEDING}
+DECIDING: dict[str, Section] = {
+    "hopper": hopper_bench.table,
+    "cerebro": cerebro_bench.table,
+    "balance": balance_bench.table,
+    "balance-replay": balance_bench.replay,
+    "predictors": predictor_bench.table,
+    "pipeline": pipeline_bench.table,
+    "hetpipe": hetpipe_bench.table,
+    "hetpipe-figure-3": hetpipe_bench.figure_3,
+    "hetpipe-figure-4": hetpipe_bench.figure_4,
+    "hetpipe-table-4": hetpipe_bench.table_4,
+}
+SECTIONS = {**PLANNING, **FEEDING, **DECIDING}
 
 
 def measured(names: Iterable[str], quick: bool = False) -> list[Table]:

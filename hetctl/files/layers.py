@@ -1,0 +1,183 @@
+"""Layer profiles: CSV with a row for each layer and GPU type, or PipeDream's graph text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.files.pipedream import is_graph, layers_of
+from hetctl.files.rate_table import NUMBER
+from hetctl.files.refusal import Place, read_text, refusal, shown, suggestion
+
+TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
+REQUIRED = ("layer", *TIMES, *BYTES)
+OPTIONAL = ("gpu_type", "held_bytes")
+SAME_ON_ALL_TYPES = (*BYTES, "held_bytes")
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer on one type of GPU.
+
+    Parameters
+    ----------
+    gpu_type : str or None
+        None in a profile that does not say what it was measured on.
+    activation_bytes : int
+        What crosses a cut after the layer.
+    held_bytes : int or None
+        What stays on the GPU for the backward pass; None: as much as `activation_bytes`.
+    """
+
+    place: Place
+    layer: str
+    gpu_type: str | None
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+    parameter_bytes: int
+    held_bytes: int | None = None
+
+
+def read_layers(path: Path) -> list[LayerRow]:
+    """Read a layer profile; the layers come in the order in which they are computed.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``. Graphs must
+        have no cycle; all layers must have rows for the same GPU types.
+    """
+    text = read_text(path)
+    if is_graph(text):
+        return [
+            LayerRow(
+                place=node.place,
+                layer=node.title,
+                gpu_type=None,
+                forward_s=node.forward_s,
+                backward_s=node.backward_s,
+                activation_bytes=crossing,
+                parameter_bytes=node.parameter_bytes,
+                held_bytes=node.held_bytes,
+            )
+            for node, crossing in layers_of(path, text)
+        ]
+    rows = _table(path, text)
+    problems = _contradictions(rows) or _gaps(rows)
+    if problems:
+        raise refusal(problems)
+    return rows
+
+
+def _table(path: Path, text: str) -> list[LayerRow]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        lines = [(Place(path, reader.line_num), [c.strip() for c in cells]) for cells in reader if cells]
+    except csv.Error as error:
+        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
+    if not lines:
+        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(REQUIRED)}")])
+    (first, header), *records = lines
+    problems = _header_problems(first, header)
+    if not records:
+        problems.append((first, "has no rows below its header"))
+    if problems:
+        raise refusal(problems)
+    checked = [_checked(place, cells, header) for place, cells in records]
+    problems = [problem for found in checked if not isinstance(found, LayerRow) for problem in found]
+    if problems:
+        raise refusal(problems)
+    return [row for row in checked if isinstance(row, LayerRow)]
+
+
+def _header_problems(place: Place, header: list[str]) -> list[tuple[Place, str]]:
+    known = (*REQUIRED, *OPTIONAL)
+    rules = [f"column '{name}' is missing" for name in REQUIRED if name not in header]
+    rules += [
+        f"unknown column {shown(name)}" + suggestion(name, known) for name in header if name not in known
+    ]
+    rules += [f"column '{name}' is given twice" for name in known if header.count(name) > 1]
+    return [(place, rule) for rule in rules]
+
+
+def _checked(place: Place, cells: list[str], header: list[str]) -> LayerRow | list[tuple[Place, str]]:
+    if len(cells) != len(header):
+        return [(place, f"has {len(cells)} cells, the header has {len(header)}")]
+    row = dict(zip(header, cells, strict=True))
+    problems = [(place, f"{name}: {rule}, got {shown(row[name])}") for name, rule in _broken(row)]
+    if problems:
+        return problems
+    held = row.get("held_bytes", "")
+    return LayerRow(
+        place=place,
+        layer=row["layer"],
+        gpu_type=row.get("gpu_type") or None,
+        forward_s=float(row["forward_s"]),
+        backward_s=float(row["backward_s"]),
+        activation_bytes=int(row["activation_bytes"]),
+        parameter_bytes=int(row["parameter_bytes"]),
+        held_bytes=int(held) if held else None,
+    )
+
+
+def _broken(row: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the columns whose values break their rule, with the rule."""
+    broken = [
+        (name, "must be one line of text")
+        for name in ("layer", "gpu_type")
+        if not row.get(name, "").isprintable()
+    ]
+    if not row["layer"]:
+        broken.append(("layer", "must not be empty"))
+    broken += [(name, "must be a number of seconds, at least 0") for name in TIMES if not _is_time(row[name])]
+    sizes = [name for name in SAME_ON_ALL_TYPES if name in row and (row[name] or name in BYTES)]
+    broken += [(name, "must be a whole number, at least 0") for name in sizes if not _is_size(row[name])]
+    return broken
+
+
+def _is_time(text: str) -> bool:
+    return NUMBER.fullmatch(text) is not None and 0 <= float(text) < math.inf
+
+
+def _is_size(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}", text) is not None
+
+
+def _contradictions(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+    points: dict[tuple[str, str | None], LayerRow] = {}
+    firsts: dict[str, LayerRow] = {}
+    problems = []
+    for row in rows:
+        earlier = points.setdefault((row.layer, row.gpu_type), row)
+        if earlier is not row:
+            on = f" on {row.gpu_type}" if row.gpu_type else ""
+            problems.append((row.place, f"layer '{row.layer}'{on} is already in line {earlier.place.line}"))
+        first = firsts.setdefault(row.layer, row)
+        problems += [
+            (row.place, f"{name}: must be the same in all rows of layer '{row.layer}', as in line {line}")
+            for name in SAME_ON_ALL_TYPES
+            if getattr(row, name) != getattr(first, name)
+            for line in (first.place.line,)
+        ]
+    return problems
+
+
+def _gaps(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+    """Find layers that lack a GPU type which another layer has."""
+    types: dict[str, set[str | None]] = {}
+    firsts: dict[str, Place] = {}
+    for row in rows:
+        types.setdefault(row.layer, set()).add(row.gpu_type)
+        firsts.setdefault(row.layer, row.place)
+    everywhere = {row.gpu_type for row in rows}
+    return [
+        (firsts[layer], f"layer '{layer}' has no row for gpu_type {missing or '(empty)'}, others have")
+        for layer, found in types.items()
+        for missing in sorted(str(name or "") for name in everywhere - found)
+    ]

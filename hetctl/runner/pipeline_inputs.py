@@ -1,0 +1,116 @@
+"""From layer and cluster files to what pipelines are planned with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetctl.core.errors import BadInputError, InfeasibleError
+from hetctl.files.layers import LayerRow
+from hetctl.files.pipeline_cluster import ClusterFile
+from hetctl.files.refusal import refusal
+from hetctl.planners.pipeline.cluster import PipelineCluster
+from hetctl.planners.pipeline.communication import Links, fit_inter, fit_scaling
+from hetctl.planners.pipeline.layers import UNNAMED, Layer, LayerProfile
+from hetctl.planners.pipeline.memory import least_bytes
+
+LARGER = "use GPUs with more memory, or a smaller minibatch"
+
+
+def cluster_of(file: ClusterFile) -> PipelineCluster:
+    """Return the cluster of a file; what it does not say of its links is fitted to what was measured."""
+    intra, inter = file.intra, file.inter
+    scaling = fit_scaling(intra.bytes_per_s, intra.points) if intra.scaling is None else intra.scaling
+    if inter.latency_s is None or inter.bytes_per_s is None:
+        latency_s, s_per_byte = fit_inter(inter.points)
+    else:
+        latency_s, s_per_byte = inter.latency_s, 1 / inter.bytes_per_s
+    return PipelineCluster(
+        nodes=file.nodes,
+        memory_bytes={name: kind.memory_bytes for name, kind in file.gpu_types.items()},
+        links=Links(intra.bytes_per_s, scaling, latency_s, s_per_byte),
+    )
+
+
+def profile_of(rows: Sequence[LayerRow], file: ClusterFile) -> LayerProfile:
+    """Return the layers; where they name no GPU type, with times by the cluster's ratios.
+
+    Raises
+    ------
+    BadInputError
+        If a GPU type of the cluster's nodes has no ratio then, or no times, or no layer takes any.
+    InfeasibleError
+        If a layer needs more memory than the largest GPU of the nodes has, or all need more than all.
+    """
+    profile = measured_profile(rows)
+    if not any(row.gpu_type for row in rows):
+        profile = profile.derived(_time_ratios(file))
+    _refuse_types_without_times(profile, rows, file)
+    _refuse_too_large(profile, rows, file)
+    return profile
+
+
+def measured_profile(rows: Sequence[LayerRow]) -> LayerProfile:
+    """Return the layers with what was measured of them; under `UNNAMED` if no type of GPU is named."""
+    by_layer: dict[str, list[LayerRow]] = {}
+    for row in rows:
+        by_layer.setdefault(row.layer, []).append(row)
+    return LayerProfile(tuple(_layer(name, measured) for name, measured in by_layer.items()))
+
+
+def _layer(name: str, rows: Sequence[LayerRow]) -> Layer:
+    return Layer(
+        name=name,
+        forward_s={row.gpu_type or UNNAMED: row.forward_s for row in rows},
+        backward_s={row.gpu_type or UNNAMED: row.backward_s for row in rows},
+        activation_bytes=rows[0].activation_bytes,
+        parameter_bytes=rows[0].parameter_bytes,
+        held_bytes=rows[0].held_bytes,
+    )
+
+
+def _time_ratios(file: ClusterFile) -> Mapping[str, float]:
+    used = _used(file)
+    ratios = {name: ratio for name in used if (ratio := file.gpu_types[name].time_ratio) is not None}
+    missing = [name for name in used if name not in ratios]
+    if missing:
+        rule = "time_ratio is missing, and the layer profile does not say what it was measured on"
+        error = refusal((file.gpu_types[name].place, f"gpu_types.{name}: {rule}") for name in missing)
+        raise BadInputError(error.message, "give its times over those of the profile: time_ratio: 2.3")
+    return ratios
+
+
+def _used(file: ClusterFile) -> list[str]:
+    return sorted({name for types in file.nodes for name in types})
+
+
+def _refuse_types_without_times(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
+    known = ", ".join(sorted(profile.gpu_types))
+    lacking = [name for name in _used(file) if name not in profile.gpu_types]
+    if lacking:
+        rule = f"{rows[0].place.path} has no times on it, only on {known}"
+        raise refusal((file.gpu_types[name].place, f"gpu_types.{name}: {rule}") for name in lacking)
+    for name in _used(file):
+        if profile.forward_s(name).sum() + profile.backward_s(name).sum() <= 0:
+            raise refusal([(rows[0].place, f"no layer takes any time on {name}")])
+
+
+def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
+    places = {row.layer: row.place for row in reversed(rows)}
+    largest = max(_used(file), key=lambda name: file.gpu_types[name].memory_bytes)
+    memory_bytes = file.gpu_types[largest].memory_bytes
+    lines = [
+        f"{places[layer.name]}: layer '{layer.name}' needs {needed:,} bytes with one minibatch, "
+        f"but the largest GPU ({largest}) has {memory_bytes:,}"
+        for layer, needed in zip(profile.layers, least_bytes(profile), strict=True)
+        if needed > memory_bytes
+    ]
+    if lines:
+        raise InfeasibleError("\n".join(lines), LARGER)
+    needed = int(least_bytes(profile).sum())
+    there = sum(file.gpu_types[name].memory_bytes for types in file.nodes for name in types)
+    if needed > there:
+        raise InfeasibleError(
+            f"{file.nodes_place}: nodes: all GPUs together have {there:,} bytes, but the layers of "
+            f"{rows[0].place.path} need {needed:,} with one minibatch",
+            LARGER,
+        )

@@ -1,0 +1,95 @@
+"""HetPipe's networks and cluster, derived from public layer profiles and data sheets.
+
+VGG-19 and ResNet-152 are PipeDream's profiles of VGG-16 and ResNet-50 with some of their blocks
+repeated, as the networks are defined; times and activations are scaled from the profiles' 128 images to
+the paper's 32. The four types of GPU differ by CUDA cores times clock (the paper's Table 1), and what was
+profiled is taken for the times of a TITAN V. Links have 80 % of their peak bandwidth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetctl.files.layers import read_layers
+from hetctl.planners.pipeline.cluster import PipelineCluster
+from hetctl.planners.pipeline.communication import Links
+from hetctl.planners.pipeline.layers import Layer, LayerProfile
+from hetctl.runner.pipeline_inputs import measured_profile
+
+PROFILED_BATCH, BATCH = 128, 32
+GIB = 2**30
+CORES_MHZ_GIB = {"V": (5120, 1455, 12), "R": (4608, 1770, 24), "G": (1920, 1680, 6), "Q": (1792, 1480, 8)}
+"""TITAN V, TITAN RTX, GeForce RTX 2060 and Quadro P4000."""
+MEMORY_BYTES = {name: gib * GIB for name, (_, _, gib) in CORES_MHZ_GIB.items()}
+PLENTY = dict.fromkeys(MEMORY_BYTES, 1024 * GIB)
+TIME_RATIOS = {name: 5120 * 1455 / (cores * mhz) for name, (cores, mhz, _) in CORES_MHZ_GIB.items()}
+LINKS = Links(
+    intra_bytes_per_s=15.75e9, intra_scaling=0.8, inter_latency_s=1e-4, inter_s_per_byte=8 / (0.8 * 56e9)
+)
+
+Repeats = Mapping[tuple[str, str], int]
+"""How often more a block comes, by its first and its last node."""
+NETWORKS: dict[str, tuple[str, Repeats]] = {
+    "VGG-19": (
+        "vgg16.txt",
+        {("node16", "node17"): 1, ("node23", "node24"): 1, ("node30", "node31"): 1},
+    ),
+    "ResNet-152": ("resnet50.txt", {("node50", "node59"): 4, ("node102", "node111"): 30}),
+}
+FILES = tuple(f"pipedream/{file}" for file, _ in NETWORKS.values())
+
+
+def network(name: str, data: Path) -> LayerProfile:
+    """Return a network on all four types of GPU."""
+    file, repeats = NETWORKS[name]
+    profile = measured_profile(read_layers(data / "pipedream" / file))
+    for (first, last), times in repeats.items():
+        profile = _repeated(profile, first, last, times)
+    return _scaled(profile, BATCH / PROFILED_BATCH).derived(TIME_RATIOS)
+
+
+def _repeated(profile: LayerProfile, first: str, last: str, times: int) -> LayerProfile:
+    layers = profile.layers
+    nodes = [layer.name.split()[0] for layer in layers]
+    begin, end = nodes.index(first), nodes.index(last) + 1
+    block = layers[begin:end]
+    copies = [
+        replace(layer, name=f"{layer.name} {number}") for number in range(2, times + 2) for layer in block
+    ]
+    return LayerProfile((*layers[:end], *copies, *layers[end:]))
+
+
+def _scaled(profile: LayerProfile, factor: float) -> LayerProfile:
+    return LayerProfile(
+        tuple(
+            replace(
+                layer,
+                forward_s={kind: seconds * factor for kind, seconds in layer.forward_s.items()},
+                backward_s={kind: seconds * factor for kind, seconds in layer.backward_s.items()},
+                activation_bytes=round(layer.activation_bytes * factor),
+                held_bytes=round(layer.kept_bytes * factor),
+            )
+            for layer in profile.layers
+        )
+    )
+
+
+def random_network(seed: int, layers: int = 60) -> LayerProfile:
+    """Return a network of unlike layers, whose types of GPU are unlike in unlike ways."""
+    draw = random.Random(seed)
+
+    def layer(number: int) -> Layer:
+        forward_s = {kind: draw.lognormvariate(-6, 1) * ratio for kind, ratio in TIME_RATIOS.items()}
+        backward_s = {kind: draw.uniform(1, 3) * seconds for kind, seconds in forward_s.items()}
+        size, weights = draw.lognormvariate(16, 1), draw.lognormvariate(14, 1)
+        return Layer(f"layer {number}", forward_s, backward_s, round(size), round(weights))
+
+    return LayerProfile(tuple(layer(number) for number in range(layers)))
+
+
+def cluster(nodes: Sequence[str], memory_bytes: Mapping[str, int] = MEMORY_BYTES) -> PipelineCluster:
+    """Return a cluster from its nodes' types: ``VVVV`` is a node of four."""
+    return PipelineCluster(tuple(map(tuple, nodes)), memory_bytes, LINKS)

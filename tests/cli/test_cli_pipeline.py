@@ -1,0 +1,142 @@
+"""``hetctl pipeline``: plans, simulations, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from workbench import new_project
+
+LAYERS = "layer,forward_s,backward_s,activation_bytes,parameter_bytes\n" + "".join(
+    f"l{i},{0.001 * (1 + i % 3)},{0.002 * (1 + i % 3)},{1_000_000 * (12 - i)},{500_000 * i}\n"
+    for i in range(12)
+)
+CLUSTER = """\
+gpu_types:
+  fast: {memory: 4GiB, time_ratio: 1}
+  slow: {memory: 2GiB, time_ratio: 2}
+nodes: [{fast: 2}, {slow: 2}]
+links:
+  intra_node: {bytes_per_s: 1.0e+10, scaling: 0.8}
+  inter_node: {latency_s: 1.0e-5, bytes_per_s: 5.0e+9}
+"""
+FILES = ("--layers", "layers.csv", "--cluster", "cluster.yaml")
+POLICIES = ("np", "ed", "hd", "best")
+STAGE_KEYS = {
+    "first", "last", "first_layer", "last_layer", "node", "gpu", "gpu_type", "forward_s", "backward_s",
+    "receive_s", "seconds", "bytes", "memory_bytes", "busy_fraction",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    project = new_project(tmp_path / "project")
+    (project.path / "layers.csv").write_text(LAYERS)
+    (project.path / "cluster.yaml").write_text(CLUSTER)
+    return project
+
+
+def succeeded(folder, *arguments):
+    done = folder.here("pipeline", *arguments, "--json")
+    assert done.code == 0, done.stdout
+    return done.json
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_places_every_layer_once(folder, policy):
+    planned = succeeded(folder, "plan", *FILES, "--policy", policy)
+    assert planned["schema_version"] == 1
+    assert planned["policy"] == policy
+    for worker in planned["virtual_workers"]:
+        assert worker["in_flight"] == planned["in_flight"]
+        assert worker["rate"] is None
+        layers = [layer for s in worker["stages"] for layer in range(s["first"], s["last"] + 1)]
+        assert layers == list(range(12))
+        for stage in worker["stages"]:
+            assert stage.keys() == STAGE_KEYS
+            assert 0 < stage["bytes"] <= stage["memory_bytes"]
+            assert stage["seconds"] == pytest.approx(
+                stage["forward_s"] + stage["backward_s"] + stage["receive_s"]
+            )
+    slowest = max(stage["seconds"] for worker in planned["virtual_workers"] for stage in worker["stages"])
+    assert planned["bottleneck_s"] == pytest.approx(slowest)
+    assert planned["ratio"] == pytest.approx(slowest / planned["lower_bound_s"])
+    assert planned["ratio"] >= 1 - 1e-9
+    assert planned["throughput"] <= len(planned["virtual_workers"]) / slowest * (1 + 1e-9)
+
+
+def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
+    result = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--placement", "local")
+    limit = len(result["virtual_workers"]) / result["bottleneck_s"]
+    assert result["efficiency"] == pytest.approx(result["throughput"] / limit)
+    assert 0.95 <= result["efficiency"] <= 1.01
+    rates = [worker["rate"] for worker in result["virtual_workers"]]
+    assert result["throughput"] == pytest.approx(len(rates) * min(rates))
+    in_flight = result["in_flight"]
+    assert (result["local_staleness"], result["global_staleness"]) == (in_flight - 1, 2 * in_flight - 2)
+    assert all(0 < s["busy_fraction"] <= 1 for w in result["virtual_workers"] for s in w["stages"])
+
+
+def test_one_in_flight_is_slower_and_minibatches_are_completed_as_asked(folder):
+    one = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "1", "--minibatches", "7")
+    more = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "3")
+    assert (one["in_flight"], more["in_flight"]) == (1, 3)
+    assert one["throughput"] < more["throughput"]
+    assert 14 <= one["minibatches"] <= 16
+
+
+def test_best_is_the_fastest_in_the_simulation(folder):
+    found = {policy: succeeded(folder, "simulate", *FILES, "--policy", policy) for policy in POLICIES}
+    others = max(found[policy]["throughput"] for policy in ("np", "ed", "hd"))
+    assert found["best"]["throughput"] >= 0.99 * others
+    assert (found["best"]["policy"], found["ed"]["chosen"]) == ("best", "ed")
+    assert found["best"]["chosen"] in POLICIES
+
+
+def test_local_placement_sends_no_weights_over_the_network_with_equal_distribution(folder):
+    found = {
+        placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--placement", placement)
+        for placement in ("round-robin", "local")
+    }
+    assert found["local"]["synchronisation_s"] < found["round-robin"]["synchronisation_s"]
+    assert found["local"]["throughput"] >= found["round-robin"]["throughput"] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_table_shows_virtual_workers_and_stages(folder, command):
+    done = folder.here("pipeline", command, *FILES, "--policy", "np")
+    assert done.code == 0
+    assert "2 virtual workers" in done.stdout
+    assert "minibatches/s" in done.stdout
+    assert ("busy" in done.stdout) == (command == "simulate")
+
+
+def refused(folder, code=2):
+    done = folder.here("pipeline", "plan", *FILES, "--json")
+    assert done.code == code, done.stdout
+    return done.error["message"]
+
+
+def test_a_cluster_without_ratios_needs_a_profile_with_types(folder):
+    (folder.path / "cluster.yaml").write_text(CLUSTER.replace(", time_ratio: 2", ""))
+    assert "cluster.yaml:3: gpu_types.slow: time_ratio is missing" in refused(folder)
+
+
+def test_a_type_that_was_not_measured_is_refused(folder):
+    header, *rows = LAYERS.splitlines()
+    typed = [f"{header},gpu_type", *(f"{row},fast" for row in rows)]
+    (folder.path / "layers.csv").write_text("\n".join(typed))
+    assert "slow" in refused(folder)
+
+
+def test_a_wrong_layer_is_refused_by_line(folder):
+    (folder.path / "layers.csv").write_text(LAYERS.replace("l2,0.003", "l2,-1"))
+    assert "layers.csv:4: forward_s" in refused(folder)
+
+
+def test_missing_files_are_refused(folder):
+    (folder.path / "layers.csv").unlink()
+    assert "layers.csv: cannot be read" in refused(folder)
+
+
+def test_what_does_not_fit_has_no_plan(folder):
+    (folder.path / "cluster.yaml").write_text(CLUSTER.replace("4GiB", "4MiB").replace("2GiB", "2MiB"))
+    refused(folder, code=3)
