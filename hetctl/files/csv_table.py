@@ -1,4 +1,4 @@
-"""CSV files with a header: each line as its cells by column, and what is wrong with it by line."""
+"""CSV: the cells of each line, by column where there is a header, and what is wrong with it by line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.files.rate_table import NUMBER
-from hetctl.files.refusal import Place, read_text, refusal, shown, suggestion
+from hetctl.files.refusal import Place, refusal, shown, suggestion
 
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+Line = tuple[Place, list[str]]
 Problem = tuple[Place, str]
 
 
@@ -24,17 +26,35 @@ class Record:
     cells: Mapping[str, str]
 
 
-def read_records(
-    path: Path, required: Sequence[str], optional: Sequence[str]
-) -> tuple[list[Record], list[Problem]]:
-    """Read the lines of a file, and name those that do not have a cell for each column.
+def csv_lines(path: Path, text: str) -> list[Line]:
+    """Return the lines that are not empty, without blanks around their cells.
 
     Raises
     ------
     BadInputError
-        If it cannot be read, is not CSV, has no rows, or its header is not of these columns.
+        If it is not CSV.
     """
-    (first, header), *lines = _lines(path, required)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [(Place(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader if cells]
+    except csv.Error as error:
+        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
+
+
+def records_in(
+    path: Path, text: str, required: Sequence[str], optional: Sequence[str]
+) -> tuple[list[Record], list[Problem]]:
+    """Return the lines below the header, and name those that do not have a cell for each column.
+
+    Raises
+    ------
+    BadInputError
+        If it is not CSV, has no rows, or its header is not of these columns.
+    """
+    found = csv_lines(path, text)
+    if not found:
+        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(required)}")])
+    (first, header), *lines = found
     _check_header(first, header, required, optional)
     if not lines:
         raise refusal([(first, "has no rows below its header")])
@@ -55,19 +75,6 @@ def is_count(text: str) -> bool:
 def is_positive(text: str) -> bool:
     """Whether it is a finite number above 0."""
     return NUMBER.fullmatch(text) is not None and 0 < float(text) < math.inf
-
-
-def _lines(path: Path, required: Sequence[str]) -> list[tuple[Place, list[str]]]:
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    try:
-        lines = [
-            (Place(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader if cells
-        ]
-    except csv.Error as error:
-        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
-    if not lines:
-        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(required)}")])
-    return lines
 
 
 def _check_header(

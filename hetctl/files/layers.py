@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.files.csv_table import NUMBER, Problem, Record, records_in
 from hetctl.files.pipedream import is_graph, layers_of
-from hetctl.files.rate_table import NUMBER
-from hetctl.files.refusal import Place, read_text, refusal, shown, suggestion
+from hetctl.files.refusal import Place, read_text, refusal, shown
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 REQUIRED = ("layer", *TIMES, *BYTES)
@@ -76,52 +74,30 @@ def read_layers(path: Path) -> list[LayerRow]:
 
 
 def _table(path: Path, text: str) -> list[LayerRow]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        lines = [(Place(path, reader.line_num), [c.strip() for c in cells]) for cells in reader if cells]
-    except csv.Error as error:
-        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
-    if not lines:
-        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(REQUIRED)}")])
-    (first, header), *records = lines
-    problems = _header_problems(first, header)
-    if not records:
-        problems.append((first, "has no rows below its header"))
+    records, problems = records_in(path, text, REQUIRED, OPTIONAL)
+    problems += [problem for record in records for problem in _problems(record)]
     if problems:
         raise refusal(problems)
-    checked = [_checked(place, cells, header) for place, cells in records]
-    problems = [problem for found in checked if not isinstance(found, LayerRow) for problem in found]
-    if problems:
-        raise refusal(problems)
-    return [row for row in checked if isinstance(row, LayerRow)]
+    return [_row(record) for record in records]
 
 
-def _header_problems(place: Place, header: list[str]) -> list[tuple[Place, str]]:
-    known = (*REQUIRED, *OPTIONAL)
-    rules = [f"column '{name}' is missing" for name in REQUIRED if name not in header]
-    rules += [
-        f"unknown column {shown(name)}" + suggestion(name, known) for name in header if name not in known
+def _problems(record: Record) -> list[Problem]:
+    return [
+        (record.place, f"{name}: {rule}, got {shown(record.cells[name])}")
+        for name, rule in _broken(record.cells)
     ]
-    rules += [f"column '{name}' is given twice" for name in known if header.count(name) > 1]
-    return [(place, rule) for rule in rules]
 
 
-def _checked(place: Place, cells: list[str], header: list[str]) -> LayerRow | list[tuple[Place, str]]:
-    if len(cells) != len(header):
-        return [(place, f"has {len(cells)} cells, the header has {len(header)}")]
-    row = dict(zip(header, cells, strict=True))
-    problems = [(place, f"{name}: {rule}, got {shown(row[name])}") for name, rule in _broken(row)]
-    if problems:
-        return problems
-    held = row.get("held_bytes", "")
+def _row(record: Record) -> LayerRow:
+    cells, held = record.cells, record.cells.get("held_bytes", "")
     return LayerRow(
-        place=place,
-        layer=row["layer"],
-        gpu_type=row.get("gpu_type") or None,
-        forward_s=float(row["forward_s"]),
-        backward_s=float(row["backward_s"]),
-        activation_bytes=int(row["activation_bytes"]),
-        parameter_bytes=int(row["parameter_bytes"]),
+        place=record.place,
+        layer=cells["layer"],
+        gpu_type=cells.get("gpu_type") or None,
+        forward_s=float(cells["forward_s"]),
+        backward_s=float(cells["backward_s"]),
+        activation_bytes=int(cells["activation_bytes"]),
+        parameter_bytes=int(cells["parameter_bytes"]),
         held_bytes=int(held) if held else None,
     )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hetctl.files.rate_table import NUMBER
+from hetctl.files.csv_table import NUMBER
 from hetctl.files.refusal import Place, refusal, shown
 
 NODE = re.compile(r"(\S+) -- (.*?) -- ([a-z_]+=.*)")

@@ -7,25 +7,20 @@ Three forms are told apart by their first line: a CSV matrix, with names or with
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.files.csv_table import NUMBER, Line, Problem, csv_lines
 from hetctl.files.refusal import Place, read_text, refusal, shown
 
 COLUMNS = ("config", "partition", "worker", "seconds")
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
-NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 NEVER = ("", "inf")
 """Cells of a worker that does not have the partition."""
 MOST_S = 1e12
 """Sums of times stay finite."""
-
-Line = tuple[Place, list[str]]
-Problem = tuple[Place, str]
 
 
 @dataclass(frozen=True)
@@ -60,21 +55,12 @@ def read_unit_times(path: Path) -> UnitTimeTable:
     if sizes:
         rows = [(place, line.split()) for place, line in numbered[1:]]
         return _sized(numbered[0][0], int(sizes[1]), int(sizes[2]), rows)
-    lines = _csv_lines(path, text)
+    lines = [(place, cells) for place, cells in csv_lines(path, text) if cells != [""]]
     if not lines:
         raise refusal([(Place(path, 1), "is empty: it must have a row of seconds for each configuration")])
     if sorted(lines[0][1]) == sorted(COLUMNS):
         return _list(lines[0], lines[1:])
     return _named(lines)
-
-
-def _csv_lines(path: Path, text: str) -> list[Line]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        lines = [(Place(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader]
-    except csv.Error as error:
-        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
-    return [(place, cells) for place, cells in lines if cells not in ([], [""])]
 
 
 def _sized(first: Place, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hetctl.files.csv_table import Problem, Record, is_count, is_positive, read_records
+from hetctl.files.csv_table import Problem, Record, is_count, is_positive, records_in
 from hetctl.files.names import NAME_RULE, SAFE_NAME
-from hetctl.files.refusal import Place, refusal, shown
+from hetctl.files.refusal import Place, read_text, refusal, shown
 
 REQUIRED = ("worker", "batch", "seconds")
 OPTIONAL = ("max_batch",)
@@ -44,7 +44,7 @@ def read_workers(path: Path) -> list[WorkerPoints]:
     BadInputError
         If anything in it is wrong, with a line for each problem: ``FILE:LINE: column: rule``.
     """
-    records, problems = read_records(path, REQUIRED, OPTIONAL)
+    records, problems = records_in(path, read_text(path), REQUIRED, OPTIONAL)
     wrong = {record.place: rules for record in records if (rules := _broken(record))}
     problems += [(place, rule) for place, rules in wrong.items() for rule in rules]
     groups: dict[str, list[Record]] = {}

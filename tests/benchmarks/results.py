@@ -24,10 +24,12 @@ DRAWN = ("independent", "flotilla", "static", "fluid")
 
 def main() -> None:
     """Measure, and write when all is there."""
-    limits, feeding = (bench.measured(sections) for sections in (bench.PLANNING, bench.FEEDING))
+    parts = (bench.PLANNING, bench.FEEDING, bench.DECIDING)
+    limits, feeding, deciding = (bench.measured(sections) for sections in parts)
     page = Template(TEXT.read_text(encoding="utf-8")).substitute(
         limits="\n\n".join(map(str, limits)),
         feeding="\n\n".join(map(str, feeding)),
+        deciding="\n\n".join(map(str, deciding)),
         seeds=len(replay.SEEDS),
         speedups=replay.figure5(),
         lockstep=replay.figure5(lockstep=True),
