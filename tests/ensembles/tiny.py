@@ -7,14 +7,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
+from handwriting import digits
 
 SAMPLES = 640
 
 
 def input_fn(path):
-    digits = load_digits()
-    x, y = (digits.images / 16.0).astype("float32")[..., None], digits.target
+    x, y = digits()
     return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
 
 

@@ -4,15 +4,14 @@ import time
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
+from handwriting import digits
 from torch import nn
 
 SAMPLES = 640
 
 
 def input_fn(path):
-    digits = load_digits()
-    x, y = (digits.images / 16.0).astype("float32")[..., None], digits.target
+    x, y = digits()
     return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
 
 

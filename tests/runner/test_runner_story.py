@@ -29,7 +29,8 @@ def test_from_profile_to_report(tmp_path):
         ENSEMBLE.format(members=", ".join(MEMBERS.values())),
         environment={"HETCTL_SITE": "local"},
     )
-    shutil.copy(TINY / "tiny.py", project.path)
+    for module in ("tiny.py", "handwriting.py"):
+        shutil.copy(TINY / module, project.path)
 
     first = project.hetctl("profile", "--json")
     assert (first.code, first.error["kind"]) == (5, "members-failed")

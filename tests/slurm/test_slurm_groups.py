@@ -104,7 +104,7 @@ def project_of(framework, cluster, folder, members, input_fn=None, epochs=2, **v
     """Make one whose members have so many GPUs each."""
     (folder / "site-configs").mkdir(parents=True)
     module = MODULES[framework]
-    for each in MODULES.values():
+    for each in (*MODULES.values(), "handwriting"):
         shutil.copy(ENSEMBLES / f"{each}.py", folder)
     text = ENSEMBLE.format(
         framework=framework, module=module, input_fn=input_fn or f"{module}:input_fn", epochs=epochs
