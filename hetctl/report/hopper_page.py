@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hetctl.core.status import RoundSpan, RunStatus, StepSpan
+from hetctl.core.status import RunStatus, StepSpan
+from hetctl.report.as_run import as_run
 from hetctl.report.gantt import gantt_svg
 from hetctl.report.hopper_table import HopperFigures, headline
 from hetctl.report.page import fill
@@ -142,22 +143,12 @@ def _row(name: str, steps: Sequence[StepSpan]) -> Row:
 
 
 def _as_run(figures: HopperFigures, steps: Sequence[StepSpan]) -> RunStatus:
-    """Show the hops as the run of one round that they stand for."""
-    return RunStatus(
-        run="hopper",
-        ensemble="",
-        site="",
+    return as_run(
+        "hopper",
         device="slot",
         planner=figures.scheduler,
         gpus=figures.workers,
-        state="finished",
-        reason="",
-        submitted_at=0.0,
-        predicted_s=figures.lower_bound,
-        measured_s=figures.makespan,
-        members=(),
-        rounds=(RoundSpan(0, 0, 0.0, figures.makespan, 0.0, None),),
+        lower_bound_s=figures.lower_bound,
+        makespan_s=figures.makespan,
         steps=tuple(steps),
-        jobs=(),
-        history={},
     )

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from hetctl.core.simulation import Interval, Simulation
 from hetctl.core.status import RoundSpan, RunStatus, StepSpan
+from hetctl.report.as_run import as_run
 from hetctl.report.gantt import gantt_svg
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
@@ -115,27 +116,18 @@ def _rounds(simulation: Simulation) -> tuple[RoundSpan, ...]:
 
 
 def _as_run(title: str, simulation: Simulation) -> RunStatus:
-    """Show a simulation as the run that it stands for; many rounds as one."""
-    whole = RoundSpan(0, 0, 0.0, simulation.makespan_s, 0.0, None)
-    return RunStatus(
-        run=title,
-        ensemble=title,
-        site="",
+    """Show many rounds as one."""
+    return as_run(
+        title,
         device="gpu",
         planner=simulation.planner,
         gpus=simulation.gpus,
-        state="finished",
-        reason="",
-        submitted_at=0.0,
-        predicted_s=simulation.lower_bound_s,
-        measured_s=simulation.makespan_s,
-        members=(),
-        rounds=_rounds(simulation) if simulation.rounds <= MOST_MARKED else (whole,),
+        lower_bound_s=simulation.lower_bound_s,
+        makespan_s=simulation.makespan_s,
         steps=tuple(
             _span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement
         ),
-        jobs=(),
-        history={},
+        rounds=_rounds(simulation) if simulation.rounds <= MOST_MARKED else (),
     )
 
 
