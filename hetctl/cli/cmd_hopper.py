@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import OutputFile, Seconds, json_option
+from hetctl.cli.options import OutputFile, Seconds, given_options, json_option
 from hetctl.cli.output import print_json, print_table
+from hetctl.files.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
     from hetctl.report.hopper_table import HopperFigures
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MOST_EPOCHS = 10_000
+PLANNING = {"scheduler", "plan_seconds", "mode", "efficiency"}
 AWAY = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
@@ -116,9 +117,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
 @click.option(
     "--epochs",
     type=click.IntRange(1, MOST_EPOCHS),
-    default=1,
-    show_default=True,
-    help="Of every configuration.",
+    help="Of every configuration.  [default: 1, or those of --replay]",
 )
 @click.option(
     "--away",
@@ -128,9 +127,19 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
     help="A worker fails at START and is back at END, as w3@600-1200; w3@0-600 joins late, w3@600"
     " never returns. May be given several times.",
 )
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Follow the visits that were done in what --trace wrote, in place of a scheduler.",
+)
+@click.pass_context
 def simulate(
-    epochs: int,
+    context: click.Context,
+    /,
+    epochs: int | None,
     away: Sequence[tuple[str, float, float]],
+    replay: Path | None,
     trace: Path | None,
     report: Path | None,
     as_json: bool,
@@ -140,9 +149,26 @@ def simulate(
 
     Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --away w3@10m-30m --report hops.html
     """
-    from hetctl.runner.hopping import run_hops
+    from hetctl.runner.hopping import replay_hops, run_hops
 
-    _show(run_hops(_request(**wishes), epochs, away), trace, report, as_json=as_json)
+    if replay:
+        _refuse_planning(context)
+        outcome = replay_hops(wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], away=away)
+    else:
+        outcome = run_hops(_request(**wishes), epochs or 1, away)
+    _show(outcome, trace, report, as_json=as_json)
+
+
+def _refuse_planning(context: click.Context) -> None:
+    """Refuse options that say how to plan; a replay plans nothing, and its workers hop alone."""
+    given = PLANNING.intersection(given_options(context))
+    if context.params["mode"] == "hopper":
+        given -= {"mode"}
+    for option in context.command.params:
+        if option.name in given:
+            raise click.UsageError(
+                f"{option.opts[0]} does not go with --replay, which plans nothing", context
+            )
 
 
 def _request(**wishes: Any) -> HopperRequest:
@@ -184,13 +210,13 @@ def _figures(outcome: HopperOutcome) -> HopperFigures:
 
     units = outcome.units
     return HopperFigures(
-        scheduler=outcome.request.scheduler,
+        scheduler=outcome.scheduler,
         mode=outcome.way,
         configs=len(units.configs),
         partitions=len(units.partitions),
         workers=len(units.workers),
         epochs=outcome.epochs,
-        seed=outcome.request.seed,
+        seed=outcome.seed,
         makespan=outcome.makespan_s,
         lower_bound=outcome.lower_bound_s,
         ratio=outcome.ratio,

@@ -25,6 +25,43 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
+class Wording:
+    """What a chart says; names in braces are filled in.
+
+    Parameters
+    ----------
+    step : str
+        The tip of a bar.
+    failed : str
+        The outcome of one that failed.
+    rounds : bool
+        Whether the starts of rounds are marked.
+    """
+
+    title: str
+    axis: str
+    step: str
+    failed: str
+    rounds: bool
+
+
+RUN = Wording(
+    title="{devices} over time, by member",
+    axis="time since the first job started ({unit}); round numbers above",
+    step="{step.member} · round {step.round} · {devices} of {step.node} · {length} · {outcome}",
+    failed="failed with exit code {code}",
+    rounds=True,
+)
+HOPS = Wording(
+    title="workers over time, by configuration",
+    axis="time since the start ({unit})",
+    step="{step.member} · epoch {step.round} · worker {step.node} · {length} · {outcome}",
+    failed="undone by a failure",
+    rounds=False,
+)
+
+
+@dataclass(frozen=True)
 class Layout:
     """Rows by (node, GPU), and the extent of the chart in seconds and points."""
 
@@ -55,21 +92,22 @@ class Look:
     running: bool
 
 
-def gantt_svg(status: RunStatus, colours: Mapping[str, str]) -> str:
+def gantt_svg(status: RunStatus, colours: Mapping[str, str], wording: Wording = RUN) -> str:
     """Draw which member held which GPU when; a grey row is idle, a hatched bar failed.
 
     Rows of nodes that a job did not hold stay white, as does the time between jobs.
     """
     layout = _layout(status)
-    title = f"{device_word(status.device)} over time, by member"
+    title = wording.title.format(devices=device_word(status.device))
 
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_axes(_place(layout))
         _draw_idle(axes, status, layout)
-        _draw_steps(axes, status, colours, layout, tips)
-        _draw_rounds(axes, status, layout)
+        _draw_steps(axes, status, colours, layout, tips, wording)
+        if wording.rounds:
+            _draw_rounds(axes, status, layout)
         _label_rows(axes, layout)
-        _finish(axes, layout)
+        _finish(axes, layout, wording)
 
     return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
 
@@ -120,13 +158,13 @@ def _draw_idle(axes: Axes, status: RunStatus, layout: Layout) -> None:
 
 
 def _draw_steps(
-    axes: Axes, status: RunStatus, colours: Mapping[str, str], layout: Layout, tips: Tips
+    axes: Axes, status: RunStatus, colours: Mapping[str, str], layout: Layout, tips: Tips, wording: Wording
 ) -> None:
     detailed = len(status.steps) <= DETAILED_STEPS
     numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
     shapes: dict[Look, list[Box]] = {}
     for step in status.steps:
-        tip = _describe(step, layout, status.device) if detailed else step.member
+        tip = _describe(step, layout, status.device, wording) if detailed else step.member
         colour = colours.get(step.member, GREY)
         look = Look(tip, colour, step.exit_code not in (None, 0), step.end_s is None)
         boxes = list(_boxes(step, layout))
@@ -147,12 +185,12 @@ def _draw_steps(
         axes.add_patch(patch)
 
 
-def _describe(step: StepSpan, layout: Layout, device: str) -> str:
+def _describe(step: StepSpan, layout: Layout, device: str, wording: Wording) -> str:
     length = format_seconds(end_of(step, layout.now_s) - step.start_s)
-    devices = f"{device_word(device, len(step.gpus))} {', '.join(map(str, step.gpus))} of {step.node}"
+    devices = f"{device_word(device, len(step.gpus))} {', '.join(map(str, step.gpus))}"
     ends = {None: "running", 0: "done"}
-    outcome = ends.get(step.exit_code, f"failed with exit code {step.exit_code}")
-    return f"{step.member} · round {step.round} · {devices} · {length} · {outcome}"
+    outcome = ends.get(step.exit_code, wording.failed.format(code=step.exit_code))
+    return wording.step.format(step=step, devices=devices, length=length, outcome=outcome)
 
 
 def _boxes(step: StepSpan, layout: Layout) -> Iterator[Box]:
@@ -211,7 +249,7 @@ def _label_rows(axes: Axes, layout: Layout) -> None:
             free_from = middle * layout.row_height + 11
 
 
-def _finish(axes: Axes, layout: Layout) -> None:
+def _finish(axes: Axes, layout: Layout, wording: Wording) -> None:
     unit, length = time_unit(layout.span_s)
     axes.set_xlim(0, layout.span_s)
     axes.set_ylim(max(1, len(layout.rows)), 0)
@@ -220,7 +258,7 @@ def _finish(axes: Axes, layout: Layout) -> None:
         t * length for t in locator.tick_values(0, layout.span_s / length) if 0 <= t * length <= layout.span_s
     ]
     axes.set_xticks(ticks, [f"{tick / length:g}" for tick in ticks])
-    axes.set_xlabel(f"time since the first job started ({unit}); round numbers above", loc="left")
+    axes.set_xlabel(wording.axis.format(unit=unit), loc="left")
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from hetctl.core.status import RunStatus, StepSpan
 from hetctl.report.as_run import as_run
-from hetctl.report.gantt import gantt_svg
+from hetctl.report.gantt import HOPS, gantt_svg
 from hetctl.report.hopper_table import HopperFigures, headline
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
@@ -105,7 +105,7 @@ def render_hopper(
         prices=figures.prices,
         cards=_cards(figures),
         hops=len(steps),
-        gantt=Markup(gantt_svg(_as_run(figures, steps), colours)) if drawn else None,
+        gantt=Markup(gantt_svg(_as_run(figures, steps), colours, HOPS)) if drawn else None,
         tables=[
             ("Worker", _rows(workers, [(step.node, step) for step in steps]), False),
             ("Configuration", _rows(configs, [(step.member, step) for step in steps]), True),

@@ -14,16 +14,20 @@ import numpy as np
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.status import StepSpan
-from hetctl.files.unit_times import read_unit_times
+from hetctl.files.unit_times import UnitTimeTable, read_unit_times
+from hetctl.files.visit_log import read_visit_log
 from hetctl.planners.base import nearest
 from hetctl.planners.hopper import SCHEDULERS, SearchOptions
 from hetctl.planners.hopper.crossover import HOPPER, ways
 from hetctl.planners.hopper.units import UnitTimes, lower_bound
-from hetctl.planners.hopper.visits import by_start, visits_of
-from hetctl.simulator.hopping import Outage, Stay, simulate_hops
+from hetctl.planners.hopper.visits import Visit, by_start, visits_of
+from hetctl.simulator.hop_clock import Outage, Stay
+from hetctl.simulator.hopping import simulate_hops
 from hetctl.simulator.ways import PricedWay, price
 
-AUTO, RANDOMIZED = "auto", "randomized"
+AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"
+Away = tuple[str, float, float]
+"""Worker, and from when to when it is not there, in seconds; the last may be infinite."""
 MOST_TIMES = 50_000_000
 """Configurations times partitions times workers that fit memory."""
 UNDONE = 1
@@ -68,6 +72,8 @@ class HopperOutcome:
 
     Parameters
     ----------
+    scheduler : str
+        Where the order comes from; ``replay``: from a log.
     units : UnitTimes
         What the hopper saw; its workers are groups where workers train together.
     stays : tuple of Stay
@@ -77,10 +83,11 @@ class HopperOutcome:
     plan_seconds : float
         What the scheduler took.
     prices : mapping of str to float
-        Planned makespan of an epoch by mode, of all that were looked at.
+        Planned makespan of an epoch by mode, of all that were looked at; none of a replay.
     """
 
-    request: HopperRequest
+    scheduler: str
+    seed: int
     way: str
     units: UnitTimes
     stays: tuple[Stay, ...]
@@ -133,15 +140,8 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
     return chosen.outcome(request, stays)
 
 
-def run_hops(
-    request: HopperRequest, epochs: int = 1, away: Iterable[tuple[str, float, float]] = ()
-) -> HopperOutcome:
+def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[Away] = ()) -> HopperOutcome:
     """Plan, and run the hopper along the plan; with `randomized` it draws as it goes, as in CEREBRO.
-
-    Parameters
-    ----------
-    away : iterable of (str, float, float)
-        Worker, and from when to when it is not there, in seconds; the last may be infinite.
 
     Raises
     ------
@@ -158,9 +158,50 @@ def run_hops(
         plan=() if drawn else visits_of(chosen.way.schedule, units, epochs),
         seed=request.seed,
         epochs=epochs,
-        outages=[Outage(chosen.group_of(worker), start_s, end_s) for worker, start_s, end_s in away],
+        outages=_outages(away, chosen.groups),
     )
     return chosen.outcome(request, course.stays, epochs)
+
+
+def replay_hops(
+    unit_times: Path, log: Path, *, epochs: int | None = None, seed: int = 0, away: Iterable[Away] = ()
+) -> HopperOutcome:
+    """Run the hopper along the visits that a log has as done, however long they take this time.
+
+    Parameters
+    ----------
+    log : Path
+        What `trace_of` returned.
+    epochs : int or None
+        Of every configuration; None: as many as the log has.
+    seed : int
+        Of what is drawn: visits that the log lacks, or has on a worker that is away.
+
+    Raises
+    ------
+    BadInputError
+        If a file is wrong, or a worker that is away is unknown.
+    InfeasibleError
+        If a partition is lost for good before everybody has visited it.
+    """
+    table = read_unit_times(unit_times)
+    units = _units(unit_times, table)
+    visits = read_visit_log(log, table)
+    wanted = epochs or 1 + max(visit.epoch for visit in visits)
+    plan = [Visit(i, one.config, one.epoch, one.partition, one.worker) for i, one in enumerate(visits)]
+    outages = _outages(away, {worker: worker for worker in units.workers})
+    course = simulate_hops(units, plan=plan, seed=seed, epochs=wanted, outages=outages)
+    return HopperOutcome(
+        scheduler=REPLAY,
+        seed=seed,
+        way=HOPPER,
+        units=units,
+        stays=course.stays,
+        lower_bound_s=wanted * lower_bound(units),
+        plan_seconds=0.0,
+        prices={},
+        epochs=wanted,
+    )
 
 
 def trace_of(outcome: HopperOutcome) -> str:
@@ -204,17 +245,16 @@ class _Chosen:
     def way(self) -> PricedWay:
         return self.priced[0]
 
-    def group_of(self, worker: str) -> str:
-        """Return the group that cannot go on without a worker, by its name."""
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """The group that cannot go on without a worker, by the worker's name."""
         names = self.way.units.workers
-        groups = {self.workers[k]: names[g] for g, part in enumerate(self.way.groups) for k in part}
-        if worker not in groups:
-            raise BadInputError(f"there is no worker {worker!r} to be away", hint=nearest(worker, groups))
-        return groups[worker]
+        return {self.workers[k]: names[g] for g, part in enumerate(self.way.groups) for k in part}
 
     def outcome(self, request: HopperRequest, stays: Iterable[Stay], epochs: int = 1) -> HopperOutcome:
         return HopperOutcome(
-            request=request,
+            scheduler=request.scheduler,
+            seed=request.seed,
             way=self.way.way,
             units=self.way.units,
             stays=tuple(stays),
@@ -225,8 +265,17 @@ class _Chosen:
         )
 
 
+def _outages(away: Iterable[Away], groups: Mapping[str, str]) -> list[Outage]:
+    outages = []
+    for worker, start_s, end_s in away:
+        if worker not in groups:
+            raise BadInputError(f"there is no worker {worker!r} to be away", hint=nearest(worker, groups))
+        outages.append(Outage(groups[worker], start_s, end_s))
+    return outages
+
+
 def _choose(request: HopperRequest) -> _Chosen:
-    units = _unit_times(request.unit_times)
+    units = _units(request.unit_times, read_unit_times(request.unit_times))
     rule = ways(len(units.configs), len(units.workers))
     options = SearchOptions(seed=request.seed, seconds=request.plan_seconds)
     started = time.perf_counter()
@@ -239,8 +288,7 @@ def _choose(request: HopperRequest) -> _Chosen:
     return _Chosen(units.workers, priced, time.perf_counter() - started)
 
 
-def _unit_times(path: Path) -> UnitTimes:
-    table = read_unit_times(path)
+def _units(path: Path, table: UnitTimeTable) -> UnitTimes:
     shape = (len(table.configs), len(table.partitions), len(table.workers))
     if math.prod(shape) > MOST_TIMES:
         counts = "{:,} configurations, {:,} partitions and {:,} workers".format(*shape)

@@ -82,6 +82,74 @@ def test_workers_fail_and_return(folder, scheduler):
     assert len(found) == 13
 
 
+def order(found, of):
+    """Return what each configuration, or worker, did, in its order."""
+    orders = {}
+    for hop in sorted(found, key=lambda hop: (hop["start"], hop["end"])):
+        if not hop["lost"]:
+            unit = hop["config"], hop["epoch"], hop["partition"], hop["worker"]
+            orders.setdefault(hop[of], []).append(unit)
+    return orders
+
+
+def replayed(folder, *recording):
+    """Record with workers that fail, replay with other times and no failures; return both traces."""
+    wishes = ("--scheduler", "randomized", "--away", "w1@1-9", "--away", "w0@0-5")
+    figures(folder, "simulate", "--unit-times", "times.csv", *wishes, *recording, "--trace", "first.jsonl")
+    (folder.path / "other.csv").write_text("config,w0,w1,w2\na,9,0,1\nb,1,8,0\nc,5,5,9\nd,7,1,3\n")
+    replay = ("--unit-times", "other.csv", "--replay", "first.jsonl", "--seed", "7")
+    result = figures(folder, "simulate", *replay, "--trace", "second.jsonl")
+    assert (result["scheduler"], result["lost_seconds"], result["prices"]) == ("replay", 0, {})
+    first, second = hops(folder, "first.jsonl"), hops(folder, "second.jsonl")
+    assert any(hop["lost"] for hop in first)
+    assert [hop["end"] for hop in first] != [hop["end"] for hop in second]
+    return first, second, result
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2", "3"])
+def test_a_replay_keeps_the_order_of_configurations_and_workers(folder, seed):
+    first, second, _ = replayed(folder, "--seed", seed)
+    for of in ("config", "worker"):
+        assert order(first, of) == order(second, of)
+
+
+def test_a_replay_has_the_epochs_of_its_log(folder):
+    first, second, result = replayed(folder, "--epochs", "3")
+    assert (result["epochs"], result["lower_bound"]) == (3, 66)
+    for of in ("config", "worker"):
+        assert order(first, of) == order(second, of)
+
+
+def test_a_replay_draws_what_its_log_lacks(folder):
+    figures(folder, "plan", "--unit-times", "times.csv", "--scheduler", "randomized", "--trace", "a.jsonl")
+    wishes = ("--unit-times", "times.csv", "--replay", "a.jsonl", "--trace", "b.jsonl")
+    assert figures(folder, "simulate", *wishes, "--epochs", "2")["epochs"] == 2
+    assert len(hops(folder, "b.jsonl")) == 24
+    again = order((hop for hop in hops(folder, "b.jsonl") if hop["epoch"] == 0), "config")
+    assert again == order(hops(folder, "a.jsonl"), "config")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--scheduler", "best"), "--scheduler does not go with --replay"),
+        (("--plan-seconds", "1"), "--plan-seconds does not go with --replay"),
+        (("--mode", "auto"), "--mode does not go with --replay"),
+        (("--efficiency", "1"), "--efficiency does not go with --replay"),
+        (("--mode", "hopper"), "log.jsonl:2: there is no worker 'w9'"),
+        (("--replay", "none.jsonl"), "none.jsonl: cannot be read"),
+    ],
+)
+def test_wrong_replays_are_refused(folder, arguments, said):
+    hop = {"config": "a", "worker": "w0", "start": 0, "end": 3, "partition": "p0", "epoch": 0, "lost": False}
+    text = "".join(json.dumps(hop | {"worker": worker}) + "\n" for worker in ("w0", "w9"))
+    (folder.path / "log.jsonl").write_text(text)
+    before = set(folder.path.iterdir())
+    replay = ("--unit-times", "times.csv", "--replay", "log.jsonl", "--trace", "new.jsonl")
+    assert said in refused(folder, "simulate", *replay, *arguments)
+    assert set(folder.path.iterdir()) == before
+
+
 def test_copies_of_partitions(folder):
     wishes = ("--unit-times", "copies.csv", "--scheduler", "randomized")
     assert figures(folder, "plan", *wishes)["lower_bound"] == pytest.approx(8)

@@ -51,7 +51,10 @@ def test_the_page_shows_workers_and_configurations(figures: HopperFigures) -> No
     assert page == render_hopper(figures, ("a<b>", "c"), ("w0", "w1"), STEPS)
     assert "a&lt;b&gt;" in page
     assert "a<b>" not in page
-    assert "failed with exit code 1" in page
+    assert "a&lt;b&gt; · epoch 0 · worker w0 · 2.0 s · undone by a failure" in page
+    assert "workers over time, by configuration" in page
+    for word in ("first job", "round numbers", "exit code", "slot"):
+        assert word not in page
     cells = [" ".join(row.split()) for row in page.split("<tr>") if "w0</td>" in row]
     assert '<td class="number">1</td><td class="number">1</td>' in cells[0]
 

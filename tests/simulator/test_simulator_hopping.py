@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +13,9 @@ from hetctl.core.errors import InfeasibleError
 from hetctl.planners.hopper.crossover import DATA_PARALLEL, HOPPER, HYBRID
 from hetctl.planners.hopper.schedule import Hop, Schedule, in_sequence, violations
 from hetctl.planners.hopper.units import UnitTimes
-from hetctl.planners.hopper.visits import visits_of
-from hetctl.simulator.hopping import Course, Outage, simulate_hops
+from hetctl.planners.hopper.visits import Unit, visits_of
+from hetctl.simulator.hop_clock import Course, Outage
+from hetctl.simulator.hopping import simulate_hops
 from hetctl.simulator.ways import price
 
 
@@ -133,6 +135,55 @@ def test_there_is_no_barrier_between_epochs():
     starts = {(s.visit.config, s.visit.epoch): s.start_s for s in reversed(course.stays)}
     ends = {(s.visit.config, s.visit.epoch): s.end_s for s in course.stays}
     assert starts["c0", 1] < ends["c1", 0]
+
+
+@given(unit_times(), AWAY, st.data())
+def test_configurations_may_have_different_epochs(units, away, data):
+    wanted = {config: data.draw(st.integers(0, 3)) for config in units.configs}
+    outages = [Outage(units.workers[k % len(units.workers)], at, at + length) for k, at, length in away]
+    course = simulate_hops(units, epochs=wanted, outages=outages)
+    assert Counter(visit.unit for visit in course.log) == {
+        (config, epoch, partition): 1
+        for config, epochs in wanted.items()
+        for epoch in range(epochs)
+        for partition in units.partitions
+    }
+    for config in units.configs:
+        stays = [stay for stay in course.stays if stay.visit.config == config]
+        assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(stays))
+        assert [s.visit.epoch for s in stays] == sorted(s.visit.epoch for s in stays)
+
+
+def test_a_configuration_that_is_not_named_does_not_join():
+    units = UnitTimes.from_matrix([[1.0, 1.0], [10.0, 10.0]])
+    assert {visit.config for visit in simulate_hops(units, epochs={"c0": 2}).log} == {"c0"}
+
+
+def orders(course: Course, of: str) -> dict[str, list[tuple[Unit, str]]]:
+    """Return what each configuration, or worker, did, in the order of the starts."""
+    done: dict[str, list[tuple[Unit, str]]] = {}
+    for stay in course.stays:
+        if not stay.lost:
+            done.setdefault(getattr(stay.visit, of), []).append((stay.visit.unit, stay.visit.worker))
+    return done
+
+
+@given(unit_times(), AWAY, st.integers(1, 3), st.randoms(use_true_random=False))
+def test_a_replay_of_the_starts_keeps_the_order_whatever_things_take(units, away, epochs, draw):
+    outages = [Outage(units.workers[k % len(units.workers)], at, at + length) for k, at, length in away]
+    first = simulate_hops(units, epochs=epochs, outages=outages)
+    started = [stay.visit for stay in first.stays if not stay.lost]
+    factors = [draw.choice((0.0, 0.5, 1.0, 4.0)) for _ in units.configs]
+    others = np.where(
+        np.isinf(units.seconds),
+        np.inf,
+        np.nan_to_num(units.seconds, posinf=0) * np.reshape(factors, (-1, 1, 1)),
+    )
+    slower = UnitTimes(units.configs, units.partitions, units.workers, others)
+    for plan in (started, first.log):
+        second = simulate_hops(slower, plan=plan, seed=1, epochs=epochs)
+        assert orders(first, "config") == orders(second, "config")
+        assert orders(first, "worker") == orders(second, "worker")
 
 
 def first_come(units: UnitTimes) -> Schedule:

@@ -48,7 +48,8 @@ class Hopper:
     time; nothing is preempted. Workers may share partitions (section 4.5), fail, return and join late,
     configurations join and stop at any time (section 4.6). An executor that dies goes on from `state`.
 
-    With a plan, units start in the plan's order for each worker and each configuration. What the plan
+    With a plan, units start in the plan's order for each worker and each configuration; a worker waits
+    for a configuration that has yet to begin the epoch of its turn, unless it has stopped. What the plan
     does not have, or has on a worker that is gone, is drawn at random among what an idle worker could
     do, as is everything without a plan. A log is a plan: following it is a replay.
 
@@ -80,6 +81,8 @@ class Hopper:
         hopper._started = state.started
         hopper._log = list(state.log)
         hopper._done = {visit.unit for visit in state.log}
+        for unit in hopper._done:
+            hopper._queue.is_done(unit)
         hopper._running = {visit.worker: visit for visit in state.running}
         hopper._busy = {visit.config for visit in state.running}
         for worker, partitions in state.workers.items():
@@ -131,6 +134,8 @@ class Hopper:
     def follow(self, plan: Sequence[Visit]) -> None:
         """Change the plan for all that waits, as after replanning; an empty one: draw from now on."""
         earlier, self._queue = self._queue, UnitQueue(plan)
+        for unit in self._done:
+            self._queue.is_done(unit)
         for worker, partitions in earlier.homes.items():
             self._queue.worker_joins(worker, partitions)
         for unit in earlier:
@@ -200,6 +205,7 @@ class Hopper:
             return False
         self._log.append(visit)
         self._done.add(visit.unit)
+        self._queue.is_done(visit.unit)
         return True
 
     def unit_failed(self, visit: Visit) -> bool:
@@ -220,7 +226,13 @@ class Hopper:
         )
 
     def _planned(self, worker: str) -> Unit | None:
-        return self._queue.next_planned(worker, self._busy)
+        unit = self._queue.next_planned(worker, self._busy)
+        return None if unit is None or self._is_too_early(worker, unit) else unit
+
+    def _is_too_early(self, worker: str, unit: Unit) -> bool:
+        """Return whether an earlier turn of the worker is for a later epoch of a configuration that is in."""
+        turns = self._queue.turns_before(worker, unit)
+        return any(self._epochs.get(turn.config, turn.epoch) < turn.epoch for turn in turns)
 
     def _drawn(self, worker: str) -> Unit | None:
         """Draw with a generator of its own for each start, so that no state of one has to be kept."""

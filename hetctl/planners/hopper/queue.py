@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hetctl.planners.hopper.visits import Unit, Visit
@@ -32,7 +33,7 @@ class UnitQueue:
     def __init__(self, plan: Sequence[Visit] = ()) -> None:
         self._plan = tuple(plan)
         self._turns = {visit.unit: turn for turn, visit in enumerate(self._plan)}
-        self._planned_at: defaultdict[str, list[Unit]] = defaultdict(list)
+        self._planned_at: defaultdict[str, deque[Unit]] = defaultdict(deque)
         for visit in self._plan:
             self._planned_at[visit.worker].append(visit.unit)
         self.homes: dict[str, tuple[str, ...]] = {}
@@ -67,6 +68,12 @@ class UnitQueue:
         for row, entry in self._rows(unit):
             del row[bisect_left(row, entry)]
 
+    def is_done(self, unit: Unit) -> None:
+        """Note that a unit will never wait again."""
+        if unit in self._turns:
+            with suppress(ValueError):
+                self._planned_at[self._plan[self._turns[unit]].worker].remove(unit)
+
     def worker_leaves(self, worker: str) -> None:
         """Do without a worker; what waits for its turn there becomes loose."""
         self._settle(worker, None)
@@ -92,6 +99,15 @@ class UnitQueue:
             return None
         unit = self._plan[turns[0]].unit
         return unit if unit.config not in busy and self._by_config[unit.config][0] == turns[0] else None
+
+    def turns_before(self, worker: str, unit: Unit) -> Iterator[Unit]:
+        """Yield what is not done of the worker's turns before that of a unit, in the plan's order."""
+        turn = self._turns[unit]
+        for other in self._planned_at[worker]:
+            if self._turns.get(other, -1) >= turn:
+                return
+            if other in self._turns:
+                yield other
 
     def loose(self, worker: str, busy: Collection[str]) -> list[Unit]:
         """Return what the worker may take besides: loose units of configurations that are not busy."""
