@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.core.links import NodeLinks
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -27,11 +29,14 @@ class NodeType:
         As profiles name it.
     hosts : tuple of str
         Patterns of the nodes' names, with * for any text.
+    gpu_memory : int or None
+        Bytes of each GPU; None: not known.
     """
 
     gpu_type: str
     nodes: int
     hosts: tuple[str, ...]
+    gpu_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,10 @@ class Site:
         How Slurm is told the queue: ``partition`` or ``qos``.
     visible_devices : str
         The variable that names the GPUs which a process sees.
+    gpu_memory : int or None
+        Bytes of each GPU where `node_types` does not say it; None: not known.
+    links : NodeLinks or None
+        Between GPUs, for pipelines; None: not known.
     """
 
     name: str
@@ -96,6 +105,13 @@ class Site:
     node_types: tuple[NodeType, ...] = ()
     queue_option: str = "partition"
     visible_devices: str = "CUDA_VISIBLE_DEVICES"
+    gpu_memory: int | None = None
+    links: NodeLinks | None = None
+
+    def memory_of(self, gpu_type: str | None) -> int | None:
+        """Return the bytes of a GPU of a type, None if they are not known."""
+        own = {kind.gpu_type: kind.gpu_memory for kind in self.node_types}.get(gpu_type or "")
+        return self.gpu_memory if own is None else own
 
     def type_of(self, node: str) -> str | None:
         """Return the type of a node's GPUs, if the site has several."""

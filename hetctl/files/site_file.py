@@ -11,6 +11,7 @@ from typing import Any
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.site import NodeType, Queue, Site, SiteKey
+from hetctl.files.links_model import links_of, links_problems
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.refusal import shown, suggestion
 from hetctl.files.site_model import SiteModel
@@ -66,6 +67,8 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
     of_types = sum(node_type.nodes for node_type in model.node_types)
     if model.node_types and of_types != model.nodes:
         raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
+    if model.links is not None and (problems := links_problems(model.links)):
+        raise source.refusal(problems)
     return _site(name, model), model
 
 
@@ -151,8 +154,17 @@ class _Search:
 
 
 def _site(name: str, model: SiteModel) -> Site:
-    values = model.model_dump(exclude={"extends", "queues", "memory_per_node", "node_types"})
+    values = model.model_dump(exclude={"extends", "queues", "memory_per_node", "node_types", "links"})
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
-    types = tuple(NodeType(one.gpu_type, one.nodes, tuple(one.hosts)) for one in model.node_types)
-    return Site(name=name, queues=queues, memory_per_node=model.memory_per_node, node_types=types, **values)
+    types = tuple(
+        NodeType(one.gpu_type, one.nodes, tuple(one.hosts), one.gpu_memory) for one in model.node_types
+    )
+    return Site(
+        name=name,
+        queues=queues,
+        memory_per_node=model.memory_per_node,
+        node_types=types,
+        links=None if model.links is None else links_of(model.links),
+        **values,
+    )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hetctl.core.errors import BadInputError
 from hetctl.files.durations import parse_bytes, parse_duration
+from hetctl.files.links_model import LinksModel
 from hetctl.files.validation import Matching, Strict
 
 T = TypeVar("T")
@@ -56,10 +57,24 @@ def _duration(value: Any) -> int | None:
     return None if value is None else parse_duration(str(value))
 
 
+def _size(value: Any) -> int | None:
+    return None if value is None else parse_bytes(value)
+
+
 Bytes = Annotated[
     int,
     _converting(parse_bytes),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["512GB"]}),
+]
+MaybeBytes = Annotated[
+    int | None,
+    _converting(_size),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}],
+            "examples": ["16GB"],
+        }
+    ),
 ]
 Duration = Annotated[
     int | None,
@@ -89,6 +104,7 @@ class NodeTypeModel(Strict):
     hosts: list[Line] = Field(
         min_length=1, description="Names of these nodes, * for any text; they tell a job's nodes apart."
     )
+    gpu_memory: MaybeBytes = Field(default=None, description="Memory of each GPU; null for the site's.")
 
 
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
@@ -120,6 +136,12 @@ class SiteModel(Strict):
         default="gpu", description="slot at a machine without GPUs, where a slot stands for a GPU."
     )
     gpu_type: Line | None = Field(default=None, description="Model of the GPUs, as V100.")
+    gpu_memory: MaybeBytes = Field(
+        default=None, description="Memory of each GPU, as 16GB; null if it is not to be counted with."
+    )
+    links: LinksModel | None = Field(
+        default=None, description="How fast GPUs send to one another, for pipelines; null if it is not known."
+    )
     visible_devices: Variable = Field(
         default="CUDA_VISIBLE_DEVICES",
         description="The variable that names the GPUs which a process sees; ROCR_VISIBLE_DEVICES for AMD.",

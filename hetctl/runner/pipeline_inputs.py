@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.core.errors import BadInputError, InfeasibleError
+from hetctl.core.links import NodeLinks
 from hetctl.files.layers import LayerRow
 from hetctl.files.pipeline_cluster import ClusterFile
 from hetctl.files.refusal import refusal
@@ -17,18 +18,23 @@ LARGER = "use GPUs with more memory, or a smaller minibatch"
 
 
 def cluster_of(file: ClusterFile) -> PipelineCluster:
-    """Return the cluster of a file; what it does not say of its links is fitted to what was measured."""
-    intra, inter = file.intra, file.inter
+    """Return the cluster of a file."""
+    return PipelineCluster(
+        nodes=file.nodes,
+        memory_bytes={name: kind.memory_bytes for name, kind in file.gpu_types.items()},
+        links=fitted(file.links),
+    )
+
+
+def fitted(links: NodeLinks) -> Links:
+    """Return a model of the links, fitted to what was measured where no numbers are given."""
+    intra, inter = links.intra_node, links.inter_node
     scaling = fit_scaling(intra.bytes_per_s, intra.points) if intra.scaling is None else intra.scaling
     if inter.latency_s is None or inter.bytes_per_s is None:
         latency_s, s_per_byte = fit_inter(inter.points)
     else:
         latency_s, s_per_byte = inter.latency_s, 1 / inter.bytes_per_s
-    return PipelineCluster(
-        nodes=file.nodes,
-        memory_bytes={name: kind.memory_bytes for name, kind in file.gpu_types.items()},
-        links=Links(intra.bytes_per_s, scaling, latency_s, s_per_byte),
-    )
+    return Links(intra.bytes_per_s, scaling, latency_s, s_per_byte)
 
 
 def profile_of(rows: Sequence[LayerRow], file: ClusterFile) -> LayerProfile:

@@ -33,8 +33,12 @@ def test_a_cluster_has_types_nodes_and_links(tmp_path):
         "Q": 2**33,
     }
     assert [kind.time_ratio for kind in found.gpu_types.values()] == [1.0, None]
-    assert (found.intra.bytes_per_s, found.intra.scaling, found.intra.points) == (15.75e9, 0.7, ())
-    assert found.inter.points == ((1000, 0.1), (2000, 0.2))
+    assert (
+        found.links.intra_node.bytes_per_s,
+        found.links.intra_node.scaling,
+        found.links.intra_node.points,
+    ) == (15.75e9, 0.7, ())
+    assert found.links.inter_node.points == ((1000, 0.1), (2000, 0.2))
     assert found.gpu_types["Q"].place.line == 3
 
 
@@ -42,7 +46,7 @@ def test_links_may_be_given_by_their_numbers(tmp_path):
     found = read(
         tmp_path, CLUSTER.replace("points: [[1000, 0.1], [2000, 0.2]]", "{latency_s: 0, bytes_per_s: 5e9}")
     )
-    assert (found.inter.latency_s, found.inter.bytes_per_s) == (0, 5e9)
+    assert (found.links.inter_node.latency_s, found.links.inter_node.bytes_per_s) == (0, 5e9)
 
 
 @pytest.mark.parametrize(

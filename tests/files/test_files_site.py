@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hetctl.core.errors import BadInputError
+from hetctl.core.links import InterNode, IntraNode, NodeLinks
 from hetctl.core.site import Cluster, Queue, Site, SiteKey
 from hetctl.files.site_file import detect_site, find_site, list_sites, read_site, trace_site
 from hetctl.files.site_model import SiteModel
@@ -296,3 +297,42 @@ def test_nodes_of_all_types_must_add_up(tmp_path: Path) -> None:
     path.write_text("extends: slurm-docker\nnodes: 5\ngpus_per_node: 4\n" + TYPES)
     with pytest.raises(BadInputError, match=r"mixed.yaml:\d+: node_types: add up to 3 nodes, but nodes is 5"):
         read_site(path)
+
+
+LINKS = """
+gpu_memory: 16GB
+links:
+  intra_node: {bytes_per_s: 16.0e9, scaling: 0.7}
+  inter_node: {points: [[1.0e6, 0.001], [2.0e6, 0.0015]]}
+"""
+
+
+def test_memory_and_links_of_gpus_are_optional(tmp_path: Path) -> None:
+    (tmp_path / "bare.yaml").write_text("extends: slurm-docker\n")
+    bare = read_site(tmp_path / "bare.yaml")
+    assert (bare.gpu_memory, bare.memory_of("V100"), bare.links) == (None, None, None)
+    types = TYPES.replace("[b1, b2]}", "[b1, b2], gpu_memory: 12GiB}")
+    (tmp_path / "full.yaml").write_text("extends: slurm-docker\nnodes: 3\ngpus_per_node: 4\n" + types + LINKS)
+    site = read_site(tmp_path / "full.yaml")
+    assert [site.memory_of(name) for name in ("V100", "P100", None)] == [16 * 10**9, 12 * 2**30, 16 * 10**9]
+    assert site.links == NodeLinks(
+        IntraNode(16.0e9, scaling=0.7), InterNode(points=((1.0e6, 0.001), (2.0e6, 0.0015)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((", scaling: 0.7", ""), "full.yaml:5: links.intra_node: must have either scaling or points"),
+        (("2.0e6", "1.0e6"), "full.yaml:6: links.inter_node.points: must be of at least two sizes"),
+        (("0.001", "-1"), "full.yaml:6: links.inter_node.points[0][1]: must be greater than 0"),
+        (("16GB", "0"), "full.yaml:3: gpu_memory: "),
+        (("  intra_node", "  intra"), "full.yaml:5: links.intra: unknown key 'intra'; did you mean"),
+    ],
+)
+def test_links_that_say_too_little_are_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    path = tmp_path / "full.yaml"
+    path.write_text("extends: slurm-docker\n" + LINKS.replace(*change))
+    with pytest.raises(BadInputError) as caught:
+        read_site(path)
+    assert message in str(caught.value)
