@@ -23,6 +23,13 @@ from hetctl.cli.output import print_json, print_table
 @site_options
 @planner_options
 @sharing_option
+@click.option(
+    "--mode",
+    type=click.Choice(["data-parallel", "auto"]),
+    default="data-parallel",
+    show_default=True,
+    help="How networks train; auto: each as a pipeline, hopping or data-parallel, whichever suits it.",
+)
 @click.option("--explain", is_flag=True, help="Say why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:
@@ -31,6 +38,7 @@ def command(as_json: bool, **wishes: Any) -> None:
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.report.explain_table import explain_table
+    from hetctl.report.mode_table import mode_table
     from hetctl.report.plan_table import plan_table
     from hetctl.report.size_table import size_line, size_table
     from hetctl.runner.planning import plan_and_save
@@ -44,6 +52,8 @@ def command(as_json: bool, **wishes: Any) -> None:
         print_json(plan)
         return
     print_table(plan_table(plan, request.site.device))
+    if plan.choices:
+        print_table(mode_table(plan))
     print_table(size_line(sized.size, sized.chosen, request.site.device))
     if request.explain:
         print_table(explain_table(plan))

@@ -119,7 +119,7 @@ def import_table(
 
 
 def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool) -> None:
-    from hetctl.runner.planning import IMPORTED
+    from hetctl.runner.profiles import IMPORTED
     from hetctl.runner.rates import import_ensemble
 
     ensemble, count = import_ensemble(project, name, table)
@@ -184,9 +184,9 @@ def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
 
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
     from hetctl.report.tables import profile_table
-    from hetctl.runner.planning import stale_points
+    from hetctl.runner.profiles import stale_points
 
-    stale = stale_points(outcome.points, ensemble)
+    stale = stale_points(outcome.points, ensemble, site)
     print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
     click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
     for failure in outcome.failures:
@@ -197,8 +197,8 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
 
 def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> dict[str, Any]:
     from hetctl.core.codec import encode
-    from hetctl.runner.planning import stale_points
+    from hetctl.runner.profiles import stale_points
 
-    stale = sorted(stale_points(outcome.points, ensemble))
+    stale = sorted(stale_points(outcome.points, ensemble, site))
     fields: dict[str, Any] = encode(outcome)
     return {"ensemble": ensemble.name, "site": site.name, "stale": [list(point) for point in stale], **fields}

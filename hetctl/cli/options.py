@@ -203,6 +203,7 @@ def plan_request(
     planner: str,
     sharing: str,
     explain: bool = False,
+    mode: str = "data-parallel",
     budget: Budget | None = None,
     **options: Any,
 ) -> tuple[PlanRequest, Sizing]:
@@ -214,13 +215,13 @@ def plan_request(
     members, machine = _who_and_where(project, ensemble, site, account)
     given = {name: value for name, value in options.items() if value is not None}
     sized = sizing(project, members, machine, Wishes(gpus, time, queue), budget or Budget())
-    request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing)
+    request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing, mode)
     return request, sized
 
 
 def warn(project: Project, request: PlanRequest) -> None:
     """Say on stderr what is doubtful about the profile that a plan was made from."""
-    from hetctl.runner.planning import warnings_of
+    from hetctl.runner.profiles import warnings_of
 
     for warning in warnings_of(project, request.ensemble, request.site):
         click.echo(f"warning: {warning}", err=True)
@@ -254,7 +255,7 @@ def _who_and_where(
     """
     from dataclasses import replace
 
-    from hetctl.runner.planning import IMPORTED
+    from hetctl.runner.profiles import IMPORTED
 
     machine = project.site(site)
     if account is not None:

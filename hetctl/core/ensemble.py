@@ -77,6 +77,8 @@ class Member:
         Samples per GPU and step; a group of k GPUs takes k times as many.
     min_batch_size : int or None
         Out of memory, the batch size may be halved down to this; None: it stays as it is.
+    layers : str or None
+        Absolute path of a profile of its layers, by which it can be cut into a pipeline.
     max_gpus : int or None
         Never give this member more GPUs; None leaves it to the planner.
     rescale_learning_rate : bool
@@ -91,6 +93,7 @@ class Member:
     max_gpus: int | None = None
     rescale_learning_rate: bool = True
     min_batch_size: int | None = None
+    layers: str | None = None
 
     def smaller_batch(self, batch_size: int) -> int | None:
         """Return the batch size to try where `batch_size` ran out of memory; None if there is none."""
@@ -124,6 +127,10 @@ class Ensemble:
         Absolute folder of the ensemble file; the modules of `functions` lie beside it.
     data : str or None
         Handed to ``input_fn``.
+    partitions : int or None
+        Parts of the training data that lie on the nodes, each on one; None: it is not partitioned.
+    samples_per_epoch : int or None
+        Training samples, for members that nobody could profile; None: as profiles say.
     """
 
     name: str
@@ -132,6 +139,8 @@ class Ensemble:
     members: tuple[Member, ...]
     folder: str
     data: str | None = None
+    partitions: int | None = None
+    samples_per_epoch: int | None = None
 
     def member(self, name: str) -> Member:
         """Return the member of that name; KeyError if there is none."""

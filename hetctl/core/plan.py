@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-DATA_PARALLEL = "data-parallel"
+DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
+BALANCED = "balanced"
+"""Data-parallel over all types of GPU, in batches that take all of a group equally long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Allocation:
     ----------
     rate : float
         Predicted samples/s.
+    batch_sizes : tuple of int
+        Samples of each GPU and step, in the order of the placement; empty: the member's own on each.
     """
 
     member: str
@@ -32,6 +36,7 @@ class Allocation:
     mode: str
     rate: float
     placement: tuple[Placement, ...]
+    batch_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,32 @@ class Round:
     allocations: tuple[Allocation, ...]
     start_s: float = 0.0
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModeChoice:
+    """How a member begins to train, and why."""
+
+    member: str
+    mode: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Members that train in one mode, on all GPUs, until the next phase.
+
+    Parameters
+    ----------
+    prices : mapping of str to float
+        Simulated seconds of these members' work by mode, in this one and in others they could have.
+    """
+
+    mode: str
+    members: tuple[str, ...]
+    start_s: float
+    predicted_s: float
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,6 +103,10 @@ class Plan:
         `predicted_makespan_s` over `lower_bound_s`; 1.0 is the limit.
     why : str
         Why this planner was chosen; empty where a person named it.
+    choices : tuple of ModeChoice
+        Empty where all members train data-parallel without any choice.
+    phases : tuple of Phase
+        One after the other; `rounds` are those of the data-parallel one.
     """
 
     planner: str
@@ -85,3 +120,5 @@ class Plan:
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    choices: tuple[ModeChoice, ...] = ()
+    phases: tuple[Phase, ...] = ()

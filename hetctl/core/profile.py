@@ -198,6 +198,20 @@ class Candidate:
         rates = {gpus: min(curve[gpus] for curve in curves) for gpus in sorted(shared)}
         return replace(self, rates=rates, rates_by_type={})
 
+    def on_balanced(self, gpus: Mapping[str, int]) -> Candidate:
+        """Return the member as it is on GPUs of several types whose batches are balanced.
+
+        Each GPU keeps the pace that it has in a group of its own type, so rates add up in proportion
+        to the GPUs of each type, `gpus`.
+        """
+        if not self.rates_by_type:
+            return self
+        curves = [(self.rates_by_type.get(gpu_type, self.rates), count) for gpu_type, count in gpus.items()]
+        shared = set.intersection(*(set(curve) for curve, _ in curves))
+        total = sum(gpus.values())
+        rates = {k: sum(count * curve[k] for curve, count in curves) / total for k in sorted(shared)}
+        return replace(self, rates=rates, rates_by_type={})
+
     @property
     def highest_rates(self) -> Mapping[int, float]:
         """Samples/s by number of GPUs on whichever type is fastest."""

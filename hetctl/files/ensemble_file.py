@@ -29,7 +29,7 @@ def read_ensemble(path: Path) -> Ensemble:
         raise source.refusal([(("members",), f"must stand for at most {MOST_MEMBERS:,} members")])
     folder = path.parent.resolve()
     points = list(points_of(model))
-    members = members_of(model, points)
+    members = members_of(model, points, folder)
     problems = [
         *_function_problems(model, folder),
         *_name_problems(points),
@@ -44,6 +44,8 @@ def read_ensemble(path: Path) -> Ensemble:
         members=tuple(members),
         folder=str(folder),
         data=None if model.data is None else _located(model.data, folder),
+        partitions=model.partitions,
+        samples_per_epoch=model.samples_per_epoch,
     )
 
 

@@ -111,6 +111,10 @@ class MemberModel(MemberSettings):
 
     name: MemberName = Field(description="Unique in the ensemble and safe as a file name.")
     config: Config = Field(default_factory=dict)
+    layers: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Profile of its layers, for a pipeline; a relative path is taken from the file's folder.",
+    )
 
 
 class GridModel(MemberSettings):
@@ -208,5 +212,15 @@ class EnsembleModel(Settings):
     functions: FunctionsModel = Field(description="The user's functions.")
     data: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="Handed to input_fn; a relative path is taken from the file's folder."
+    )
+    partitions: int | None = Field(
+        default=None,
+        ge=1,
+        description="Parts of the training data that lie on the nodes, each on one; null if there are none.",
+    )
+    samples_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Training samples; null: as profiles say. It takes it where no member fits one GPU.",
     )
     members: list[Entry] = Field(min_length=1, description="Single members, grids and random samples.")

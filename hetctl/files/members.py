@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetctl.core.ensemble import Member, StopRule
@@ -93,13 +96,23 @@ def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
     return float(min(upper, max(lower, float(f"{value:.6g}"))))
 
 
-def members_of(ensemble: EnsembleModel, points: list[Point]) -> list[Member]:
+def members_of(ensemble: EnsembleModel, points: list[Point], folder: Path) -> list[Member]:
     """Lay each member's own settings over the ensemble's.
 
     The seed is the CRC-32 of ``SEED/NAME``: members differ, and none depends on another.
+
+    Parameters
+    ----------
+    folder : Path
+        Where relative paths of layer profiles begin.
     """
     common = ensemble.model_dump(include=set(Settings.model_fields))
-    return [_member(common, point) for point in points]
+    return [replace(_member(common, point), layers=_layers(point, folder)) for point in points]
+
+
+def _layers(point: Point, folder: Path) -> str | None:
+    layers = point.settings.layers if isinstance(point.settings, MemberModel) else None
+    return None if layers is None else os.path.normpath(folder / layers)
 
 
 def _member(common: dict[str, Any], point: Point) -> Member:

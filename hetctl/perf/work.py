@@ -46,9 +46,12 @@ def candidates(
 
 
 def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) -> None:
-    missing = [m.name for m in active if m.name not in profiles or not usable_rates(profiles[m.name].rates)]
+    missing = [m for m in active if m.name not in profiles or not usable_rates(profiles[m.name].rates)]
     if missing:
-        raise BadInputError(f"no profile of {', '.join(missing)}", hint="run hetctl profile")
+        names = ", ".join(member.name for member in missing)
+        with_layers = any(member.layers for member in missing)
+        pipelines = "; with --mode auto, those that fit no GPU need none if they have layers"
+        raise BadInputError(f"no profile of {names}", f"run hetctl profile{pipelines * with_layers}")
     for member in active:
         profile = profiles[member.name]
         if profile.samples is None and not profile.samples_per_epoch:

@@ -40,6 +40,8 @@ class Options:
         Whether members of a family explore their rates together (``shared``) or ``each`` for itself.
     mix_types : bool
         Whether a member may have GPUs of several types at once.
+    balance : bool
+        Whether it then has batches that take all of them equally long, or equal ones.
     """
 
     delta: float | None = None
@@ -51,6 +53,7 @@ class Options:
     plan_seconds: float = 2.0
     exploration: str = "shared"
     mix_types: bool = False
+    balance: bool = False
 
 
 @dataclass(frozen=True)
@@ -256,5 +259,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "plan_seconds": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
+    "balance": (lambda v: isinstance(v, bool), "true or false"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}

@@ -1,14 +1,16 @@
 """Planners on nodes with several types of GPU: every type is a cluster of its own, or all are one.
 
 A planner knows one type only. Here each member gets a type, and the planner is asked once for each;
-or, with the option ``mix_types``, once for all of them, as if each GPU were of the slowest type.
+or, with the option ``mix_types``, once for all of them, as if each GPU were of the slowest type, or with
+``balance`` of the average of all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from hetctl.core.plan import Allocation
@@ -31,7 +33,7 @@ def by_type(planner: Planner) -> Planner:
         if types == ("",) and not _is_by_type(request.memory):
             return planner.decide(request)
         if request.options.mix_types:
-            return _at_real_rates(request, planner.decide(_mixed(request, types)))
+            return _at_real_rates(request, planner.decide(_mixed(request)))
         parts = _split(request, types)
         decisions = {gpu_type: planner.decide(part) for gpu_type, part in parts.items()}
         return _merged(request, parts, decisions)
@@ -41,7 +43,7 @@ def by_type(planner: Planner) -> Planner:
         if types == ("",) and not _is_by_type(decision.memory):
             return planner.reasons(request, decision)
         if request.options.mix_types:
-            return planner.reasons(_mixed(request, types), decision)
+            return planner.reasons(_mixed(request), decision)
         return {
             name: f"on {gpu_type or 'GPUs of no known type'}, {words}"
             for gpu_type, part in _split(request, types).items()
@@ -72,11 +74,15 @@ def _types_of(same: _Same) -> tuple[str, ...]:
     return tuple(sorted({node.gpu_type or "" for node in same.nodes if node.gpus})) or ("",)
 
 
-def _mixed(request: Request, types: Sequence[str]) -> Request:
+def _mixed(request: Request) -> Request:
+    gpus = Counter[str]()
+    for node in request.all_nodes:
+        gpus[node.gpu_type or ""] += len(node.gpus)
+    on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance)
     return replace(
         request,
-        candidates=[candidate.on_slowest(types) for candidate in request.candidates],
-        held=tuple(replace(h, candidate=h.candidate.on_slowest(types)) for h in request.held),
+        candidates=[on_all(candidate) for candidate in request.candidates],
+        held=tuple(replace(h, candidate=on_all(h.candidate)) for h in request.held),
     )
 
 
@@ -86,10 +92,18 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
     types = {node.name: node.gpu_type or "" for node in request.all_nodes}
 
     def at_real_rate(given: Allocation) -> Allocation:
-        used = {types[part.node] for part in given.placement}
-        return replace(given, rate=members[given.member].on_slowest(used).rates[given.gpus])
+        gpus = Counter[str]()
+        for part in given.placement:
+            gpus[types[part.node]] += len(part.gpus)
+        candidate = _on_types(members[given.member], gpus, request.options.balance)
+        return replace(given, rate=candidate.rates[given.gpus])
 
     return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
+
+
+def _on_types(candidate: Candidate, gpus: Mapping[str, int], balance: bool) -> Candidate:
+    """Return the member as it is on so many GPUs of each type at once."""
+    return candidate.on_balanced(gpus) if balance else candidate.on_slowest(gpus)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from hetctl.core.profile import PreprocessPoint, ProfilePoint
 from hetctl.core.site import Site
 from hetctl.perf.scaling import largest_profile, profiled_gpus
 from hetctl.runner.logs import tail_of
-from hetctl.runner.planning import current_points
+from hetctl.runner.profiles import current_points
 from hetctl.runner.project import Project
 from hetctl.runtime.measure_preprocessing import PREPROCESS
 from hetctl.runtime.profile_job import run_profile_job

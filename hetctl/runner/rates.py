@@ -15,7 +15,7 @@ from hetctl.core.profile import Machine, ProfilePoint
 from hetctl.core.site import Site
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.rate_table import RateRow, read_rates, write_rates
-from hetctl.runner.planning import IMPORTED, current_points
+from hetctl.runner.profiles import IMPORTED, current_points
 from hetctl.runner.project import Project
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.run import Budget, RunSpec
-from hetctl.runner.planning import PlanRequest, make_plan, member_profiles
+from hetctl.runner.planning import PlanRequest, make_plan
+from hetctl.runner.profiles import member_profiles
 from hetctl.runner.project import Project
 from hetctl.runner.submission import Submission, new_job, rendered
 

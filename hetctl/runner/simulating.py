@@ -17,7 +17,8 @@ from hetctl.core.simulation import Simulation
 from hetctl.core.site import Cluster
 from hetctl.perf.work import candidates
 from hetctl.planners.base import options_from
-from hetctl.runner.planning import AUTO, check_planner, chosen, profiles_at
+from hetctl.runner.planning import AUTO, check_planner, chosen
+from hetctl.runner.profiles import profiles_at
 from hetctl.runner.project import Project
 from hetctl.simulator.simulate import simulate
 from hetctl.simulator.world import Arrival, Clock, Failures, Seen, World

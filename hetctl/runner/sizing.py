@@ -12,7 +12,7 @@ from hetctl.core.run import Budget
 from hetctl.core.site import Site
 from hetctl.perf.work import candidates
 from hetctl.runner.jobs import job_size, planned_size
-from hetctl.runner.planning import member_profiles
+from hetctl.runner.profiles import member_profiles
 from hetctl.runner.project import Project
 
 

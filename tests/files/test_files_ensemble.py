@@ -73,6 +73,18 @@ members:
     assert others[1].batch_size == 64
 
 
+def test_what_modes_go_by(tmp_path: Path):
+    text = HEAD + "partitions: 8\nsamples_per_epoch: 5000\nmembers:\n"
+    ensemble = read(tmp_path, text + "  - {name: a, layers: sub/../a.csv}\n  - {name: b}\n")
+    assert (ensemble.partitions, ensemble.samples_per_epoch) == (8, 5000)
+    assert [member.layers for member in ensemble.members] == [str(tmp_path / "a.csv"), None]
+    plain = read(tmp_path, HEAD + "members:\n  - {name: b}\n")
+    assert (plain.partitions, plain.samples_per_epoch) == (None, None)
+    assert "e.yaml:3: partitions: must be at least 1" in refused(
+        tmp_path, text.replace("8", "0", 1) + "  - {name: b}\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("metric", "mode"),
     [("val_accuracy", "max"), ("AUC", "max"), ("val_F1", "max"), ("val_loss", "min"), ("mse", "min")],

@@ -30,7 +30,8 @@ def member(name: str, samples: float = 1000.0) -> Candidate:
 def asked(
     *members: Candidate, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
 ) -> Request:
-    options = Options(plan_seconds=0.05, mix_types=bool(values.pop("mix_types", False)))
+    flags = {name: bool(values.pop(name, False)) for name in ("mix_types", "balance")}
+    options = Options(plan_seconds=0.05, **flags)
     return Request(
         members,
         nodes or cluster.nodes,
@@ -170,6 +171,15 @@ def test_mixed_types_go_at_the_slowest_ones_pace() -> None:
     assert options_from({"mix_types": True}).mix_types
     with pytest.raises(BadInputError, match="mix_types is 1, but must be true or false"):
         options_from({"mix_types": 1})
+
+
+def test_balanced_batches_let_each_type_keep_its_pace() -> None:
+    cluster = Cluster.of_types({"v100": (1, 2), "p100": (3, 3)})
+    both = asked(member("a"), cluster=cluster, mix_types=True, balance=True)
+    (given,) = planner_named("fixed-4").decide(both).start
+    assert (given.gpus, given.rate) == (4, pytest.approx((FAST[4] + 3 * SLOW[4]) / 4))
+    alone = asked(member("a"), cluster=Cluster.of_types({"v100": (2, 2)}), mix_types=True, balance=True)
+    assert planner_named("fixed-2").decide(alone).start[0].rate == FAST[2]
 
 
 @every_planner

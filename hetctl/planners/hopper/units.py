@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -82,6 +82,13 @@ class UnitTimes:
             partitions=tuple(f"p{j}" for j in range(places)),
             workers=tuple(workers or (f"w{j}" for j in range(places))),
             seconds=seconds,
+        )
+
+    def of_configs(self, configs: Collection[str]) -> UnitTimes:
+        """Return the times of some of the configurations."""
+        kept = [i for i, config in enumerate(self.configs) if config in configs]
+        return replace(
+            self, configs=tuple(self.configs[i] for i in kept), seconds=self.seconds[np.array(kept, int)]
         )
 
     @cached_property

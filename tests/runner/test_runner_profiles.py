@@ -12,8 +12,8 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.layout import Home
 from hetctl.core.profile import Machine, ProfilePoint
-from hetctl.core.site import Queue, Site
-from hetctl.runner.planning import OLD_S, member_profiles, stale_points, warnings_of
+from hetctl.core.site import NodeType, Queue, Site
+from hetctl.runner.profiles import OLD_S, member_profiles, stale_points, warnings_of
 from hetctl.runner.project import Project
 
 SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
@@ -49,6 +49,16 @@ def test_points_of_other_software_are_warned_of(project: Project) -> None:
     assert warning.startswith("the profile of a was measured with other hardware or software")
 
 
+def test_types_of_gpu_that_a_site_has_go_together(project: Project) -> None:
+    types = tuple(NodeType(name, 1, (f"{name}*",)) for name in ("V100", "P100"))
+    site = replace(SITE, nodes=2, node_types=types)
+    other = replace(MACHINE, gpu_type="P100")
+    keep(project, point(A, measured_at=time.time() - 60, machine=other), point(A))
+    assert warnings_of(project, ENSEMBLE, site) == []
+    (warning,) = warnings_of(project, ENSEMBLE, SITE)
+    assert warning.startswith("the profile of a was measured with other hardware")
+
+
 def test_old_points_are_warned_of(project: Project) -> None:
     keep(project, point(A, measured_at=time.time() - OLD_S - 60), point(B))
     (warning,) = warnings_of(project, ENSEMBLE, SITE)
@@ -61,7 +71,7 @@ def test_points_of_a_member_as_it_was_before_an_edit_do_not_count(project: Proje
     keep(project, point(A), point(B))
     with Catalog.open(project.home.catalog) as catalog:
         assert [profile.member for profile in member_profiles(catalog, ensemble, SITE)] == ["b"]
-        assert stale_points(catalog.points("e", "here"), ensemble) == {("a", 1)}
+        assert stale_points(catalog.points("e", "here"), ensemble, SITE) == {("a", 1)}
 
 
 def test_the_newest_of_several_measurements_counts(project: Project) -> None:

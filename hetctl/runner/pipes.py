@@ -1,0 +1,158 @@
+"""Members as pipelines at a site: their layers, the GPUs' memory and links, and what it all comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hetctl.core.ensemble import Member
+from hetctl.core.errors import BadInputError, InfeasibleError
+from hetctl.core.profile import Candidate, MemberProfile
+from hetctl.core.site import Cluster, Site
+from hetctl.files.layers import read_layers
+from hetctl.planners.pipeline.cluster import PipelineCluster
+from hetctl.planners.pipeline.layers import UNNAMED, LayerProfile
+from hetctl.planners.pipeline.memory import least_bytes
+from hetctl.planners.pipeline.plan import BEST, PipelineOptions, plan
+from hetctl.runner.pipeline_inputs import fitted, measured_profile
+from hetctl.simulator.pipeline_trials import WAVES, Synchronised
+
+
+def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
+    """Return the types of GPU of a job's nodes, as layer profiles name them."""
+    return tuple(sorted({node.gpu_type or site.gpu_type or UNNAMED for node in cluster.nodes}))
+
+
+def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
+    """Return the bytes of a GPU by type; None where the site does not say."""
+    return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
+
+
+def layers_of(member: Member, site: Site, cluster: Cluster) -> LayerProfile | None:
+    """Return the layers of a member with times on all types of GPU; None if it names no layer profile.
+
+    A profile that names no type is taken to be of the only one there is.
+
+    Raises
+    ------
+    BadInputError
+        If the file is wrong, or lacks a type.
+    """
+    if member.layers is None:
+        return None
+    profile = measured_profile(read_layers(Path(member.layers)))
+    types, known = types_in(site, cluster), sorted(profile.gpu_types)
+    if len(types) == len(known) == 1 and UNNAMED in (*types, *known):
+        return profile.derived({types[0]: 1.0}, known[0])
+    if lacking := [gpu_type for gpu_type in types if gpu_type not in known]:
+        raise BadInputError(
+            f"{member.layers}: layers of {member.name} have no times on {', '.join(lacking)}, of which"
+            f" site {site.name} has GPUs",
+            "measure them there; the column gpu_type says where it was",
+        )
+    return profile
+
+
+def needed_bytes(layers: LayerProfile) -> int:
+    """Return what a GPU needs that has all layers."""
+    return int(least_bytes(layers).sum())
+
+
+def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
+    """Return a job's nodes as pipelines see them.
+
+    Raises
+    ------
+    BadInputError
+        If the site says nothing of its GPUs' memory or links.
+    """
+    memory = {gpu_type: size for gpu_type, size in memory_in(site, cluster).items() if size is not None}
+    missing = [] if len(memory) == len(types_in(site, cluster)) else ["gpu_memory"]
+    if site.links is None or missing:
+        names = " and ".join([*missing, *(["links"] if site.links is None else [])])
+        raise BadInputError(
+            f"site {site.name} has no {names}, which pipelines depend on",
+            f"add {names} to its site file; `hetctl sites show {site.name}` says where that is",
+        )
+    return PipelineCluster(
+        nodes=tuple((node.gpu_type or site.gpu_type or UNNAMED,) * len(node.gpus) for node in cluster.nodes),
+        memory_bytes=memory,
+        links=fitted(site.links),
+    )
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A member that trains as a pipeline.
+
+    Parameters
+    ----------
+    samples_per_epoch : int
+        Training samples.
+    profile : MemberProfile or None
+        What evaluation and checkpoints take; None: not known, they are left out.
+    """
+
+    member: Member
+    layers: LayerProfile
+    samples_per_epoch: int
+    profile: MemberProfile | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it is expected to take."""
+        return self.member.stop.planned_epochs
+
+    def most_gpus(self, gpus: int) -> int:
+        """Return how many of so many GPUs it may have."""
+        return min(gpus, self.member.max_gpus or gpus)
+
+    def ideal(self, gpus: int) -> Candidate:
+        """Return the member as no pipeline is faster: no layer waits, and each is where it takes least."""
+        kinds = self.layers.gpu_types
+        times = [self.layers.forward_s(kind) + self.layers.backward_s(kind) for kind in kinds]
+        rate = self.member.batch_size / float(np.min(times, axis=0).sum())
+        return Candidate(
+            name=self.member.name,
+            rates={count: count * rate for count in range(1, self.most_gpus(gpus) + 1)},
+            samples_left=float(self.epochs * self.samples_per_epoch),
+            samples_per_epoch=self.samples_per_epoch,
+        )
+
+    def simulated_s(self, site: Site, cluster: Cluster, seconds: float) -> float:
+        """Return how long it takes on the nodes of a job, evaluation and checkpoints included.
+
+        Parameters
+        ----------
+        seconds : float
+            How long the best pipeline is looked for.
+
+        Raises
+        ------
+        BadInputError
+            If the site says nothing of its GPUs' memory or links.
+        InfeasibleError
+            If the GPUs have no room for it.
+        """
+        own = Cluster.at(site, self.most_gpus(cluster.gpus))
+        nodes = pipeline_cluster(site, own)
+        try:
+            rate = pipeline_rate(self.layers, nodes, seconds)
+        except InfeasibleError as error:
+            message = f"{self.member.layers}: {self.member.name}: {error.message}"
+            raise InfeasibleError(message, error.hint) from None
+        epoch_s = math.ceil(self.samples_per_epoch / self.member.batch_size) / rate
+        if self.profile is not None:
+            epoch_s += self.profile.evaluate_s + self.profile.checkpoint_s
+        return self.epochs * epoch_s
+
+
+def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float) -> float:
+    """Return the minibatches/s of the best pipelines that are found, in the simulator."""
+    setting = Synchronised(layers, cluster, distance=0, placement="local")
+    planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds))
+    return setting.run(setting.deepened(planned), WAVES).throughput

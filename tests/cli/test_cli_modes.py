@@ -1,0 +1,188 @@
+"""`hetctl plan --mode auto`: which mode each network gets, what it is said to cost, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from workbench import new_project
+
+from hetctl.catalog.catalog import Catalog
+
+SITE = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+gpu_type: null
+gpu_memory: 16GB
+node_types:
+  - {gpu_type: V100, nodes: 2, hosts: ["a*"]}
+  - {gpu_type: P100, nodes: 2, hosts: ["b*"]}
+queues: [{name: gpu, max_nodes: 4, max_wall: 24h}]
+queue: gpu
+"""
+LINKS = """\
+links:
+  intra_node: {bytes_per_s: 16.0e9, scaling: 0.7}
+  inter_node: {latency_s: 1.0e-5, bytes_per_s: 10.0e9}
+"""
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {max_epochs: 4}
+samples_per_epoch: 6400
+members:
+"""
+LAYERS = "layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes\n" + "".join(
+    f"l{i},{gpu_type},{seconds},{2 * seconds},4000000,600000000\n"
+    for i in range(24)
+    for gpu_type, seconds in (("V100", 0.004), ("P100", 0.008))
+)
+GIANT = "  - {name: giant, layers: giant.csv}\n"
+ON_8_GPUS = ("--site", "mini", "--gpus", "8", "--time", "24h", "--plan-seconds", "0.2")
+
+
+class Mini:
+    """A project at a small machine with two types of GPU."""
+
+    def __init__(self, folder, members, keys="", site=SITE + LINKS, scaling=0.9):
+        folder.mkdir(exist_ok=True)
+        self.project = new_project(
+            folder / "project", ENSEMBLE.replace("members:", f"{keys}members:") + members
+        )
+        sites = self.project.path / "site-configs"
+        sites.mkdir()
+        (sites / "mini.yaml").write_text(site)
+        (self.project.path / "giant.csv").write_text(LAYERS)
+        names = [line.split("name: ")[1].split(",")[0].rstrip("}") for line in members.splitlines()]
+        rows = [
+            f"{name},{gpus},{rate * gpus**scaling},{gpu_type}\n"
+            for name in names
+            if name != "giant"
+            for gpu_type, rate in (("V100", 200.0), ("P100", 100.0))
+            for gpus in (1, 2, 4, 8)
+        ]
+        (self.project.path / "measured.csv").write_text("member,gpus,rate,gpu_type\n" + "".join(rows))
+        if rows:
+            assert self.project.here("profile", "import", "measured.csv", "--site", "mini").code == 0
+
+    def plan(self, *arguments):
+        return self.project.here("plan", *ON_8_GPUS, *arguments)
+
+    def auto(self, *arguments):
+        done = self.plan("--mode", "auto", "--json", *arguments)
+        assert done.code == 0, done.stderr
+        return done.json
+
+
+def small(count, epochs=4):
+    return "".join(f"  - {{name: m{i}, stop: {{max_epochs: {epochs}}}}}\n" for i in range(count))
+
+
+def modes(plan):
+    return {choice["member"]: choice["mode"] for choice in plan["choices"]}
+
+
+def test_each_network_gets_the_mode_that_suits_it(tmp_path):
+    plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").auto()
+    assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}
+    why = {choice["member"]: choice["why"] for choice in plan["choices"]}
+    assert why["giant"].startswith("it needs 28.9 GB of memory, and a P100 of mini has 16 GB")
+    assert why["m0"].startswith("the data lies in 4 partitions, and 6 configurations are more than half of 8")
+    assert [phase["mode"] for phase in plan["phases"]] == ["pipeline", "hopper"]
+    assert plan["rounds"] == []
+
+
+def test_phases_follow_one_another_and_have_their_prices(tmp_path):
+    plan = Mini(
+        tmp_path, small(5) + "  - {name: long, stop: {max_epochs: 9}}\n" + GIANT, "partitions: 8\n"
+    ).auto()
+    first, second, third = plan["phases"]
+    assert (first["members"], third["members"]) == (["giant"], ["long"])
+    assert set(second["members"]) == {"m0", "m1", "m2", "m3", "m4", "long"}
+    assert second["start_s"] >= first["start_s"] + first["predicted_s"]
+    assert third["start_s"] >= second["start_s"] + second["predicted_s"]
+    assert plan["predicted_makespan_s"] == pytest.approx(third["start_s"] + third["predicted_s"])
+    for phase in plan["phases"]:
+        assert phase["prices"][phase["mode"]] == phase["predicted_s"]
+    assert set(second["prices"]) == {"hopper", "data-parallel"}
+    assert set(third["prices"]) == {"data-parallel", "balanced", "hopper"}
+    assert plan["rounds"][0]["start_s"] == third["start_s"]
+    done = {forecast["member"]: forecast["done_s"] for forecast in plan["members"]}
+    assert max(done.values()) == done["long"] == pytest.approx(plan["predicted_makespan_s"])
+    assert plan["lower_bound_s"] <= plan["predicted_makespan_s"]
+    assert plan["ratio"] == pytest.approx(plan["predicted_makespan_s"] / plan["lower_bound_s"])
+
+
+def test_few_configurations_and_data_that_is_not_partitioned_are_data_parallel(tmp_path):
+    for folder, count, keys in ((tmp_path / "few", 4, "partitions: 4\n"), (tmp_path / "whole", 6, "")):
+        plan = Mini(folder, small(count), keys).auto()
+        assert set(modes(plan).values()) == {"data-parallel"}
+        assert {a["member"] for one in plan["rounds"] for a in one["allocations"]} == set(modes(plan))
+
+
+def test_a_group_on_several_types_has_balanced_batches_of_the_same_total(tmp_path):
+    plan = Mini(tmp_path, small(1), scaling=1.0).auto()
+    (phase,) = plan["phases"]
+    assert phase["mode"] == "balanced"
+    assert phase["prices"]["balanced"] < phase["prices"]["data-parallel"]
+    (allocation,) = plan["rounds"][0]["allocations"]
+    assert allocation["batch_sizes"] == [43, 43, 43, 43, 21, 21, 21, 21]
+    assert sum(allocation["batch_sizes"]) == 8 * 32
+    assert allocation["rate"] == pytest.approx(4 * 200 + 4 * 100)
+
+
+def test_without_the_mode_nothing_is_chosen(tmp_path):
+    plan = Mini(tmp_path, small(6), "partitions: 4\n").plan("--json").json
+    assert (plan["choices"], plan["phases"]) == ([], [])
+    assert plan["rounds"][0]["allocations"][0]["batch_sizes"] == []
+
+
+def test_a_person_sees_the_phases_and_the_reasons(tmp_path):
+    text = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").plan("--mode", "auto").stdout
+    assert "Phases" in text
+    assert "m0, m1, m2 +3" in text
+    assert "its layers go to" in text
+    assert "--mode data-parallel plans for that" in text
+
+
+def test_a_member_may_have_fewer_gpus_for_its_pipeline(tmp_path):
+    all_gpus = Mini(tmp_path / "a", small(1) + GIANT).auto()
+    few = Mini(tmp_path / "b", small(1) + GIANT.replace("}", ", max_gpus: 4}")).auto()
+    assert few["phases"][0]["predicted_s"] > all_gpus["phases"][0]["predicted_s"]
+
+
+@pytest.mark.parametrize(
+    ("members", "keys", "site", "code", "words"),
+    [
+        (small(1) + GIANT, "", SITE, 2, "site mini has no links, which pipelines depend on"),
+        (small(6), "partitions: 3\n", SITE, 2, "trio has 3 partitions, but a job has 4 nodes"),
+        (small(1) + GIANT.replace("giant.csv", "none.csv"), "", SITE, 2, "none.csv: cannot be read"),
+        (GIANT, "", SITE.replace("V100", "K80"), 2, "giant.csv: layers of giant have no times on K80"),
+        (GIANT, "", SITE.replace("16GB", "1GB") + LINKS, 3, "giant.csv: giant: a virtual worker of "),
+        (GIANT.replace(", layers: giant.csv", ""), "", SITE, 2, "no profile of giant"),
+    ],
+)
+def test_what_leaves_no_plan_is_refused_before_anything_is_kept(tmp_path, members, keys, site, code, words):
+    mini = Mini(tmp_path, members, keys, site)
+    before = mini.project.tree()
+    done = mini.plan("--mode", "auto")
+    assert done.code == code, done.stderr
+    assert words in done.stderr
+    assert mini.project.tree() == before
+
+
+def test_a_measured_network_that_outgrows_the_gpus_wants_a_layer_profile(tmp_path):
+    mini = Mini(tmp_path, small(2), site=SITE.replace("16GB", "1GB"))
+    with Catalog.open(mini.project.home.catalog) as catalog:
+        catalog.save_points("trio", "mini", large(catalog.points("trio", "mini"), "m1"))
+    done = mini.plan("--mode", "auto")
+    assert done.code == 3
+    assert "m1 needs 3 GB of memory, and a P100 of mini has 1 GB" in done.stderr
+    assert "give a profile of its layers" in done.stderr
+
+
+def large(points, member):
+    """Return a member's points as if it took 3 GB."""
+    return [replace(p, peak_memory_bytes=3 * 10**9) for p in points if p.member == member]
