@@ -111,7 +111,7 @@ def simulate_balancing(request: BalanceRequest) -> Balancing:
         reached_at=found[-1].reached_at,
         phases=found,
         iterations=iterations,
-        warnings=manager.warnings,
+        warnings=tuple(f"worker {workers[number].name} {what}" for number, what in manager.warnings),
     )
 
 

@@ -85,6 +85,25 @@ def test_people_see_phases_and_batches(folder):
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
+def test_a_straggler_is_warned_of_by_its_name(folder):
+    (folder.path / "late.csv").write_text(
+        "worker,batch,seconds\nfast,1,0.01\nalso,1,0.01\nold-one,1,3.0\nold-one,64,9.0\n"
+    )
+    done = folder.here(
+        "balance",
+        "simulate",
+        "--workers",
+        "late.csv",
+        "--batch",
+        "96",
+        "--iterations",
+        "40",
+        "--algorithm",
+        "curve",
+    )
+    assert "warning: worker old-one is the slowest with a single sample" in done.stdout
+
+
 def test_the_same_seed_gives_the_same_result(folder):
     once, again, other = (
         simulated(folder, "--jitter", "0.05", "--seed", seed, "--json")().stdout for seed in ("1", "1", "2")

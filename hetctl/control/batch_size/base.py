@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +52,18 @@ class Observation:
             raise BadInputError(f"memory is {self.memory}, but must be the share in use, from 0 up")
 
 
+class Warned(NamedTuple):
+    """What a person should know of a worker, by its number: a sentence that lacks its subject."""
+
+    worker: int
+    what: str
+
+
 class BatchSizeManager(Protocol):
     """Splits one total batch over the workers, anew at the end of each iteration.
 
-    The sum of the batches never changes, each is at least 1, and none is above its cap.
+    The sum of the batches never changes, each is at least 1, and none is above its cap. A manager has no
+    clock and no file, so that its pickle is all it takes to go on with the next job.
     """
 
     @property
@@ -63,7 +71,7 @@ class BatchSizeManager(Protocol):
         """The batch of each worker in the next iteration."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Warned, ...]:
         """What a person should know, each once, in the order in which it came up."""
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:

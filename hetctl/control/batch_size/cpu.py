@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetctl.control.batch_size.base import Observation, checked_limits
+from hetctl.control.batch_size.base import Observation, Warned, checked_limits
 from hetctl.perf.predictors.base import Predictor
 from hetctl.perf.sharing_out import Lines, whole_batches
 
@@ -33,7 +33,7 @@ class CpuManager:
         self._limits = checked_limits(batches, caps)
         self._predictor = predictor
         self.batches = tuple(batches)
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[Warned, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Predict the speeds; round the shares so that the slowest worker is as fast as can be."""

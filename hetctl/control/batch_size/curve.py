@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetctl.control.batch_size.base import FULL_MEMORY, Observation, checked_limits
+from hetctl.control.batch_size.base import FULL_MEMORY, Observation, Warned, checked_limits
 from hetctl.control.batch_size.change import ChangeDetector, Noise
 from hetctl.perf.local_lines import Fit, History, fit_lines
 from hetctl.perf.sharing_out import Numbers, whole_batches
@@ -55,7 +55,7 @@ class CurveManager:
         self._changes = ChangeDetector(len(batches))
         self._launch: Numbers = np.zeros(len(batches))
         self.batches = tuple(batches)
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[Warned, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Learn from the last iteration; change the batches if that is worth it."""
@@ -116,6 +116,6 @@ class CurveManager:
         slowest = int(present.seconds.argmax())
         others = np.delete(present.seconds, slowest)
         late = others.size and others.max() * (1 + LEAST_GAIN) < present.seconds[slowest]
-        warning = f"worker {slowest} is the slowest with a single sample: training is faster without it"
+        warning = Warned(slowest, "is the slowest with a single sample: training is faster without it")
         if self.batches[slowest] == 1 and late and warning not in self.warnings:
             self.warnings += (warning,)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.control.batch_size.base import FULL_MEMORY, Observation, checked_limits
+from hetctl.control.batch_size.base import FULL_MEMORY, Observation, Warned, checked_limits
 
 FAST_STEP, FAST_WINDOW = 5, 5
 """Delta in samples and D in iterations while the balance is approached."""
@@ -37,7 +37,7 @@ class GpuManager:
         self._recent: list[NDArray[np.float64]] = []
         self._ever_slower = np.zeros((len(batches), len(batches)), dtype=bool)
         self.batches = tuple(batches)
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[Warned, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Move one step's samples, if the leader was faster all through the window."""
@@ -73,9 +73,8 @@ class GpuManager:
         self.batches = tuple(batches)
 
     def _warn(self, straggler: int) -> None:
-        warning = (
-            f"worker {straggler} is the slowest with {self.batches[straggler]} samples and cannot give away "
-            f"{self._step}: training is faster without it"
-        )
+        samples = self.batches[straggler]
+        what = f"is the slowest with {samples} samples and cannot give away {self._step}"
+        warning = Warned(straggler, f"{what}: training is faster without it")
         if warning not in self.warnings:
             self.warnings += (warning,)

@@ -108,9 +108,7 @@ def test_a_worker_that_holds_up_all_others_is_named():
     manager = start(curves)
     taken = play(manager, curves, 30)
     assert taken[-1][2] == 1
-    assert manager.warnings == (
-        "worker 2 is the slowest with a single sample: training is faster without it",
-    )
+    assert manager.warnings == ((2, "is the slowest with a single sample: training is faster without it"),)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

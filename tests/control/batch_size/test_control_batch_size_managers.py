@@ -1,5 +1,8 @@
 """What holds for every manager of batches."""
 
+import pickle
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from hetctl.control.batch_size.cpu import CpuManager
 from hetctl.control.batch_size.curve import CurveManager
 from hetctl.control.batch_size.gpu import GpuManager
 from hetctl.core.errors import BadInputError, InfeasibleError
+from hetctl.perf.predictors import PREDICTORS
 from hetctl.perf.predictors.memoryless import Memoryless
 
 SECONDS = st.floats(1e-4, 1e4)
@@ -62,6 +66,32 @@ def test_equal_workers_keep_equal_batches(name):
         manager.update([Observation(batch, batch / 100) for batch in manager.batches])
     assert manager.batches == (32, 32, 32)
     assert manager.warnings == ()
+
+
+def observed(manager, draw):
+    return [Observation(batch, batch / draw.uniform(50, 150), draw.random()) for batch in manager.batches]
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [
+        pytest.param(GpuManager((32, 32, 32)), id="gpu"),
+        pytest.param(CurveManager((32, 32, 32)), id="curve"),
+        *(
+            pytest.param(CpuManager((32, 32, 32), PREDICTORS[name](3, 0)), id=f"cpu-{name}")
+            for name in PREDICTORS
+        ),
+    ],
+)
+def test_a_pickled_manager_goes_on_in_the_next_job(manager):
+    draw = random.Random(1)
+    for _ in range(130):
+        manager.update(observed(manager, draw))
+    other = pickle.loads(pickle.dumps(manager))
+    for _ in range(30):
+        seen = observed(manager, draw)
+        assert other.batches == manager.batches
+        assert other.update(seen) == manager.update(seen)
 
 
 @pytest.mark.parametrize("name", MANAGERS)
