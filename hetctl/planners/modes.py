@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hetctl.core.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
 from hetctl.planners.hopper.crossover import ways
 
-UNKNOWN_MEMORY = "the site does not say how much memory its GPUs have, so it is taken to fit one"
-
 
 @dataclass(frozen=True)
 class Demand:
@@ -109,12 +107,13 @@ def _hopper(demand: Demand, configs: int, hops: int, room: Room) -> ModeChoice:
 
 
 def _data_parallel(demand: Demand, configs: int, room: Room) -> ModeChoice:
-    why = "it fits one GPU, and the data is not partitioned"
-    if room.partitions:
-        why = f"{configs} configurations are too few to hop: no more than half of {room.gpus} GPUs"
+    fits = "it fits one GPU"
     if room.memory_bytes is None:
-        why += f" ({UNKNOWN_MEMORY})"
-    return ModeChoice(demand.member, DATA_PARALLEL, why)
+        fits = "it is taken to fit one GPU, as the site does not say how much memory they have"
+    data = "the data is not partitioned"
+    if room.partitions:
+        data = f"{configs} configurations are too few to hop: no more than half of {room.gpus} GPUs"
+    return ModeChoice(demand.member, DATA_PARALLEL, f"{fits}, and {data}")
 
 
 def _gigabytes(size: int | None) -> str:
