@@ -36,6 +36,8 @@ class Wording:
         The outcome of one that failed.
     rounds : bool
         Whether the starts of rounds are marked.
+    numbered : bool
+        Whether the rows of a node have the numbers of its GPUs.
     """
 
     title: str
@@ -43,6 +45,7 @@ class Wording:
     step: str
     failed: str
     rounds: bool
+    numbered: bool
 
 
 RUN = Wording(
@@ -51,6 +54,7 @@ RUN = Wording(
     step="{step.member} · round {step.round} · {devices} of {step.node} · {length} · {outcome}",
     failed="failed with exit code {code}",
     rounds=True,
+    numbered=True,
 )
 HOPS = Wording(
     title="workers over time, by configuration",
@@ -58,6 +62,7 @@ HOPS = Wording(
     step="{step.member} · epoch {step.round} · worker {step.node} · {length} · {outcome}",
     failed="undone by a failure",
     rounds=False,
+    numbered=False,
 )
 
 
@@ -106,7 +111,7 @@ def gantt_svg(status: RunStatus, colours: Mapping[str, str], wording: Wording = 
         _draw_steps(axes, status, colours, layout, tips, wording)
         if wording.rounds:
             _draw_rounds(axes, status, layout)
-        _label_rows(axes, layout)
+        _label_rows(axes, layout, wording)
         _finish(axes, layout, wording)
 
     return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
@@ -228,11 +233,11 @@ def _draw_rounds(axes: Axes, status: RunStatus, layout: Layout) -> None:
             free_from = x + 7 * len(str(span.index)) + 6
 
 
-def _label_rows(axes: Axes, layout: Layout) -> None:
+def _label_rows(axes: Axes, layout: Layout, wording: Wording) -> None:
     nodes: dict[str, list[int]] = {}
     for (node, _), row in layout.rows.items():
         nodes.setdefault(node, []).append(row)
-    if layout.row_height >= 8:
+    if layout.row_height >= 8 and wording.numbered:
         axes.set_yticks([row + 0.5 for row in layout.rows.values()])
         axes.set_yticklabels(["" if node == UNUSED else str(gpu) for node, gpu in layout.rows], size=8)
     else:
