@@ -124,7 +124,7 @@ def _list(header: Line, lines: Sequence[Line]) -> UnitTimeTable:
     _refuse(problem for record in records for problem in _wrong_record(*record))
     names = [tuple(dict.fromkeys(record[column] for _, record in records)) for column in COLUMNS[:3]]
     table = UnitTimeTable(names[0], names[1], names[2], _seconds_of(records, names))
-    _refuse((header[0], rule) for rule in _gaps(table))
+    _refuse(_gaps(table, records))
     return table
 
 
@@ -153,18 +153,31 @@ def _seconds_of(
     return seconds
 
 
-def _gaps(table: UnitTimeTable) -> Iterable[str]:
-    """Say what a list lacks: who has a partition has times of all configurations on it."""
-    homes = sorted({(j, k) for _, j, k in table.seconds})
-    for k in sorted(set(range(len(table.workers))) - {k for _, k in homes}):
-        yield f"worker {shown(table.workers[k])} has no partition: it has no seconds, or only inf"
-    for j in sorted(set(range(len(table.partitions))) - {j for j, _ in homes}):
-        yield f"partition {shown(table.partitions[j])} is on no worker"
-    for j, k in homes:
-        for i, config in enumerate(table.configs):
-            if (i, j, k) not in table.seconds:
-                where = f"partition {shown(table.partitions[j])} of worker {shown(table.workers[k])}"
-                yield f"config {shown(config)} has no seconds on {where}, but others have"
+def _gaps(table: UnitTimeTable, records: Iterable[tuple[Place, Mapping[str, str]]]) -> Iterable[Problem]:
+    """Say what a list lacks, where it first names that: who has a partition has all configurations' times."""
+    places = _first_places(records)
+    homes = sorted({(table.partitions[j], table.workers[k]) for _, j, k in table.seconds})
+    times = {(table.configs[i], table.partitions[j], table.workers[k]) for i, j, k in table.seconds}
+    for worker in set(table.workers).difference(worker for _, worker in homes):
+        yield places["", worker], f"worker {shown(worker)} has no partition: it has no seconds, or only inf"
+    for partition in set(table.partitions).difference(partition for partition, _ in homes):
+        yield places[partition, ""], f"partition {shown(partition)} is on no worker"
+    for partition, worker in homes:
+        for config in table.configs:
+            if (config, partition, worker) not in times:
+                where = f"partition {shown(partition)} of worker {shown(worker)}"
+                rule = f"config {shown(config)} has no seconds on {where}, but others have"
+                yield places[partition, worker], rule
+
+
+def _first_places(records: Iterable[tuple[Place, Mapping[str, str]]]) -> Mapping[tuple[str, str], Place]:
+    """Return where each partition is first named, each worker, and both together; "" stands for any."""
+    places: dict[tuple[str, str], Place] = {}
+    for place, record in records:
+        partition, worker = record["partition"], record["worker"]
+        for named in ((partition, ""), ("", worker), (partition, worker)):
+            places.setdefault(named, place)
+    return places
 
 
 def _refuse(problems: Iterable[Problem]) -> None:
