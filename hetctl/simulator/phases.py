@@ -50,13 +50,15 @@ class JobTime:
     ----------
     startup_s : float
         Of each job.
-    longest_s : float
-        Of what is not interrupted: near its limit a job does not begin it any more.
+    longest_s, mean_s : float
+        Of what is not interrupted. Near its limit a job does not begin it any more, so that a mean is
+        lost with each job.
     """
 
     clock: Clock
     startup_s: float = 0.0
     longest_s: float = 0.0
+    mean_s: float = 0.0
 
     def elapsed_s(self, training_s: float) -> float:
         """Return when so much has been trained.
@@ -69,15 +71,15 @@ class JobTime:
         room_s = self.clock.usable_s - self.startup_s
         if training_s <= room_s:
             return self.startup_s + training_s
-        useful_s = room_s - self.longest_s
-        if useful_s <= 0:
+        useful_s = room_s - self.mean_s
+        if room_s < self.longest_s or useful_s <= 0:
             raise InfeasibleError(
                 f"a job has {self.clock.usable_s:.0f} s for training, but start-up and a visit to a partition"
                 f" take {self.startup_s + self.longest_s:.0f} s",
                 "raise --time, or have more partitions",
             )
         jobs = math.ceil(training_s / useful_s)
-        between_s = self.longest_s + self.clock.job_overhead_s
+        between_s = self.mean_s + self.clock.job_overhead_s
         return training_s + jobs * self.startup_s + (jobs - 1) * between_s
 
 
@@ -134,8 +136,9 @@ def hop_phase(
     """
     lumped, epochs = _lumped(units, {member.name: Course(member, 1.0).count for member in members})
     course = simulate_hops(lumped, plan=_visits(lumped, epochs, search), epochs=epochs)
-    longest_s = float(units.seconds[np.isfinite(units.seconds)].max())
-    time = JobTime(clock, max(member.startup_s for member in members), longest_s)
+    visits_s = units.seconds[np.isfinite(units.seconds)]
+    startup_s = max(member.startup_s for member in members)
+    time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
     ends: dict[str, float] = {}
     training: dict[str, float] = dict.fromkeys(epochs, 0.0)
     for stay in course.stays:

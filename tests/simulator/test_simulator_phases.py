@@ -34,9 +34,9 @@ def test_what_fits_one_job_has_no_break():
     assert JobTime(Clock(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
 
 
-def test_each_further_job_starts_up_and_leaves_room_for_the_longest_unit():
+def test_each_further_job_starts_up_and_leaves_room_for_a_unit():
     """200 s, 100 - 5 - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
-    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, longest_s=15.0)
+    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
     assert time.elapsed_s(200.0) == 200.0 + 3 * 5.0 + 2 * (15.0 + 3.0)
 
 
@@ -47,7 +47,7 @@ def test_a_job_that_is_too_short_for_a_unit_is_refused():
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4))
 def test_more_training_is_never_done_sooner(one, other):
-    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, longest_s=15.0)
+    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
     less, more = sorted((one, other))
     assert time.elapsed_s(less) <= time.elapsed_s(more)
 
