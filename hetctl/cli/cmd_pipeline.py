@@ -56,6 +56,20 @@ def plan_options(function: F) -> F:
             help="Minibatches in each virtual worker at a time.  [default: as many as are best]",
         ),
         click.option(
+            "--clock-distance",
+            type=click.IntRange(0, MOST_CLOCKS),
+            default=0,
+            show_default=True,
+            help="Waves by which a virtual worker may be ahead of the slowest.",
+        ),
+        click.option(
+            "--placement",
+            type=click.Choice(["local", "round-robin"]),
+            default="local",
+            show_default=True,
+            help="Which node's parameter server has a layer: where it is trained, or one after the other.",
+        ),
+        click.option(
             "--plan-seconds",
             type=Seconds(),
             default=2.0,
@@ -84,42 +98,25 @@ def plan(as_json: bool, **wishes: Any) -> None:
         return
     figures = [("minibatches in flight", f"{outcome.in_flight}"), _slowest(outcome)]
     figures.append(("throughput", f"{outcome.throughput:.4g} minibatches/s"))
-    _print(outcome, outcome.policy, figures)
+    _print(outcome, figures)
 
 
 @command.command("simulate")
 @plan_options
-@click.option(
-    "--clock-distance",
-    type=click.IntRange(0, MOST_CLOCKS),
-    default=0,
-    show_default=True,
-    help="Waves by which a virtual worker may be ahead of the slowest.",
-)
-@click.option(
-    "--placement",
-    type=click.Choice(["local", "round-robin"]),
-    default="local",
-    show_default=True,
-    help="Which node's parameter server has a layer: where it is trained, or one after the other.",
-)
 @click.option(
     "--minibatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
     help="Of each virtual worker, at least.  [default: enough for a steady state]",
 )
 @json_option
-def simulate(
-    as_json: bool, clock_distance: int, placement: str, minibatches: int | None, **wishes: Any
-) -> None:
+def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
     """Plan, and run the plan under a virtual clock: passes on every GPU, waves between virtual workers.
 
     Example: hetctl pipeline simulate --layers vgg19.csv --cluster cluster.yaml --clock-distance 4
     """
-    from hetctl.runner.pipelining import PipelineRequest, PipelineWorld, simulate_pipeline
+    from hetctl.runner.pipelining import PipelineRequest, simulate_pipeline
 
-    world = PipelineWorld(clock_distance, placement, minibatches)
-    outcome = simulate_pipeline(PipelineRequest(**wishes), world)
+    outcome = simulate_pipeline(PipelineRequest(**wishes), minibatches)
     if as_json:
         print_json(outcome)
         return
@@ -130,7 +127,7 @@ def simulate(
         _slowest(outcome),
         ("throughput", f"{outcome.throughput:.4g} minibatches/s, {share}"),
     ]
-    _print(outcome, outcome.chosen, figures)
+    _print(outcome, figures)
 
 
 def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:
@@ -138,11 +135,11 @@ def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:
     return "slowest stage", slowest
 
 
-def _print(outcome: PlanOutcome | SimulationOutcome, policy: str, figures: list[tuple[str, str]]) -> None:
+def _print(outcome: PlanOutcome | SimulationOutcome, figures: list[tuple[str, str]]) -> None:
     from hetctl.report.pipeline_table import pipeline_table
 
     count = len(outcome.virtual_workers)
-    title = f"{policy}: {count} virtual worker{'s' * (count != 1)}"
+    title = f"{outcome.policy}: {count} virtual worker{'s' * (count != 1)}"
     print_table(pipeline_table(title, figures, _rows(outcome)))
 
 

@@ -113,7 +113,11 @@ def _broken(row: Mapping[str, str]) -> list[tuple[str, str]]:
         broken.append(("layer", "must not be empty"))
     broken += [(name, "must be a number of seconds, at least 0") for name in TIMES if not _is_time(row[name])]
     sizes = [name for name in SAME_ON_ALL_TYPES if name in row and (row[name] or name in BYTES)]
-    broken += [(name, "must be a whole number, at least 0") for name in sizes if not _is_size(row[name])]
+    broken += [
+        (name, "must be a whole number from 0 to 999,999,999,999,999")
+        for name in sizes
+        if not _is_size(row[name])
+    ]
     return broken
 
 

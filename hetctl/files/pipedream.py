@@ -121,7 +121,7 @@ def _node(place: Place, name: str, description: str, values: str) -> tuple[Node,
     rules = [f"{key} is missing" for key in VALUES if key not in pairs]
     found = {key: _number(pairs[key]) for key in VALUES if key in pairs}
     rules += [
-        f"{key}: must be a number, at least 0, got {shown(pairs[key])}"
+        f"{key}: must be a number from 0 to 1e15, got {shown(pairs[key])}"
         for key, number in found.items()
         if number is None
     ]

@@ -43,14 +43,27 @@ class WorkerOutcome:
 
 @dataclass(frozen=True)
 class PlanOutcome:
-    """A plan; `ratio` is that of its slowest stage to the lower bound."""
+    """A plan.
+
+    Parameters
+    ----------
+    ratio : float
+        Of its slowest stage to the lower bound.
+    throughput : float
+        Minibatches/s of all virtual workers.
+    synchronisation_s : float
+        What sending a wave's updates takes, and fetching the weights as well.
+    """
 
     policy: str
+    placement: str
     in_flight: int
+    clock_distance: int
     bottleneck_s: float
     lower_bound_s: float
     ratio: float
     throughput: float
+    synchronisation_s: float
     virtual_workers: tuple[WorkerOutcome, ...]
 
 
@@ -60,8 +73,6 @@ class SimulationOutcome:
 
     Parameters
     ----------
-    chosen : str
-        The policy that was the fastest, if `policy` is ``best``.
     throughput, planned_throughput : float
         Minibatches/s of all virtual workers.
     efficiency : float
@@ -73,7 +84,6 @@ class SimulationOutcome:
     """
 
     policy: str
-    chosen: str
     placement: str
     in_flight: int
     clock_distance: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +10,15 @@ from hetctl.files.layers import read_layers
 from hetctl.files.pipeline_cluster import read_cluster
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.layers import LayerProfile
-from hetctl.planners.pipeline.plan import BEST, PipelineOptions, PipelinePlan, plan
-from hetctl.planners.pipeline.virtual_workers import GROUPINGS
+from hetctl.planners.pipeline.plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
+from hetctl.planners.pipeline.waves import LOCAL
 from hetctl.runner.pipeline_inputs import cluster_of, profile_of
 from hetctl.runner.pipeline_outcomes import PlanOutcome, SimulationOutcome, outcomes_of
-from hetctl.simulator.pipeline_trials import Synchronised
-from hetctl.simulator.pipelines import synchronisation_s
+from hetctl.simulator.pipelines import simulate_plan
 
-LEAST_WAVES = 32
-"""Of each virtual worker in a simulation, besides those until its clock distance is used up."""
+LEAST_WAVES, MINIBATCHES = 32, 4000
+"""Waves of each virtual worker in a simulation, fewer if so many minibatches are in them, besides those
+until its clock distance is used up."""
 
 
 @dataclass(frozen=True)
@@ -30,30 +29,24 @@ class PipelineRequest:
     ----------
     in_flight : int or None
         Minibatches in flight; None: as many as are best.
+    clock_distance : int
+        By how many waves a virtual worker may be ahead of the slowest.
+    placement : str
+        Of layers on parameter servers, as in `hetctl.planners.pipeline.waves`.
     """
 
     layers: Path
     cluster: Path
     policy: str
     in_flight: int | None = None
+    clock_distance: int = 0
+    placement: str = LOCAL
     plan_seconds: float = 2.0
 
-
-@dataclass(frozen=True)
-class PipelineWorld:
-    """How virtual workers are synchronised in a simulation.
-
-    Parameters
-    ----------
-    placement : str
-        Of layers on parameter servers, as in `hetctl.simulator.pipelines`.
-    minibatches : int or None
-        That each virtual worker completes at least; None: enough for a steady state.
-    """
-
-    clock_distance: int = 0
-    placement: str = "local"
-    minibatches: int | None = None
+    @property
+    def waves(self) -> Waves:
+        """How virtual workers are synchronised."""
+        return Waves(self.clock_distance, self.placement)
 
 
 def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
@@ -66,34 +59,35 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
     InfeasibleError
         If the network does not fit the GPUs' memory.
     """
-    layers, cluster = _inputs(request)
-    planned = _plan(request, request.policy, layers, cluster)
+    layers, cluster, planned = _planned(request)
     return PlanOutcome(
         policy=planned.policy,
-        in_flight=planned.virtual_workers[0].in_flight,
+        placement=request.placement,
+        in_flight=planned.in_flight,
+        clock_distance=request.clock_distance,
         bottleneck_s=planned.bottleneck_s,
         lower_bound_s=planned.lower_bound_s,
         ratio=planned.bottleneck_s / planned.lower_bound_s,
         throughput=planned.throughput,
+        synchronisation_s=planned.synchronisation_s,
         virtual_workers=outcomes_of(planned, layers, cluster),
     )
 
 
-def simulate_pipeline(request: PipelineRequest, world: PipelineWorld) -> SimulationOutcome:
+def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) -> SimulationOutcome:
     """Plan, and run the plan under a virtual clock; errors are those of `plan_pipeline`.
 
-    If nothing is said of it, there are as many minibatches in flight as keep the pipelines busy. ``best``
-    is then the fastest of all policies in the simulation, where waves take time to send.
+    Parameters
+    ----------
+    minibatches : int or None
+        That each virtual worker completes at least; None: enough for a steady state.
     """
-    layers, cluster = _inputs(request)
-    setting = Synchronised(layers, cluster, world.clock_distance, world.placement)
-    planned = setting.fastest(_candidates(request, setting))
-    run = setting.run(planned, _waves(planned, world))
+    layers, cluster, planned = _planned(request)
+    run = simulate_plan(planned, layers, cluster, request.waves, _waves(planned, request, minibatches))
     bounds = run.bounds
     return SimulationOutcome(
-        policy=request.policy,
-        chosen=planned.policy,
-        placement=world.placement,
+        policy=planned.policy,
+        placement=request.placement,
         in_flight=bounds.in_flight,
         clock_distance=bounds.distance,
         local_staleness=bounds.local_staleness,
@@ -104,35 +98,36 @@ def simulate_pipeline(request: PipelineRequest, world: PipelineWorld) -> Simulat
         throughput=run.throughput,
         planned_throughput=planned.throughput,
         efficiency=run.throughput * planned.bottleneck_s / len(planned.virtual_workers),
-        synchronisation_s=synchronisation_s(planned.virtual_workers, layers, cluster, world.placement),
+        synchronisation_s=planned.synchronisation_s,
         minibatches=sum(map(len, run.completed_s)),
         end_s=run.end_s,
         virtual_workers=outcomes_of(planned, layers, cluster, run),
     )
 
 
-def _candidates(request: PipelineRequest, setting: Synchronised) -> list[PipelinePlan]:
-    """Return the plan of a policy; for ``best`` those of the others, too, as far as there are any."""
-    found = [_plan(request, request.policy, setting.layers, setting.cluster)]
-    for policy in GROUPINGS if request.policy == BEST else ():
-        with suppress(InfeasibleError):
-            found.append(_plan(request, policy, setting.layers, setting.cluster))
-    return found if request.in_flight else [setting.deepened(one) for one in found]
+def _waves(planned: PipelinePlan, request: PipelineRequest, minibatches: int | None) -> int:
+    if minibatches is None:
+        waves = max(2, min(LEAST_WAVES, MINIBATCHES // planned.in_flight))
+        return waves + 4 * request.clock_distance
+    return max(2, -(-minibatches // planned.in_flight))
 
 
-def _waves(planned: PipelinePlan, world: PipelineWorld) -> int:
-    if world.minibatches is None:
-        return LEAST_WAVES + 4 * world.clock_distance
-    return max(2, -(-world.minibatches // planned.virtual_workers[0].in_flight))
-
-
-def _inputs(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster]:
+def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, PipelinePlan]:
     file = read_cluster(request.cluster)
-    return profile_of(read_layers(request.layers), file), cluster_of(file)
+    layers, cluster = profile_of(read_layers(request.layers), file), cluster_of(file)
+    options = PipelineOptions(request.in_flight, request.plan_seconds, request.waves)
+    try:
+        return layers, cluster, plan(layers, cluster, request.policy, options)
+    except InfeasibleError as error:
+        message = f"{file.nodes_place}: nodes: {error.message}; the layers are those of {request.layers}"
+        raise InfeasibleError(message, _easier(request, error.hint)) from None
 
 
-def _plan(
-    request: PipelineRequest, policy: str, layers: LayerProfile, cluster: PipelineCluster
-) -> PipelinePlan:
-    options = PipelineOptions(in_flight=request.in_flight, seconds=request.plan_seconds)
-    return plan(layers, cluster, policy, options)
+def _easier(request: PipelineRequest, hint: str) -> str:
+    """Return what else to change so that there is a plan."""
+    wishes = []
+    if request.in_flight is not None and request.in_flight > 1:
+        wishes.append("lower --in-flight")
+    if request.policy != BEST:
+        wishes.append(f"take --policy {BEST}")
+    return ", ".join([*wishes, hint])

@@ -17,9 +17,12 @@ from hetctl.files.layers import read_layers
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.planners.pipeline.memory import least_bytes
-from hetctl.planners.pipeline.plan import BEST, PipelineOptions, plan
+from hetctl.planners.pipeline.plan import BEST, PipelineOptions, Waves, plan
 from hetctl.runner.pipeline_inputs import fitted, measured_profile
-from hetctl.simulator.pipeline_trials import WAVES, Synchronised
+from hetctl.simulator.pipelines import simulate_plan
+
+SIMULATED_WAVES = 12
+"""Of each virtual worker: enough for a steady state."""
 
 
 def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
@@ -152,7 +155,10 @@ class Pipe:
 
 
 def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float) -> float:
-    """Return the minibatches/s of the best pipelines that are found, in the simulator."""
-    setting = Synchronised(layers, cluster, distance=0, placement="local")
-    planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds))
-    return setting.run(setting.deepened(planned), WAVES).throughput
+    """Return the minibatches/s of the best pipelines that are found, in the simulator.
+
+    Virtual workers are in step (D = 0), and each layer's server is where most of them have it.
+    """
+    waves = Waves()
+    planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds, waves=waves))
+    return simulate_plan(planned, layers, cluster, waves, SIMULATED_WAVES).throughput

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +20,10 @@ from hetctl.core.errors import InfeasibleError
 from hetctl.planners.pipeline.costs import StageCosts
 from hetctl.planners.pipeline.layers import LayerProfile
 from hetctl.planners.pipeline.partition import Partitioner
-from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, PipelinePlan, plan
+from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.planners.pipeline.stages import virtual_worker
-from hetctl.simulator.pipeline_trials import Synchronised
+from hetctl.planners.pipeline.waves import LOCAL, ROUND_ROBIN
+from hetctl.simulator.pipelines import simulate_plan
 
 WORKERS = (("VVVV",), ("RRRR",), ("GGGG",), ("QQQQ",), ("V", "R", "G", "Q"), ("VV", "QQ"), ("RR", "GG"))
 """The virtual workers of the paper's Table 3, by node."""
@@ -33,7 +33,8 @@ SETS = (("VVVV",), ("VVVV", "RRRR"), ("VVVV", "RRRR", "QQQQ"), NODES)
 NUMBERS = range(1, 8)
 """Of minibatches in flight in a virtual worker."""
 RANDOM_NETWORKS = 10
-WAVES = 32
+COUNT = 32
+"""Of waves in a simulation."""
 
 DERIVED = "Derived from PipeDream's profiles of VGG-16 and ResNet-50, and from data sheets; batches of 32."
 IN_BRACKETS = "In brackets: minibatches in flight in all virtual workers, as many as are best."
@@ -45,14 +46,14 @@ def table(quick: bool = False) -> Table:
     named = [*_networks().items(), *((f"random {seed}", random_network(seed)) for seed in range(count))]
     rows, worst = [], 0.0
     for name, profile in named:
-        setting = Synchronised(profile, cluster(NODES, PLENTY), 0, "local")
+        gpus, waves = cluster(NODES, PLENTY), Waves(0, LOCAL)
         cells = []
         for policy in POLICIES:
-            planned = setting.deepened(plan(profile, setting.cluster, policy))
+            planned = plan(profile, gpus, policy, PipelineOptions(waves=waves))
             limit = len(planned.virtual_workers) / planned.bottleneck_s
-            reached = setting.run(planned, WAVES).throughput / limit
+            reached = simulate_plan(planned, profile, gpus, waves, COUNT).throughput / limit
             worst = max(worst, 1 / reached)
-            cells.append(f"{reached:.3f} ({planned.virtual_workers[0].in_flight})")
+            cells.append(f"{reached:.3f} ({planned.in_flight})")
         rows.append((name, *cells))
     return Table(
         "Pipelines: simulated throughput over what the slowest stage allows",
@@ -76,23 +77,23 @@ def figure_3(quick: bool = False) -> Table:
     return _table(title, ("network", "GPUs", *map(str, numbers)), rows, "-: no memory for so many.")
 
 
-def figure_4(quick: bool = False) -> Table:
+def figure_4(_quick: bool = False) -> Table:
     """Return the throughput of the whole cluster by policy."""
-    columns = [(policy, "round-robin") for policy in POLICIES] + [("ed", "local"), ("best", "local")]
+    columns = [(policy, ROUND_ROBIN) for policy in POLICIES] + [("ed", LOCAL), ("best", LOCAL)]
     rows = [
-        (name, _data_parallel(name, NODES), *(_fastest(name, NODES, *column, quick) for column in columns))
+        (name, _data_parallel(name, NODES), *(_fastest(name, NODES, *column) for column in columns))
         for name in _networks()
     ]
     header = ("network", "data-parallel", *POLICIES, "ed, local", "best, local")
     return _table("HetPipe, Figure 4: images/s of four nodes, by policy", header, rows, IN_BRACKETS)
 
 
-def table_4(quick: bool = False) -> Table:
+def table_4(_quick: bool = False) -> Table:
     """Return the throughput as nodes with slower GPUs are added; one node alone is one virtual worker."""
     rows = []
     for name in _networks():
-        equal = [_fastest(name, nodes, "ed" if nodes[1:] else "np", "local", quick) for nodes in SETS]
-        ours = [_fastest(name, nodes, "best", "local", quick) for nodes in SETS]
+        equal = [_fastest(name, nodes, "ed" if nodes[1:] else "np", LOCAL) for nodes in SETS]
+        ours = [_fastest(name, nodes, "best", LOCAL) for nodes in SETS]
         rows.append((name, "data-parallel", *(_data_parallel(name, nodes) for nodes in SETS)))
         rows += [(name, "ed, local", *equal), (name, "best, local", *ours)]
     title = "HetPipe, Table 4: images/s as whimpy GPUs are added"
@@ -122,29 +123,14 @@ def _alone(profile: LayerProfile, nodes: Sequence[str], in_flight: int) -> str:
         return "-"
     worker = virtual_worker(profile, gpus, costs, cuts, in_flight)
     planned = PipelinePlan("np", (worker,), worker.bottleneck_s, worker.bottleneck_s, 1 / worker.period_s)
-    far = Synchronised(profile, gpus, distance=WAVES, placement="local")
-    return f"{BATCH * far.run(planned, WAVES).throughput:.0f}"
+    return f"{BATCH * simulate_plan(planned, profile, gpus, Waves(COUNT, LOCAL), COUNT).throughput:.0f}"
 
 
-def _fastest(name: str, nodes: Sequence[str], policy: str, placement: str, quick: bool) -> str:
-    setting = Synchronised(_networks()[name], cluster(nodes), 0, placement)
-    numbers = NUMBERS[1::2] if quick else NUMBERS
-    policies = POLICIES if policy == "best" else (policy,)
-    plans = [
-        planned for one in policies for number in numbers for planned in _plans(name, nodes, one, number)
-    ]
-    planned = setting.fastest(plans)
-    rate = setting.run(planned, WAVES).throughput
+def _fastest(name: str, nodes: Sequence[str], policy: str, placement: str) -> str:
+    profile, gpus, waves = _networks()[name], cluster(nodes), Waves(0, placement)
+    planned = plan(profile, gpus, policy, PipelineOptions(waves=waves))
+    rate = simulate_plan(planned, profile, gpus, waves, COUNT).throughput
     return f"{BATCH * rate:.0f} ({sum(worker.in_flight for worker in planned.virtual_workers)})"
-
-
-@cache
-def _plans(name: str, nodes: tuple[str, ...], policy: str, in_flight: int) -> list[PipelinePlan]:
-    """Return the plan, if there is one."""
-    found = []
-    with suppress(InfeasibleError):
-        found.append(plan(_networks()[name], cluster(nodes), policy, PipelineOptions(in_flight=in_flight)))
-    return found
 
 
 def _data_parallel(name: str, nodes: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def test_types_and_held_bytes_may_be_left_out(tmp_path):
         (("0.3,0.6", "0.3,nan"), "layers:3: backward_s: must be a number of seconds, at least 0, got 'nan'"),
         (
             ("4,1000\nfc,K80", "4.5,1000\nfc,K80"),
-            "layers:4: activation_bytes: must be a whole number, at least 0",
+            "layers:4: activation_bytes: must be a whole number from 0 to 999,999,999,999,999",
         ),
         (("fc,K80", "fc,V100"), "layers:5: layer 'fc' on V100 is already in line 4"),
         (

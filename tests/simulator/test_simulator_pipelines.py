@@ -1,14 +1,25 @@
-"""From a plan to pipelines: what passes receive, what is held, and how long a wave is sent."""
+"""From a plan to pipelines: what passes receive, what is held, and that they run as was planned."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import islice
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.control.wsp import Bounds
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.communication import Links
+from hetctl.planners.pipeline.flow import Passes, wave_ends
 from hetctl.planners.pipeline.layers import Layer, LayerProfile
-from hetctl.planners.pipeline.plan import PipelinePlan, Stage, VirtualWorker
-from hetctl.simulator.pipelines import pipelines_of, synchronisation_s
+from hetctl.planners.pipeline.memory import minibatches_held
+from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, PipelinePlan, Stage, VirtualWorker, Waves
+from hetctl.planners.pipeline.plan import plan as made
+from hetctl.planners.pipeline.waves import PLACEMENTS
+from hetctl.simulator.pipelines import pipelines_of, simulate_plan
+from hetctl.simulator.pipelining import Pipeline, StageTimes, simulate_pipelines
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
 CLUSTER = PipelineCluster(
@@ -33,7 +44,6 @@ def plan(*workers: VirtualWorker) -> PipelinePlan:
 
 
 EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
-BY_NODE = (worker((0, 0), (0, 1)), worker((1, 0), (1, 1)))
 
 
 def test_passes_wait_for_what_they_receive() -> None:
@@ -49,14 +59,38 @@ def test_the_last_stage_holds_one_minibatch_and_the_first_what_is_in_flight() ->
         assert [stage.most_held for stage in one.stages] == held
 
 
-def test_equal_distribution_with_local_servers_stays_within_nodes() -> None:
-    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, "local") == pytest.approx(200 / 500)
+def pipeline(passes: Passes, in_flight: int, sync_s: float) -> Pipeline:
+    stages = (
+        StageTimes(*times, minibatches_held(len(passes) - number, in_flight))
+        for number, times in enumerate(passes, start=1)
+    )
+    return Pipeline(tuple(stages), sync_s, sync_s)
 
 
-def test_in_turn_half_of_the_layers_cross_the_network_and_meet_at_the_servers() -> None:
-    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, "round-robin") == pytest.approx(0.1 + 200 * 0.01)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=5).map(tuple),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 7),
+    st.integers(0, 3),
+    st.floats(0.01, 30),
+)
+def test_the_planner_counts_on_what_is_simulated(workers, in_flight, distance, sync_s) -> None:
+    pipelines = [pipeline(passes, in_flight, sync_s) for passes in workers]
+    run = simulate_pipelines(pipelines, Bounds(in_flight, distance), 6)
+    simulated = list(zip(*(times[in_flight - 1 :: in_flight] for times in run.completed_s), strict=False))
+    planned = list(islice(wave_ends(workers, in_flight, sync_s, distance), len(simulated)))
+    assert np.array(planned) == pytest.approx(np.array(simulated))
 
 
-def test_with_a_node_for_each_the_others_servers_are_shared_evenly() -> None:
-    for placement in ("round-robin", "local"):
-        assert synchronisation_s(BY_NODE, LAYERS, CLUSTER, placement) == pytest.approx(0.1 + 200 * 0.01)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("distance", [0, 2])
+def test_a_plan_with_waves_is_as_fast_as_it_says(placement: str, distance: int) -> None:
+    waves = Waves(distance, placement)
+    for policy in POLICIES:
+        planned = made(LAYERS, CLUSTER, policy, PipelineOptions(waves=waves))
+        run = simulate_plan(planned, LAYERS, CLUSTER, waves, 40)
+        assert run.throughput == pytest.approx(planned.throughput, rel=0.02)

@@ -29,7 +29,7 @@ def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes:
         Infinite if the layers do not fit.
     """
     from scipy.optimize import linprog
-    from scipy.sparse import csr_array
+    from scipy.sparse import csr_array, eye_array, hstack
 
     counts = Counter(gpu_types)
     kinds, layers = sorted(counts), len(profile.layers)
@@ -46,12 +46,10 @@ def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes:
         room[mine] = needed / most_bytes
         rows += [seconds, room]
         limits += [0.0, counts[kind] * memory_bytes[kind] / most_bytes]
-    whole = np.hstack([np.tile(np.eye(layers), len(kinds)), np.zeros((layers, 1))])
+    whole = hstack([*[eye_array(layers)] * len(kinds), csr_array((layers, 1))], format="csr")
     goal = np.zeros(len(kinds) * layers + 1)
     goal[-1] = 1.0
-    found = linprog(
-        goal, csr_array(np.array(rows)), np.array(limits), csr_array(whole), np.ones(layers), method="highs"
-    )
+    found = linprog(goal, csr_array(np.array(rows)), np.array(limits), whole, np.ones(layers), method="highs")
     return float(found.fun * most_s) if found.status == 0 else float(np.inf)
 
 

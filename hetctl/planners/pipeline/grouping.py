@@ -27,7 +27,10 @@ Bottleneck = Callable[[Group], float]
 
 
 def exact_groupings(
-    cluster: PipelineCluster, cells: Grouping, bottleneck_s: Bottleneck
+    cluster: PipelineCluster,
+    cells: Grouping,
+    bottleneck_s: Bottleneck,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Iterator[Grouping]:
     """Yield for each number of virtual workers the grouping with the least bottleneck.
 
@@ -35,9 +38,11 @@ def exact_groupings(
     ----------
     cells : Grouping
         Parts of the cluster that are alike; all are grouped in the same way.
+    is_late : callable
+        Whether to go on with the sets of GPUs that have been looked at, small ones first.
     """
     kinds = [_aligned(cluster, cell) for cell in cells]
-    for sets in _packings(kinds[0], bottleneck_s):
+    for sets in _packings(kinds[0], bottleneck_s, is_late):
         yield tuple(group for of_cell in kinds for group in _handed_out(sets, of_cell))
 
 
@@ -84,10 +89,14 @@ def _handed_out(sets: Sequence[Taken], kinds: Sequence[Sequence[Gpu]]) -> Iterat
         yield tuple(sorted(left[kind].pop(0) for kind, count in enumerate(taken) for _ in range(count)))
 
 
-def _packings(kinds: Sequence[Sequence[Gpu]], bottleneck_s: Bottleneck) -> Iterator[list[Taken]]:
+def _packings(
+    kinds: Sequence[Sequence[Gpu]], bottleneck_s: Bottleneck, is_late: Callable[[], bool]
+) -> Iterator[list[Taken]]:
     """Yield for each number of groups those with the least bottleneck."""
     seconds = np.full([len(kind) + 1 for kind in kinds], np.inf)
-    for taken in product(*(range(len(kind) + 1) for kind in kinds)):
+    for taken in sorted(product(*(range(len(kind) + 1) for kind in kinds)), key=sum):
+        if is_late():
+            break
         if any(taken):
             group = [gpu for kind, count in zip(kinds, taken, strict=True) for gpu in kind[:count]]
             seconds[taken] = bottleneck_s(tuple(group))

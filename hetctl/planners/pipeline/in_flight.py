@@ -8,21 +8,20 @@ What fewer reach is seen by running them under all three conditions.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import islice
 
-from hetctl.planners.pipeline.memory import minibatches_held
-
-Passes = tuple[tuple[float, float], ...]
-"""Seconds of the forward and the backward task of each stage, with what they receive."""
+from hetctl.planners.pipeline.flow import Passes, wave_ends
+from hetctl.planners.pipeline.memory import most_in_flight
 
 SAME = 1e-9
 """Relative; times that differ by less are the same."""
-WAVES = 8
-"""Waves of minibatches until a pipeline runs evenly; as many more, twice, are measured."""
+WAVES, MINIBATCHES = 8, 96
+"""Waves until a pipeline runs evenly, fewer if so many minibatches are in them; as many more, twice, are
+measured."""
 
 
 def tasks(seconds: Sequence[tuple[float, float, float]]) -> Passes:
@@ -80,50 +79,76 @@ def enough(passes: Passes, period_s: float) -> int:
     return max(1, -int(-(periods - SAME) // 1))
 
 
+@dataclass(frozen=True)
+class Sending:
+    """How long waves are on their way between virtual workers.
+
+    Parameters
+    ----------
+    seconds : float
+        To send a wave to the parameter servers; to fetch the weights takes as long.
+    distance : int
+        Clock distance D.
+    """
+
+    seconds: float
+    distance: int
+
+
+def turn_s(passes: Passes, sending: Sending | None = None) -> float:
+    """Return the least time of a wave, whatever the minibatches in it.
+
+    The last one of each starts when the wave D + 1 before it has been sent and fetched, and has to go
+    through all stages; waves are sent one after the other.
+    """
+    through_s = sum(map(sum, passes))
+    if sending is None:
+        return through_s
+    return max(through_s, sending.seconds, (2 * sending.seconds + through_s) / (sending.distance + 1))
+
+
+def least_period_s(passes: Passes, in_flight: int, sending: Sending | None = None) -> float:
+    """Return a limit that no period is below: that of the slowest stage, and that of waves."""
+    return max(bottleneck_s(passes), turn_s(passes, sending) / in_flight)
+
+
+def plenty(passes: Passes, sending: Sending | None = None) -> int:
+    """Return minibatches in flight with which neither stages nor waves wait for one another."""
+    stages = most_in_flight(len(passes))
+    return max(stages, math.ceil(turn_s(passes, sending) / bottleneck_s(passes)) + 1)
+
+
 @lru_cache(maxsize=10_000)
 def period_s(passes: Passes, in_flight: int) -> float:
-    """Return the period that is reached with so many minibatches in flight.
+    """Return the period that is reached with so many minibatches in flight, if waves are no matter.
 
     The bottleneck if they are enough for it; else what first come, first served makes of them.
     """
     least_s = bottleneck_s(passes)
     if enough(passes, least_s) <= in_flight:
         return least_s
-    completed_s = list(islice(_completions(passes, in_flight), 3 * WAVES * in_flight))
-    first, last = WAVES * in_flight - 1, len(completed_s) - 1
-    return max(least_s, (completed_s[last] - completed_s[first]) / (last - first))
+    return max(least_s, _measured_s((passes,), in_flight, Sending(0.0, 0)))
 
 
-def _completions(passes: Passes, in_flight: int) -> Iterator[float]:
-    """Yield when minibatches are complete; each is followed by another one at once.
+@lru_cache(maxsize=10_000)
+def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: Sending) -> float:
+    """Return the period of virtual workers that exchange waves: they wait for one another.
 
-    Of the passes that wait for a GPU the first to come is the first to run (condition 3), unless it is
-    a forward pass and memory is full. The last stage does both passes as one.
+    The slowest bottleneck, if they have twice what is plenty in flight.
+
+    Parameters
+    ----------
+    workers : tuple of Passes
+        All that are unlike.
     """
-    last = len(passes) - 1
-    queues: list[deque[bool]] = [deque() for _ in passes]
-    rooms = [minibatches_held(last - stage, in_flight) for stage in range(len(passes))]
-    running = [False] * len(passes)
-    ends: list[tuple[float, int, int, bool]] = []
-    queues[0].extend([False] * in_flight)
-    stage, now_s = 0, 0.0
-    for number in count():
-        for near in range(max(0, stage - 1), min(last, stage + 1) + 1):
-            waiting = [at for at, backward in enumerate(queues[near]) if backward or rooms[near]]
-            if waiting and not running[near]:
-                backward = queues[near][waiting[0]]
-                del queues[near][waiting[0]]
-                running[near] = True
-                rooms[near] -= not backward
-                taken_s = sum(passes[near]) if near == last else passes[near][backward]
-                heappush(ends, (now_s + taken_s, 3 * number + near - stage, near, backward))
-        now_s, _, stage, backward = heappop(ends)
-        running[stage] = False
-        rooms[stage] += backward or stage == last
-        if stage < last and not backward:
-            queues[stage + 1].append(False)
-        elif stage > 0:
-            queues[stage - 1].append(True)
-        else:
-            queues[0].append(False)
-            yield now_s
+    least_s = max(map(bottleneck_s, workers))
+    if in_flight >= 2 * max(plenty(passes, sending) for passes in workers):
+        return least_s
+    return max(least_s, _measured_s(workers, in_flight, sending))
+
+
+def _measured_s(workers: Sequence[Passes], in_flight: int, sending: Sending) -> float:
+    first = max(1, min(WAVES, MINIBATCHES // in_flight))
+    ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 3 * first))
+    taken_s = max(last_s - first_s for last_s, first_s in zip(ends[-1], ends[first - 1], strict=True))
+    return taken_s / (2 * first * in_flight)

@@ -18,6 +18,11 @@ def minibatches_held(stages_after: int, in_flight: int) -> int:
     return min(in_flight, 2 * stages_after + 1)
 
 
+def most_in_flight(gpus: int) -> int:
+    """Return what keeps a pipeline of so many GPUs busy, whatever its stages: more hold no more memory."""
+    return 2 * gpus - 1
+
+
 def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
     """Return the bytes of every stage, shape (layers, layers): first and last layer.
 

@@ -7,9 +7,11 @@ the last stage added is on; its value is a vector over the first layer of that s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +32,13 @@ from hetctl.planners.pipeline.pools import (
     pool_of,
     without,
 )
+from hetctl.planners.pipeline.reach import parts_that_fit
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 MOST_EFFORT, HEAD_EFFORT = 8e8, 1e5
 """Stages to look at in a partition, and as how many each choice of a GPU counts besides; if all orders
-of GPUs take more, they are taken node by node."""
+of GPUs take more, only some are tried."""
 
 
 class Cut(NamedTuple):
@@ -47,6 +52,10 @@ class Cut(NamedTuple):
 class Partitioner:
     """Finds partitions over any group of a cluster's GPUs; what is found once is kept.
 
+    They are exact, but for groups of very many unlike GPUs. These have the best of what uses up a node
+    before the next, and what would be exact if each GPU had a node of its own, as far as that is not too
+    much either; where both have no room, whatever fits.
+
     Parameters
     ----------
     in_flight : int
@@ -54,13 +63,13 @@ class Partitioner:
     """
 
     def __init__(self, costs: StageCosts, cluster: PipelineCluster, in_flight: int) -> None:
-        self._cluster = cluster
+        self._costs, self._cluster = costs, cluster
         self._in_flight = in_flight
-        self.layers = costs.layers
         self._types = cluster.gpu_types
         self._exact, self._in_one_order = (
             _Table(costs, self._types, in_flight, heads) for heads in (all_heads, one_head)
         )
+        self._large: dict[Group, tuple[float, tuple[Cut, ...]]] = {}
 
     def bottleneck_s(self, group: Group) -> float:
         """Return the seconds of the slowest stage of the best partition; infinite if none fits.
@@ -68,7 +77,7 @@ class Partitioner:
         GPUs that would slow the pipeline down stay idle.
         """
         pool = pool_of(self._by_node(group).values())
-        return self._table(pool).best(pool)[0]
+        return self._exact.best(pool)[0] if self._is_small(pool) else self._of_large(group)[0]
 
     def partition(self, group: Group) -> tuple[Cut, ...]:
         """Return the best partition over a group, in the order of the layers.
@@ -78,29 +87,70 @@ class Partitioner:
         InfeasibleError
             If the layers do not fit the GPUs' memory.
         """
-        left = self._by_node(group)
-        table = self._table(pool_of(left.values()))
-        if table.best(pool_of(left.values()))[0] == np.inf:
-            types = ", ".join(map(self._cluster.type_of, group))
+        is_small = self._is_small(pool_of(self._by_node(group).values()))
+        cuts = self._by_nodes(self._exact, group) if is_small else self._of_large(group)[1]
+        if not cuts:
+            counts = sorted(Counter(map(self._cluster.type_of, group)).items())
+            types = ", ".join(f"{count} {name}" for name, count in counts)
             raise InfeasibleError(
-                f"a virtual worker of {len(group)} GPUs ({types}) has no room for all layers with "
-                f"N_m = {self._in_flight}",
+                f"a virtual worker of {types} has no room for all layers with N_m = {self._in_flight}",
                 hint="use GPUs with more memory, more of them, or a smaller minibatch",
             )
+        return cuts
+
+    def _is_small(self, pool: Pool) -> bool:
+        choices = most_within(pool) * len(list(all_heads(pool)))
+        return choices * (self._costs.layers**2 + HEAD_EFFORT) <= MOST_EFFORT
+
+    def _of_large(self, group: Group) -> tuple[float, tuple[Cut, ...]]:
+        """Return the fastest partition of those that are tried, and its slowest stage; none if none fits."""
+        if group not in self._large:
+            found = [self._by_nodes(self._in_one_order, group), self._by_types(group)]
+            cuts = min(found, key=self._slowest_s) if any(found) else self._by_memory(group)
+            self._large[group] = self._slowest_s(cuts), cuts
+        return self._large[group]
+
+    def _best_of(self, table: _Table, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
+        """Return first and last layer, node and type of each stage; nothing if none fits."""
+        left = dict(nodes)
+        if table.best(pool_of(left.values()))[0] == np.inf:
+            return []
         while (idle := table.best(pool_of(left.values()))[1]) is not None:
             _take(left, idle, left)
-        free = sorted(group)
-        cuts = []
-        for first, last, node, gpu_type in table.walk(left):
-            gpu = next(g for g in free if g[0] == node and self._cluster.type_of(g) == self._types[gpu_type])
-            free.remove(gpu)
-            cuts.append(Cut(first, last, gpu))
-        return tuple(cuts)
+        return [(first, last, node, self._types[kind]) for first, last, node, kind in table.walk(left)]
 
-    def _table(self, pool: Pool) -> _Table:
-        choices = most_within(pool) * len(list(all_heads(pool)))
-        is_small = choices * (self.layers**2 + HEAD_EFFORT) <= MOST_EFFORT
-        return self._exact if is_small else self._in_one_order
+    def _by_nodes(self, table: _Table, group: Group) -> tuple[Cut, ...]:
+        stages = self._best_of(table, self._by_node(group))
+        wanted = [(first, last, (node, kind)) for first, last, node, kind in stages]
+        return _on_gpus(wanted, group, lambda gpu: (gpu[0], self._cluster.type_of(gpu)))
+
+    def _by_types(self, group: Group) -> tuple[Cut, ...]:
+        """Return what is exact if no two GPUs are on a node."""
+        alone = {number: self._by_node((gpu,))[gpu[0]] for number, gpu in enumerate(group)}
+        if not self._is_small(pool_of(alone.values())):
+            return ()
+        wanted = [(first, last, kind) for first, last, _, kind in self._best_of(self._exact, alone)]
+        return _on_gpus(wanted, group, self._cluster.type_of)
+
+    def _by_memory(self, group: Group) -> tuple[Cut, ...]:
+        """Return what fits, fast or slow."""
+
+        def memory_bytes(gpu: Gpu) -> int:
+            return self._cluster.memory_bytes[self._cluster.type_of(gpu)]
+
+        parts = parts_that_fit(self._costs.bytes, [memory_bytes(gpu) for gpu in group], self._in_flight)
+        return _on_gpus(parts, group, memory_bytes)
+
+    def _slowest_s(self, cuts: Sequence[Cut]) -> float:
+        receive = self._costs.receive_s
+        links = [0, *(int(a.gpu[0] == b.gpu[0]) for a, b in pairwise(cuts)), 0]
+        seconds = [np.inf] if not cuts else []
+        for at, (first, last, gpu) in enumerate(cuts):
+            held = minibatches_held(len(cuts) - 1 - at, self._in_flight)
+            computed_s = self._costs.compute_s(self._cluster.type_of(gpu), held)[first, last]
+            received_s = receive[links[at], first] + receive[links[at + 1], last + 1]
+            seconds.append(float(computed_s + received_s))
+        return max(seconds)
 
     def _by_node(self, group: Group) -> dict[int, Node]:
         counts: dict[int, list[int]] = {}
@@ -231,6 +281,20 @@ class _Table:
         rest = self._rest[without(pool, head)]
         heads = (h for h in heads_after(pool, head, bool(link)) if h in rest)
         return _Step(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
+
+
+def _on_gpus(
+    wanted: Iterable[tuple[int, int, Kind]], group: Group, kind_of: Callable[[Gpu], Kind]
+) -> tuple[Cut, ...]:
+    """Place stages on GPUs of the kinds that they want, next to the stage before where there is one."""
+    free = sorted(group)
+    cuts: list[Cut] = []
+    for first, last, kind in wanted:
+        node = cuts[-1].gpu[0] if cuts else -1
+        gpu = min((gpu for gpu in free if kind_of(gpu) == kind), key=lambda gpu: (gpu[0] != node, gpu))
+        free.remove(gpu)
+        cuts.append(Cut(first, last, gpu))
+    return tuple(cuts)
 
 
 def _take(left: dict[int, Node], head: Head, candidates: Iterable[int]) -> int:

@@ -11,8 +11,9 @@ from hetctl.planners.pipeline.layers import LayerProfile
 from hetctl.planners.pipeline.search import PipelineOptions, Search
 from hetctl.planners.pipeline.stages import Stage, VirtualWorker
 from hetctl.planners.pipeline.virtual_workers import GROUPINGS
+from hetctl.planners.pipeline.waves import Waves
 
-__all__ = ["POLICIES", "PipelineOptions", "PipelinePlan", "Stage", "VirtualWorker", "plan"]
+__all__ = ["POLICIES", "PipelineOptions", "PipelinePlan", "Stage", "VirtualWorker", "Waves", "plan"]
 
 BEST = "best"
 POLICIES = (*GROUPINGS, BEST)
@@ -30,6 +31,8 @@ class PipelinePlan:
         No partition over the GPUs of these virtual workers has a faster slowest stage.
     throughput : float
         Minibatches/s of all virtual workers, each as fast as the slowest of them.
+    synchronisation_s : float
+        To send a wave to the parameter servers; to fetch the weights takes as long.
     """
 
     policy: str
@@ -37,6 +40,12 @@ class PipelinePlan:
     bottleneck_s: float
     lower_bound_s: float
     throughput: float
+    synchronisation_s: float = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Minibatches in flight in each virtual worker."""
+        return self.virtual_workers[0].in_flight
 
 
 def plan(
@@ -70,4 +79,5 @@ def plan(
         bottleneck_s=found.bottleneck_s,
         lower_bound_s=search.lower_bound_s(found.grouping),
         throughput=found.throughput,
+        synchronisation_s=found.sending.seconds if found.sending else 0.0,
     )

@@ -1,27 +1,32 @@
-"""From groups of GPUs to virtual workers; the number of minibatches in flight; the best grouping."""
+"""The virtual workers of a policy; the number of minibatches in flight; the best grouping."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from hetctl.core.errors import InfeasibleError
+from hetctl.planners.pipeline.assembly import Assembly, Found
 from hetctl.planners.pipeline.bound import lower_bound_s
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.coarse import coarse
-from hetctl.planners.pipeline.costs import StageCosts
 from hetctl.planners.pipeline.grouping import MOST_SETS, all_cells, exact_groupings
 from hetctl.planners.pipeline.improvement import improved
-from hetctl.planners.pipeline.in_flight import SAME, enough
+from hetctl.planners.pipeline.in_flight import SAME
 from hetctl.planners.pipeline.layers import LayerProfile
-from hetctl.planners.pipeline.partition import Cut, Partitioner
-from hetctl.planners.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.planners.pipeline.memory import most_in_flight
 from hetctl.planners.pipeline.virtual_workers import GROUPINGS, Grouping
+from hetctl.planners.pipeline.waves import Waves
 
 SET_S, ELEMENT_S = 5e-4, 1.5e-8
 """About the time that the bottleneck of a set of GPUs takes, and each pair of layers in it."""
+COARSE = 1.25
+"""Exact partitions of a deep network are taken to be at most so much faster than those of a coarse one."""
+OURS = 0.5
+"""Of the time there is, at least, for groupings of our own."""
 MOST_LAYERS = 100
 """Groupings of deeper networks are found on a coarse one; their partitions are exact."""
 
@@ -36,34 +41,14 @@ class PipelineOptions:
         Minibatches in flight in each virtual worker; None: as many as give the highest throughput.
     seconds : float
         About how long `best` may search for groupings of its own.
+    waves : Waves or None
+        How virtual workers are synchronised; None: as if that took no time.
     """
 
     in_flight: int | None = None
     seconds: float = 2.0
+    waves: Waves | None = None
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True)
-class Found:
-    """A grouping of GPUs, and the virtual workers that they make."""
-
-    grouping: Grouping
-    virtual_workers: tuple[VirtualWorker, ...]
-
-    @property
-    def bottleneck_s(self) -> float:
-        """Seconds of the slowest stage of all."""
-        return max(worker.bottleneck_s for worker in self.virtual_workers)
-
-    @property
-    def period_s(self) -> float:
-        """Seconds between the minibatches of the slowest virtual worker."""
-        return max(worker.period_s for worker in self.virtual_workers)
-
-    @property
-    def throughput(self) -> float:
-        """Minibatches/s of all, each as fast as the slowest one."""
-        return len(self.virtual_workers) / self.period_s
 
 
 class Search:
@@ -71,11 +56,10 @@ class Search:
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
         self._layers, self._cluster, self._options = layers, cluster, options
-        self._costs = StageCosts(layers, cluster)
-        self._exact = self._rough = _Partitioners(self._costs, cluster)
+        self._exact = self._rough = Assembly(layers, cluster, options.waves)
         if len(layers.layers) > MOST_LAYERS:
-            self._rough = _Partitioners(StageCosts(coarse(layers, MOST_LAYERS), cluster), cluster)
-        self._stop_s = 0.0
+            self._rough = Assembly(coarse(layers, MOST_LAYERS), cluster, options.waves)
+        self._stop_s = options.clock() + options.seconds
 
     def lower_bound_s(self, grouping: Grouping) -> float:
         """Return the limit of the virtual worker whose limit is the highest."""
@@ -95,69 +79,75 @@ class Search:
     def best(self) -> Found:
         """Return the fastest of the paper's policies and our groupings.
 
+        All are compared on the coarse network, if there is one. What is found to be the fastest so is
+        partitioned exactly, and the paper's too, unless they cannot be faster.
+
         Raises
         ------
         InfeasibleError
-            If none of them has room.
+            If not even all GPUs together have room.
         """
-        found, reasons = [], []
-        for name in GROUPINGS:
-            try:
-                found.append(self.policy(name))
-            except InfeasibleError as error:
-                reasons.append(error)
-        self._stop_s = self._options.clock() + self._options.seconds
-        found += self._ours(found)
+        papers = self._papers()
+        self._stop_s = max(self._stop_s, self._options.clock() + OURS * self._options.seconds)
+        found = [*papers, *self._ours(papers)]
         if not found:
-            raise reasons[0]
-        fastest = _fastest(found)
-        return _fastest([fastest, self._improved(fastest)])
+            return self._of_grouping((self._cluster.gpus,))
+        fastest = self._exactly(_fastest([_fastest(found), self._improved(_fastest(found))]))
+        for one in papers if self._rough is not self._exact else ():
+            if one.throughput * COARSE > fastest.throughput:
+                fastest = _fastest([fastest, self._exactly(one)])
+        return fastest
+
+    def _papers(self) -> list[Found]:
+        """Return the paper's policies, those of short pipelines first, as far as they may be the fastest."""
+        groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
+        found: list[Found] = []
+        for grouping in sorted(groupings, key=lambda grouping: max(map(len, grouping))):
+            if not found or self._limit(grouping) > _fastest(found).throughput:
+                with suppress(InfeasibleError):
+                    found.append(self._coarsely(grouping))
+        return found
+
+    def _limit(self, grouping: Grouping) -> float:
+        """Return a throughput that a grouping is not above: with one in flight memory is least in the way."""
+        slowest_s = max(map(self._rough.bottleneck_s(1), grouping))
+        if self._rough is self._exact:
+            return len(grouping) / slowest_s
+        return len(grouping) / slowest_s * COARSE if slowest_s < math.inf else math.inf
 
     def _of_grouping(self, grouping: Grouping) -> Found:
-        """Return the fastest for all numbers of minibatches in flight, with the fewest that it takes.
+        return self._exactly(self._coarsely(grouping))
 
-        More of them leave less memory to partition in: where all is as fast with the most as with one,
-        they are enough, and no more are tried than keep the slowest stage busy.
-        """
+    def _coarsely(self, grouping: Grouping) -> Found:
+        """Return the virtual workers of a grouping; merged layers may be too large, then exactly."""
+        with suppress(InfeasibleError):
+            return self._on(self._rough, grouping)
+        return self._on(self._exact, grouping)
+
+    def _on(self, assembly: Assembly, grouping: Grouping) -> Found:
         if self._options.in_flight is not None:
-            return self._with(grouping, self._options.in_flight)
-        found = [self._with(grouping, 1)]
-        most = _most_in_flight(max(map(len, grouping)))
-        for number in (most, *range(2, most)):
-            with suppress(InfeasibleError):
-                found.append(self._with(grouping, number))
-            fastest = _fastest(found)
-            least_s = found[0].bottleneck_s if number == most else found[-1].bottleneck_s
-            if fastest.period_s <= least_s * (1 + SAME):
-                break
-        return self._leaner(fastest) if most > 1 else found[0]
+            return assembly.found(grouping, self._options.in_flight)
+        return _fastest_number(assembly, grouping)
 
-    def _with(self, grouping: Grouping, in_flight: int) -> Found:
-        partitioner = self._exact[in_flight]
-        return self._found(grouping, [partitioner.partition(group) for group in grouping], in_flight)
-
-    def _found(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Found:
-        layers, cluster, costs = self._layers, self._cluster, self._costs
-        workers = (virtual_worker(layers, cluster, costs, of_one, in_flight) for of_one in cuts)
-        return Found(grouping, tuple(workers))
-
-    def _leaner(self, found: Found) -> Found:
-        """Return the same with the fewest minibatches in flight that make it as fast."""
-        workers = found.virtual_workers
-        needed = max(enough(worker.passes, found.period_s) for worker in workers)
-        if needed >= workers[0].in_flight:
+    def _exactly(self, found: Found) -> Found:
+        """Return the exact partitions for what was found on the coarse network."""
+        if self._rough is self._exact:
             return found
-        cuts = [[Cut(s.first, s.last, (s.node, s.gpu)) for s in worker.stages] for worker in workers]
-        leaner = self._found(found.grouping, cuts, needed)
-        return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
+        exact = self._exact.found(found.grouping, found.in_flight)
+        return self._exact.settled(exact) if self._options.in_flight is None else exact
 
     def _ours(self, known: Sequence[Found]) -> Iterator[Found]:
-        """Yield our groupings, those of small cells of the cluster first, as long as there is time."""
-        effort_s = SET_S + ELEMENT_S * self._rough[1].layers ** 2
-        most_sets = min(MOST_SETS, int(self._options.seconds / effort_s))
+        """Yield our groupings, those of small cells of the cluster first, as long as there is time.
+
+        Half of the sets of GPUs are enough, as the small ones come first.
+        """
+        effort_s = SET_S + ELEMENT_S * self._rough.layers**2
+        left_s = self._stop_s - self._options.clock()
+        most_sets = min(MOST_SETS, int(2 * left_s / effort_s))
         found = list(known)
         for cells in all_cells(self._cluster, most_sets):
-            first = _fastest(found).virtual_workers[0].in_flight if found else _most_in_flight(len(cells[0]))
+            most = most_in_flight(len(cells[0]))
+            first = min(_fastest(found).in_flight, most) if found else most
             for grouping in self._in_cells(cells, first):
                 found.append(grouping)
                 yield grouping
@@ -170,49 +160,76 @@ class Search:
         With more of them memory leaves fewer partitions: they are not tried if they would not be faster
         even with the bottlenecks that fewer of them have.
         """
-        numbers: Sequence[int] = (first, *range(1, _most_in_flight(len(cells[0])) + 1))
-        if self._options.in_flight is not None:
-            numbers = (self._options.in_flight,)
+        given = self._options.in_flight
+        numbers: Sequence[int] = (first, 1, *_numbers(most_in_flight(len(cells[0])) + 1))
         fastest = 0.0
-        for at, number in enumerate(numbers):
+        for at, number in enumerate(numbers if given is None else (given,)):
             ceiling = 0.0
-            for grouping in exact_groupings(self._cluster, cells, self._rough[number].bottleneck_s):
-                with suppress(InfeasibleError):
-                    found = self._with(grouping, number)
-                    fastest = max(fastest, found.throughput)
-                    ceiling = max(ceiling, len(grouping) / found.bottleneck_s)
-                    yield found if self._options.in_flight is not None else self._leaner(found)
+            bottleneck_s = self._rough.bottleneck_s(number)
+            for grouping in exact_groupings(self._cluster, cells, bottleneck_s, self._is_late):
+                limit = len(grouping) / max(map(bottleneck_s, grouping))
+                ceiling = max(ceiling, limit)
+                if limit > fastest:
+                    found = self._rough.found(grouping, number)
+                    settled = self._rough.settled(found) if given is None else found
+                    fastest = max(fastest, settled.throughput)
+                    yield settled
             if (at and ceiling <= fastest * (1 + SAME)) or self._is_late():
                 return
 
     def _improved(self, found: Found) -> Found:
         """Return a grouping that is no slower with as many minibatches in flight."""
-        rough = self._rough[found.virtual_workers[0].in_flight]
-        grouping = improved(self._cluster, found.grouping, rough.bottleneck_s, self._is_late)
+        number = min(found.in_flight, most_in_flight(max(map(len, found.grouping))))
+        bottleneck_s = self._rough.bottleneck_s(number)
+
+        def rate(grouping: Grouping) -> float:
+            with suppress(InfeasibleError):
+                return self._rough.found(grouping, found.in_flight).ceiling
+            return 0.0
+
+        with_waves = rate if self._options.waves else None
+        grouping = improved(self._cluster, found.grouping, bottleneck_s, self._is_late, with_waves)
         with suppress(InfeasibleError):
-            return self._of_grouping(grouping) if grouping != found.grouping else found
+            return self._on(self._rough, grouping) if grouping != found.grouping else found
         return found
 
     def _is_late(self) -> bool:
         return self._options.clock() >= self._stop_s
 
 
-class _Partitioners(dict[int, Partitioner]):
-    """A partitioner for each number of minibatches in flight, made when it is asked for."""
+def _fastest_number(assembly: Assembly, grouping: Grouping) -> Found:
+    """Return the fastest for all numbers of minibatches in flight, with the fewest that it takes.
 
-    def __init__(self, costs: StageCosts, cluster: PipelineCluster) -> None:
-        super().__init__()
-        self._costs, self._cluster = costs, cluster
+    More of them leave less memory to partition in: where the slowest stage is as fast with the most as
+    with one, they are enough, and no more are tried than keep it busy or fit. Of high numbers only some
+    are.
+    """
+    fastest = assembly.settled(assembly.found(grouping, 1))
+    alone_s = fastest.bottleneck_s
+    most = most_in_flight(max(map(len, grouping)))
+    for number in (most, *_numbers(most)):
+        try:
+            found = assembly.found(grouping, number)
+        except InfeasibleError:
+            if number < most:
+                break
+            continue
+        if found.bottleneck_s < fastest.period_s:
+            fastest = _fastest([fastest, assembly.settled(found)])
+        same = number == most and found.bottleneck_s <= alone_s * (1 + SAME)
+        least_s = alone_s if number == most else found.bottleneck_s
+        if same or fastest.period_s <= least_s * (1 + SAME):
+            break
+    return fastest
 
-    def __missing__(self, in_flight: int) -> Partitioner:
-        self[in_flight] = Partitioner(self._costs, self._cluster, in_flight)
-        return self[in_flight]
+
+def _numbers(most: int) -> Iterator[int]:
+    """Yield 2, 3, .. below a number, with growing steps."""
+    number = 2
+    while number < most:
+        yield number
+        number += max(1, number // 4)
 
 
 def _fastest(found: Sequence[Found]) -> Found:
     return max(found, key=lambda one: one.throughput)
-
-
-def _most_in_flight(gpus: int) -> int:
-    """Return what keeps a pipeline of so many GPUs busy, whatever its stages."""
-    return 2 * gpus - 1

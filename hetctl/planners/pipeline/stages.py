@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.costs import StageCosts
-from hetctl.planners.pipeline.in_flight import Passes, period_s, tasks
+from hetctl.planners.pipeline.flow import Passes
+from hetctl.planners.pipeline.in_flight import period_s, tasks
 from hetctl.planners.pipeline.layers import LayerProfile
 from hetctl.planners.pipeline.memory import minibatches_held
 from hetctl.planners.pipeline.partition import Cut

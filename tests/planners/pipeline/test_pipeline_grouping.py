@@ -48,6 +48,19 @@ def test_groupings_are_disjoint_and_reach_their_limit(where):
     assert all(a < b for a, b in pairwise(numbers))
 
 
+def test_when_time_is_out_the_small_sets_that_were_looked_at_are_packed():
+    looked_at = []
+
+    def bottleneck_s(group):
+        looked_at.append(len(group))
+        return 1.0
+
+    where = cluster("AAAA", "BBB")
+    found = list(exact_groupings(where, (where.gpus,), bottleneck_s, lambda: len(looked_at) >= 6))
+    assert looked_at == [1, 1, 2, 2, 2, 3]
+    assert [len(grouping) for grouping in found] == [7]
+
+
 @settings(max_examples=30)
 @given(profiles(), st.integers(1, 6), st.integers(1, 4))
 def test_stages_of_a_coarse_network_are_stages_of_the_network(layers, most, held):

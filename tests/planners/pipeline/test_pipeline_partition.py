@@ -1,6 +1,6 @@
 """Partitions: exact, within memory."""
 
-from itertools import groupby
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +9,11 @@ from pipeline_exact import least_bottleneck_s, slowest_s, stage_needs
 from pipelines import LINKS, PLENTY, cluster, clusters, is_whole, profile, profiles
 
 from hetctl.core.errors import InfeasibleError
+from hetctl.planners.pipeline import partition
+from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.communication import Links
 from hetctl.planners.pipeline.costs import StageCosts
+from hetctl.planners.pipeline.layers import Layer, LayerProfile
 from hetctl.planners.pipeline.partition import Partitioner
 
 
@@ -78,9 +81,42 @@ def test_like_gpus_are_not_tried_in_every_order():
     assert len(found.partition(where.gpus)) <= 16
 
 
-def test_a_virtual_worker_with_too_many_orders_is_used_node_by_node():
+def test_a_virtual_worker_with_too_many_orders_is_still_partitioned():
     where = cluster(*("ABC" * count for count in range(1, 8)))
     found = partitioner(profile(*range(1, 100), activation=1), where)
-    nodes = [cut.gpu[0] for cut in found.partition(where.gpus)]
-    assert len([node for node, _ in groupby(nodes)]) == len(set(nodes))
+    cuts = found.partition(where.gpus)
+    assert len({cut.gpu for cut in cuts}) == len(cuts)
     assert found.bottleneck_s(where.gpus) <= found.bottleneck_s(where.on(6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), clusters(), st.integers(1, 8), st.sampled_from([0.0, 2.5e6]))
+def test_what_is_too_large_to_be_exact_has_room_where_there_is_any(layers, where, in_flight, effort):
+    exact = least_bottleneck_s(layers, where, where.gpus, in_flight)
+    with mock.patch.object(partition, "MOST_EFFORT", effort):
+        found = partitioner(layers, where, in_flight)
+        seconds = found.bottleneck_s(where.gpus)
+        assert (seconds < float("inf")) == (exact < float("inf"))
+        if exact < float("inf"):
+            cuts = found.partition(where.gpus)
+            assert is_whole(cuts, layers)
+            order, starts = [cut.gpu for cut in cuts], [cut.first for cut in cuts]
+            assert len(set(order)) == len(order)
+            assert slowest_s(layers, where, order, starts, in_flight) == pytest.approx(seconds)
+
+
+def test_sixty_four_unlike_gpus_have_room_where_only_their_order_leaves_any():
+    types = ("A", "B", "C")
+    nodes = (types * 11, types * 10 + ("A",))
+    needed = [3 * PLENTY // 7, PLENTY // 7] * 10
+    layers = LayerProfile(
+        tuple(
+            Layer(f"l{i}", dict.fromkeys(types, 1.0), dict.fromkeys(types, 2.0), 1, size)
+            for i, size in enumerate(needed)
+        )
+    )
+    where = PipelineCluster(nodes, {"A": PLENTY, "B": PLENTY // 3, "C": PLENTY // 3}, LINKS)
+    found = partitioner(layers, where)
+    cuts = found.partition(where.gpus)
+    assert is_whole(cuts, layers)
+    assert found.bottleneck_s(where.gpus) < float("inf")

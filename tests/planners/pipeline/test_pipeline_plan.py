@@ -13,7 +13,9 @@ from pipelines import PLENTY, cluster, clusters, is_whole, profile, profiles
 from hetctl.core.errors import BadInputError, InfeasibleError
 from hetctl.planners.pipeline.bound import lower_bound_s
 from hetctl.planners.pipeline.cluster import PipelineCluster
+from hetctl.planners.pipeline.costs import StageCosts
 from hetctl.planners.pipeline.memory import minibatches_held
+from hetctl.planners.pipeline.partition import Partitioner
 from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, plan
 from hetctl.planners.pipeline.virtual_workers import GROUPINGS
 
@@ -137,6 +139,29 @@ def test_a_large_cluster_is_planned():
     ticks = count()
     found = plan(layers, where, "best", PipelineOptions(seconds=10.0, clock=lambda: float(next(ticks))))
     assert found.throughput >= max(plan(layers, where, policy).throughput for policy in GROUPINGS)
+
+
+def test_without_time_there_is_still_a_plan_where_only_all_gpus_have_room():
+    where = cluster("AA", "BB", memory=100)
+    layers = profile(1, 1, 1, 1, activation=1, parameters=45)
+    for policy in GROUPINGS:
+        with pytest.raises(InfeasibleError):
+            plan(layers, where, policy)
+    found = plan(layers, where, "best", PipelineOptions(seconds=1e-9))
+    assert len(found.virtual_workers[0].stages) == 4
+
+
+def test_a_deep_network_is_partitioned_exactly_in_the_end():
+    layers = profile(*(1 + number % 7 for number in range(130)), activation=1)
+    where = cluster("AA", "BB")
+    best = plan(layers, where, "best")
+    for policy in GROUPINGS:
+        assert best.throughput >= plan(layers, where, policy).throughput * (1 - 1e-9)
+    slowest = [
+        Partitioner(StageCosts(layers, where), where, best.in_flight).bottleneck_s(group)
+        for group in (tuple((s.node, s.gpu) for s in w.stages) for w in best.virtual_workers)
+    ]
+    assert best.bottleneck_s == pytest.approx(max(slowest))
 
 
 def test_memory_that_leaves_no_room_is_refused():
