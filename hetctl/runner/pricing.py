@@ -15,12 +15,10 @@ from hetctl.planners.base import Options
 from hetctl.planners.batches import with_batches
 from hetctl.planners.hopper import SearchOptions
 from hetctl.planners.pipeline.layers import LayerProfile
+from hetctl.runner.hopping import MOST_TIMES
 from hetctl.runner.pipes import Pipe
 from hetctl.simulator.phases import PhaseRun, hop_phase, pipeline_phase, unit_times
 from hetctl.simulator.world import World
-
-MOST_TIMES = 50_000_000
-"""Members times partitions times GPUs that fit memory."""
 
 
 @dataclass(frozen=True)
