@@ -20,7 +20,7 @@ DEVELOPMENT = [
     "mkdocs-material>=9.5",
     "mypy>=1.13",
     "pytest>=8",
-    "pytest-xdist>=3.5",
+    "pytest-xdist>=3.8",
     "ruff>=0.8",
     "types-PyYAML",
 ]

@@ -65,7 +65,8 @@ watch() {
     until_or_gone "$2" && kill -KILL "$driver"
 }
 until_or_gone() {
-    while [ "$(date +%s)" -lt "$1" ]; do
+    # Without a $(..): bash loses a trap whose signal comes while it reads one.
+    while printf -v now '%(%s)T' -1; [ "$now" -lt "$1" ]; do
         [ -e /proc/$$/exe ] || exit
         sleep 1 & nap=$!; wait "$nap"
     done
@@ -75,7 +76,7 @@ watch=$!
 
 # A signal ends bash's wait, so wait again. Slurm's warning may come a minute early: the watch knows better.
 signalled=no
-trap 'signalled=yes; [ $((deadline - $(date +%s))) -le 60 ] || tell signal' USR2
+trap 'signalled=yes; printf -v now "%(%s)T" -1; [ $((deadline - now)) -le 60 ] || tell signal' USR2
 trap 'signalled=yes; tell signal' TERM INT  # LSF's bkill comes as INT first
 while true; do
     wait "$driver"
