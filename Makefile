@@ -6,8 +6,8 @@ export PYTHON
 
 BIN := .venv/bin
 
-# Tests that train or wait for a batch system: nothing else may run beside them.
-BY_THE_CLOCK := tests/batch tests/runner tests/runtime tests/slurm tests/slurm-docker
+# Where this is set, each of the many processes that tests start would compile hetctl anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@echo "hetctl: each target sets up what it needs, in .venv"
@@ -17,9 +17,10 @@ help: ## show this list
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
 	@.ci/demo
 
+# Many tests mostly wait, so two go at a time; those that train fill the cores, so they go alone.
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(BY_THE_CLOCK:%=--ignore=%)
-	$(BIN)/python -m pytest $(BY_THE_CLOCK)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not training"
+	$(BIN)/python -m pytest -m training
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run

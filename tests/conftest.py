@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 from lsf_cluster import LsfCluster
 from slurm_cluster import SlurmCluster, missing_programs
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Jobs of tests do not wait for those of the person who runs them.
 LOCKS = tempfile.TemporaryDirectory(prefix="hetctl-locks-", dir="/tmp")
@@ -21,6 +23,18 @@ os.environ["HETCTL_SLOT_LOCKS"] = LOCKS.name
 settings.register_profile("people", deadline=None)
 settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "people")
+
+
+class Lanes(LoadFileScheduling):
+    """Of several processes one runs all tests on Slurm, as they share a cluster; others go file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "slurm" if "slurm" in nodeid.lower() else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | None:
+    """Have tests spread so where it is by files."""
+    return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -146,10 +146,9 @@ def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
 
 def test_ctrl_c_on_a_terminal_reaches_all_processes_and_still_no_traceback_is_shown(project):
     members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
-    process = project.start("profile", prefix=("setsid", "--wait"))
+    process = project.start("profile", prefix=("setsid",))
     wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
-    (command,) = [pid for pid in alive("-m hetctl profile") if os.getpgid(pid) == pid]
-    os.killpg(command, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in stderr

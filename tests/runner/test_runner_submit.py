@@ -73,9 +73,9 @@ def test_a_run_goes_to_its_end_and_the_catalog_agrees_with_the_events(start):
 
 
 def test_jobs_follow_one_another_near_the_limit_without_anybody_waiting(start):
-    """A limit of 13 s leaves 3 s before the grace: the jobs' own scripts submit the next ones."""
-    project = start(a="{epochs: 8, epoch_s: 0.6}", b="{epochs: 8, epoch_s: 0.6}", c="{epochs: 2}")
-    assert project.hetctl("submit", "--time", "13s").code == 0
+    """A limit of 16 s leaves 6 s before the grace: the jobs' own scripts submit the next ones."""
+    project = start(a="{epochs: 8, epoch_s: 0.9}", b="{epochs: 8, epoch_s: 0.9}", c="{epochs: 2}")
+    assert project.hetctl("submit", "--time", "16s").code == 0
     wait_for(lambda: state(project) == "finished", seconds=60)
     status = project.here("status", "--json").json
     assert len(status["jobs"]) >= 2

@@ -274,7 +274,7 @@ def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
         [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
     )
     wait_for(lambda: (tmp_path / "one.did").exists() and (tmp_path / "two.did").exists())
-    assert len(alive(CREW_FILE)) >= 3
+    assert len(alive(str(tmp_path / CREW_FILE))) >= 3
     driver.kill()
     driver.wait()
     wait_for(lambda: not alive(str(tmp_path / CREW_FILE)))

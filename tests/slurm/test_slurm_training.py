@@ -108,17 +108,17 @@ def kill_a_training_rank(run):
         for step in (event.data for event in events if event.kind == "step_started"):
             if step["gpus"] > 1 and step["member"] in trained:
                 last = step["placement"][-1]
-                os.kill(rank_on(last["node"], last["gpus"][-1]), signal.SIGKILL)
+                os.kill(rank_on(run, last["node"], last["gpus"][-1]), signal.SIGKILL)
                 return step["member"]
         time.sleep(0.2)
     raise AssertionError("no member with several GPUs finished an epoch in time")
 
 
-def rank_on(node, gpu):
+def rank_on(run, node, gpu):
     """Return the process, which is none of the launcher's."""
     (pid,) = [
         pid
-        for pid in alive(f"--seat rank-{node}-{gpu} ")
+        for pid in set(alive(f"--seat rank-{node}-{gpu} ")) & set(alive(str(run.path)))
         if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     ]
     return pid
