@@ -102,7 +102,7 @@ class Run:
         assert self.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
         started = [e.data["job"] for e in self.project.driver_events(RUN) if e.kind == "job_started"]
         assert started == sorted(set(started)), "a job ran twice"
-        wait_for(lambda: not {"running", "pending"} & {*self.states()}, seconds=60)
+        wait_for(lambda: not {"running", "pending"} & {*self.states()}, seconds=TRAINED_S)
         return self.states()
 
     def states(self):
