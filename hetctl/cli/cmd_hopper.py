@@ -71,7 +71,7 @@ def _shared_options(command: F) -> F:
         click.option(
             "--plan-seconds",
             type=Seconds(),
-            default=2.0,
+            default=0.8,
             show_default=True,
             help="How long a scheduler that searches may.",
         ),

@@ -53,7 +53,7 @@ class HopperRequest:
 
     unit_times: Path
     scheduler: str = "best"
-    plan_seconds: float = 2.0
+    plan_seconds: float = 0.8
     seed: int = 0
     mode: str = HOPPER
     efficiency: float = 1.0
