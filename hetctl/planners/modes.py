@@ -36,21 +36,20 @@ class Room:
         The GPU with the least memory, in words.
     memory_bytes : int or None
         That it has; None: not known.
-    partitions : int or None
-        Parts of the data, each on one node; None: it is not partitioned.
+    partitions : int
+        Parts of the data, each on one node; 0: it is not partitioned.
     """
 
     gpus: int
     gpu: str
     memory_bytes: int | None
-    partitions: int | None
+    partitions: int
 
 
 def too_large(demand: Demand, room: Room) -> bool:
     """Return whether one GPU, that with the least memory, is known to be too small for a network."""
-    return None not in (demand.memory_bytes, room.memory_bytes) and (
-        (demand.memory_bytes or 0) > (room.memory_bytes or 0)
-    )
+    needs, has = demand.memory_bytes, room.memory_bytes
+    return needs is not None and has is not None and needs > has
 
 
 def does_not_fit(who: str, demand: Demand, room: Room) -> str:

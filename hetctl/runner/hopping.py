@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from hetctl.core.errors import BadInputError
+from hetctl.core.plan import HOPPER
 from hetctl.core.status import StepSpan
 from hetctl.files.unit_times import UnitTimeTable, read_unit_times
 from hetctl.files.visit_log import read_visit_log
 from hetctl.planners.base import nearest
 from hetctl.planners.hopper import SCHEDULERS, SearchOptions
-from hetctl.planners.hopper.crossover import HOPPER, ways
+from hetctl.planners.hopper.crossover import ways
 from hetctl.planners.hopper.units import UnitTimes, lower_bound
 from hetctl.planners.hopper.visits import Visit, by_start, visits_of
 from hetctl.simulator.hop_clock import Outage, Stay

@@ -13,8 +13,7 @@ from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.course import Course
 from hetctl.perf.work import candidates
 from hetctl.planners.modes import Demand, Room, choose_modes, does_not_fit, hopper_epochs, too_large
-from hetctl.planners.pipeline.layers import LayerProfile
-from hetctl.runner.pipes import layers_of, memory_in, needed_bytes
+from hetctl.runner.pipes import MemberLayers, layers_of, memory_in
 from hetctl.runner.pricing import Part, Question, data_parallel, hops, pipe_of, pipelines
 
 
@@ -58,7 +57,7 @@ def _refuse_bare_nodes(question: Question) -> None:
         )
 
 
-def _layers(question: Question) -> dict[str, LayerProfile]:
+def _layers(question: Question) -> dict[str, MemberLayers]:
     """Return the layers of the members that name a layer profile."""
     found = {
         member.name: layers_of(member, question.site, question.world.cluster)
@@ -74,14 +73,14 @@ def _room(question: Question) -> Room:
         gpus=question.gpus,
         gpu=f"a {smallest or question.site.device} of {question.site.name}",
         memory_bytes=memory[smallest],
-        partitions=question.ensemble.partitions,
+        partitions=question.partitions,
     )
 
 
-def _demands(question: Question, layers: Mapping[str, LayerProfile]) -> list[Demand]:
+def _demands(question: Question, layers: Mapping[str, MemberLayers]) -> list[Demand]:
     """Return the memory of each member on a GPU: as it was measured, or else as its layers add up."""
     measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
-    summed = {name: needed_bytes(profile) for name, profile in layers.items()}
+    summed = {name: own.needed_bytes for name, own in layers.items()}
     names = [member.name for member in question.ensemble.members]
     return [Demand(name, measured.get(name) or summed.get(name)) for name in names]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hetctl.core.errors import BadInputError, InfeasibleError
 from hetctl.core.links import NodeLinks
@@ -95,23 +95,40 @@ def _refuse_types_without_times(profile: LayerProfile, rows: Sequence[LayerRow],
     if lacking:
         rule = f"{rows[0].place.path} has no times on it, only on {known}"
         raise refusal((file.gpu_types[name].place, f"gpu_types.{name}: {rule}") for name in lacking)
-    for name in _used(file):
+    refuse_idle(profile, rows, _used(file))
+
+
+def refuse_idle(profile: LayerProfile, rows: Sequence[LayerRow], gpu_types: Iterable[str]) -> None:
+    """Raise BadInputError if on one of these types no layer takes any time."""
+    for name in gpu_types:
         if profile.forward_s(name).sum() + profile.backward_s(name).sum() <= 0:
             raise refusal([(rows[0].place, f"no layer takes any time on {name}")])
 
 
-def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
+def refuse_large_layers(
+    profile: LayerProfile, rows: Sequence[LayerRow], memory_bytes: Mapping[str, int]
+) -> None:
+    """Raise InfeasibleError if a layer needs more memory than the largest GPU has.
+
+    Parameters
+    ----------
+    memory_bytes : mapping of str to int
+        Of a GPU, by type.
+    """
     places = {row.layer: row.place for row in reversed(rows)}
-    largest = max(_used(file), key=lambda name: file.gpu_types[name].memory_bytes)
-    memory_bytes = file.gpu_types[largest].memory_bytes
+    largest = max(memory_bytes, key=lambda name: memory_bytes[name])
     lines = [
         f"{places[layer.name]}: layer '{layer.name}' needs {needed:,} bytes with one minibatch, "
-        f"but the largest GPU ({largest}) has {memory_bytes:,}"
+        f"but the largest GPU ({largest or 'the only type'}) has {memory_bytes[largest]:,}"
         for layer, needed in zip(profile.layers, least_bytes(profile), strict=True)
-        if needed > memory_bytes
+        if needed > memory_bytes[largest]
     ]
     if lines:
         raise InfeasibleError("\n".join(lines), LARGER)
+
+
+def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
+    refuse_large_layers(profile, rows, {name: file.gpu_types[name].memory_bytes for name in _used(file)})
     needed = int(least_bytes(profile).sum())
     there = sum(file.gpu_types[name].memory_bytes for types in file.nodes for name in types)
     if needed > there:

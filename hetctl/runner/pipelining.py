@@ -14,11 +14,7 @@ from hetctl.planners.pipeline.plan import BEST, PipelineOptions, PipelinePlan, W
 from hetctl.planners.pipeline.waves import LOCAL
 from hetctl.runner.pipeline_inputs import cluster_of, profile_of
 from hetctl.runner.pipeline_outcomes import PlanOutcome, SimulationOutcome, outcomes_of
-from hetctl.simulator.pipelines import simulate_plan
-
-LEAST_WAVES, MINIBATCHES = 32, 4000
-"""Waves of each virtual worker in a simulation, fewer if so many minibatches are in them, besides those
-until its clock distance is used up."""
+from hetctl.simulator.pipelines import simulate_plan, steady_waves
 
 
 @dataclass(frozen=True)
@@ -107,8 +103,7 @@ def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) 
 
 def _waves(planned: PipelinePlan, request: PipelineRequest, minibatches: int | None) -> int:
     if minibatches is None:
-        waves = max(2, min(LEAST_WAVES, MINIBATCHES // planned.in_flight))
-        return waves + 4 * request.clock_distance
+        return steady_waves(planned, request.waves)
     return max(2, -(-minibatches // planned.in_flight))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,13 @@ from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError, InfeasibleError
 from hetctl.core.profile import Candidate, MemberProfile
 from hetctl.core.site import Cluster, Site
-from hetctl.files.layers import read_layers
+from hetctl.files.layers import LayerRow, read_layers
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.planners.pipeline.memory import least_bytes
 from hetctl.planners.pipeline.plan import BEST, PipelineOptions, Waves, plan
-from hetctl.runner.pipeline_inputs import fitted, measured_profile
-from hetctl.simulator.pipelines import simulate_plan
-
-SIMULATED_WAVES = 12
-"""Of each virtual worker: enough for a steady state."""
+from hetctl.runner.pipeline_inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
+from hetctl.simulator.pipelines import simulate_plan, steady_waves
 
 
 def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
@@ -35,7 +32,20 @@ def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
     return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
 
 
-def layers_of(member: Member, site: Site, cluster: Cluster) -> LayerProfile | None:
+@dataclass(frozen=True)
+class MemberLayers:
+    """The layers of a member, and the lines of the file that they come from."""
+
+    profile: LayerProfile
+    rows: Sequence[LayerRow]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a GPU needs that has all of them."""
+        return int(least_bytes(self.profile).sum())
+
+
+def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | None:
     """Return the layers of a member with times on all types of GPU; None if it names no layer profile.
 
     A profile that names no type is taken to be of the only one there is.
@@ -43,26 +53,23 @@ def layers_of(member: Member, site: Site, cluster: Cluster) -> LayerProfile | No
     Raises
     ------
     BadInputError
-        If the file is wrong, or lacks a type.
+        If the file is wrong, lacks a type, or no layer takes any time on one.
     """
     if member.layers is None:
         return None
-    profile = measured_profile(read_layers(Path(member.layers)))
+    rows = read_layers(Path(member.layers))
+    profile = measured_profile(rows)
     types, known = types_in(site, cluster), sorted(profile.gpu_types)
     if len(types) == len(known) == 1 and UNNAMED in (*types, *known):
-        return profile.derived({types[0]: 1.0}, known[0])
+        profile, known = profile.derived({types[0]: 1.0}, known[0]), [types[0]]
     if lacking := [gpu_type for gpu_type in types if gpu_type not in known]:
         raise BadInputError(
             f"{member.layers}: layers of {member.name} have no times on {', '.join(lacking)}, of which"
             f" site {site.name} has GPUs",
             "measure them there; the column gpu_type says where it was",
         )
-    return profile
-
-
-def needed_bytes(layers: LayerProfile) -> int:
-    """Return what a GPU needs that has all layers."""
-    return int(least_bytes(layers).sum())
+    refuse_idle(profile, rows, types)
+    return MemberLayers(profile, rows)
 
 
 def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
@@ -101,7 +108,7 @@ class Pipe:
     """
 
     member: Member
-    layers: LayerProfile
+    layers: MemberLayers
     samples_per_epoch: int
     profile: MemberProfile | None = None
 
@@ -116,8 +123,8 @@ class Pipe:
 
     def ideal(self, gpus: int) -> Candidate:
         """Return the member as no pipeline is faster: no layer waits, and each is where it takes least."""
-        kinds = self.layers.gpu_types
-        times = [self.layers.forward_s(kind) + self.layers.backward_s(kind) for kind in kinds]
+        layers = self.layers.profile
+        times = [layers.forward_s(kind) + layers.backward_s(kind) for kind in layers.gpu_types]
         rate = self.member.batch_size / float(np.min(times, axis=0).sum())
         return Candidate(
             name=self.member.name,
@@ -143,8 +150,9 @@ class Pipe:
         """
         own = Cluster.at(site, self.most_gpus(cluster.gpus))
         nodes = pipeline_cluster(site, own)
+        refuse_large_layers(self.layers.profile, self.layers.rows, nodes.memory_bytes)
         try:
-            rate = pipeline_rate(self.layers, nodes, seconds)
+            rate = pipeline_rate(self.layers.profile, nodes, seconds)
         except InfeasibleError as error:
             message = f"{self.member.layers}: {self.member.name}: {error.message}"
             raise InfeasibleError(message, error.hint) from None
@@ -161,4 +169,4 @@ def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float
     """
     waves = Waves()
     planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds, waves=waves))
-    return simulate_plan(planned, layers, cluster, waves, SIMULATED_WAVES).throughput
+    return simulate_plan(planned, layers, cluster, waves, steady_waves(planned, waves)).throughput

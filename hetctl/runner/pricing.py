@@ -14,9 +14,8 @@ from hetctl.core.site import Site
 from hetctl.planners.base import Options
 from hetctl.planners.batches import with_batches
 from hetctl.planners.hopper import SearchOptions
-from hetctl.planners.pipeline.layers import LayerProfile
 from hetctl.runner.hopping import MOST_TIMES
-from hetctl.runner.pipes import Pipe
+from hetctl.runner.pipes import MemberLayers, Pipe
 from hetctl.simulator.phases import PhaseRun, hop_phase, pipeline_phase, unit_times
 from hetctl.simulator.world import World
 
@@ -72,7 +71,7 @@ class Part:
     plan: Plan | None = None
 
 
-def pipe_of(question: Question, name: str, layers: LayerProfile) -> Pipe:
+def pipe_of(question: Question, name: str, layers: MemberLayers) -> Pipe:
     """Return a member as a pipeline.
 
     Raises
@@ -92,15 +91,11 @@ def pipe_of(question: Question, name: str, layers: LayerProfile) -> Pipe:
 
 def pipelines(question: Question, pipes: Sequence[Pipe]) -> Part:
     """Return the phase of members that are pipelines, one after another, each on all its GPUs."""
-    run = pipeline_phase(_pipeline_seconds(question, pipes), question.world.clock)
+    site, cluster = question.site, question.world.cluster
+    each_s = question.options.plan_seconds / len(pipes)
+    seconds = {pipe.member.name: pipe.simulated_s(site, cluster, each_s) for pipe in pipes}
+    run = pipeline_phase(seconds, question.world.clock)
     return Part(PIPELINE, run, {PIPELINE: run.seconds})
-
-
-def _pipeline_seconds(question: Question, pipes: Sequence[Pipe]) -> dict[str, float]:
-    seconds = question.options.plan_seconds / len(pipes)
-    return {
-        pipe.member.name: pipe.simulated_s(question.site, question.world.cluster, seconds) for pipe in pipes
-    }
 
 
 def hops(question: Question, hopping: Sequence[Candidate]) -> Part:
@@ -108,7 +103,7 @@ def hops(question: Question, hopping: Sequence[Candidate]) -> Part:
     run = _hop_run(question, hopping)
     prices = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
-        prices[DATA_PARALLEL] = question.data_parallel(hopping, question.options).predicted_makespan_s
+        prices.update(_makespans(_data_parallel_plans(question, hopping)))
     return Part(HOPPER, run, prices)
 
 
@@ -125,12 +120,9 @@ def _hop_run(question: Question, members: Sequence[Candidate]) -> PhaseRun:
     return hop_phase(members, units, question.world.clock, search)
 
 
-def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping[str, LayerProfile]) -> Part:
+def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]) -> Part:
     """Return the phase of members that train data-parallel, in equal batches or, if faster, balanced ones."""
-    plans = {DATA_PARALLEL: question.data_parallel(rest, question.options)}
-    if _may_be_balanced(question, rest):
-        balanced = replace(question.options, mix_types=True, balance=True)
-        plans[BALANCED] = question.data_parallel(rest, balanced)
+    plans = _data_parallel_plans(question, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
     plan = plans[mode]
     run = PhaseRun(
@@ -138,9 +130,20 @@ def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping
         {forecast.member: forecast.done_s for forecast in plan.members},
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
-    prices = {name: plan.predicted_makespan_s for name, plan in plans.items()}
-    prices.update(_other_prices(question, rest, layers))
+    prices = {**_makespans(plans), **_other_prices(question, rest, layers)}
     return Part(mode, run, prices, replace(plan, rounds=_balanced(question, plan.rounds, rest)))
+
+
+def _data_parallel_plans(question: Question, members: Sequence[Candidate]) -> dict[str, Plan]:
+    plans = {DATA_PARALLEL: question.data_parallel(members, question.options)}
+    if _may_be_balanced(question, members):
+        balanced = replace(question.options, mix_types=True, balance=True)
+        plans[BALANCED] = question.data_parallel(members, balanced)
+    return plans
+
+
+def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
+    return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
 
 
 def _may_be_balanced(question: Question, rest: Sequence[Candidate]) -> bool:
@@ -167,7 +170,7 @@ def _balanced(question: Question, rounds: Iterable[Round], members: Iterable[Can
 
 
 def _other_prices(
-    question: Question, rest: Sequence[Candidate], layers: Mapping[str, LayerProfile]
+    question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
     """Return what the other modes come to, as far as the members could have them."""
     prices = {}
@@ -177,5 +180,5 @@ def _other_prices(
     if all(member.name in layers for member in rest):
         with suppress(BadInputError, InfeasibleError):
             pipes = [pipe_of(question, member.name, layers[member.name]) for member in rest]
-            prices[PIPELINE] = sum(_pipeline_seconds(question, pipes).values())
+            prices[PIPELINE] = pipelines(question, pipes).run.seconds
     return prices

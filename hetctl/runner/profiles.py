@@ -48,13 +48,16 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
     """
     points = sorted(points, key=lambda point: point.measured_at)
     types = {node_type.gpu_type for node_type in site.node_types}
-    newest = {point.machine.gpu_type in types and point.machine.gpu_type: point.machine for point in points}
+
+    def own_type(point: ProfilePoint) -> str | None:
+        return point.machine.gpu_type if point.machine.gpu_type in types else None
+
+    newest = {own_type(point): point.machine for point in points}
     current = {member.name: member.fingerprint for member in ensemble.members}
     return {
         (point.member, point.gpus)
         for point in points
-        if point.machine != newest[point.machine.gpu_type in types and point.machine.gpu_type]
-        or current.get(point.member) != point.fingerprint
+        if point.machine != newest[own_type(point)] or current.get(point.member) != point.fingerprint
     }
 
 

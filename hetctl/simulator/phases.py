@@ -98,9 +98,9 @@ def unit_times(members: Sequence[Candidate], partitions: int, cluster: Cluster) 
     workers = [(node, gpu) for node in cluster.nodes for gpu in node.gpus]
     homes = [cluster.nodes[j % len(cluster.nodes)].name for j in range(partitions)]
     has = np.array([[node.name == home for node, _ in workers] for home in homes])
-    seconds = np.array(
-        [[_unit_s(member, partitions, node.gpu_type) for node, _ in workers] for member in members]
-    )
+    types = list(dict.fromkeys(node.gpu_type for node in cluster.nodes))
+    by_type = np.array([[_unit_s(member, partitions, kind) for kind in types] for member in members])
+    seconds = by_type[:, [types.index(node.gpu_type) for node, _ in workers]]
     return UnitTimes(
         configs=tuple(member.name for member in members),
         partitions=tuple(f"p{j}" for j in range(partitions)),

@@ -10,6 +10,15 @@ from hetctl.planners.pipeline.plan import PipelinePlan, VirtualWorker
 from hetctl.planners.pipeline.waves import Waves, synchronisation_s
 from hetctl.simulator.pipelining import Pipeline, PipelineRun, StageTimes, simulate_pipelines
 
+LEAST_WAVES, MINIBATCHES = 32, 4000
+"""Waves of each virtual worker in a steady state, fewer if so many minibatches are in them, besides those
+until its clock distance is used up."""
+
+
+def steady_waves(plan: PipelinePlan, waves: Waves) -> int:
+    """Return how many waves of each virtual worker show a plan's throughput."""
+    return max(2, min(LEAST_WAVES, MINIBATCHES // plan.in_flight)) + 4 * waves.distance
+
 
 def simulate_plan(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, waves: Waves, count: int

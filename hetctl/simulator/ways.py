@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from hetctl.planners.hopper.crossover import HOPPER, Efficiency, Groups, grouped, groups
+from hetctl.core.plan import HOPPER
+from hetctl.planners.hopper.crossover import Efficiency, Groups, grouped, groups
 from hetctl.planners.hopper.schedule import Schedule
 from hetctl.planners.hopper.units import UnitTimes
 

@@ -106,7 +106,7 @@ def test_phases_follow_one_another_and_have_their_prices(tmp_path):
     assert plan["predicted_makespan_s"] == pytest.approx(third["start_s"] + third["predicted_s"])
     for phase in plan["phases"]:
         assert phase["prices"][phase["mode"]] == phase["predicted_s"]
-    assert set(second["prices"]) == {"hopper", "data-parallel"}
+    assert set(second["prices"]) == {"hopper", "data-parallel", "balanced"}
     assert set(third["prices"]) == {"data-parallel", "balanced", "hopper"}
     assert plan["rounds"][0]["start_s"] == third["start_s"]
     done = {forecast["member"]: forecast["done_s"] for forecast in plan["members"]}
@@ -160,7 +160,7 @@ def test_a_member_may_have_fewer_gpus_for_its_pipeline(tmp_path):
         (small(6), "partitions: 3\n", SITE, 2, "trio has 3 partitions, but a job has 4 nodes"),
         (small(1) + GIANT.replace("giant.csv", "none.csv"), "", SITE, 2, "none.csv: cannot be read"),
         (GIANT, "", SITE.replace("V100", "K80"), 2, "giant.csv: layers of giant have no times on K80"),
-        (GIANT, "", SITE.replace("16GB", "1GB") + LINKS, 3, "giant.csv: giant: a virtual worker of "),
+        (GIANT, "", SITE.replace("16GB", "1GB") + LINKS, 3, "giant.csv:2: layer 'l0' needs 1,204,000,000"),
         (GIANT.replace(", layers: giant.csv", ""), "", SITE, 2, "no profile of giant"),
     ],
 )
@@ -171,6 +171,20 @@ def test_what_leaves_no_plan_is_refused_before_anything_is_kept(tmp_path, member
     assert done.code == code, done.stderr
     assert words in done.stderr
     assert mini.project.tree() == before
+
+
+def test_layers_that_take_no_time_are_refused(tmp_path):
+    mini = Mini(tmp_path, small(1) + GIANT)
+    idle = LAYERS.replace(",0.004,0.008,", ",0,0,")
+    (mini.project.path / "giant.csv").write_text(idle)
+    done = mini.plan("--mode", "auto")
+    assert (done.code, "no layer takes any time on V100" in done.stderr) == (2, True)
+
+
+def test_a_network_larger_than_all_gpus_is_refused(tmp_path):
+    done = Mini(tmp_path, GIANT, site=(SITE + LINKS).replace("16GB", "2GB")).plan("--mode", "auto")
+    assert done.code == 3
+    assert "giant.csv: giant: a virtual worker of 8 GPUs" in done.stderr or "has no room" in done.stderr
 
 
 def test_a_measured_network_that_outgrows_the_gpus_wants_a_layer_profile(tmp_path):

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from hetctl.core.plan import DATA_PARALLEL, HOPPER
 from hetctl.planners.hopper.units import UnitTimes
 
-HOPPER, HYBRID, DATA_PARALLEL = "hopper", "hybrid", "data-parallel"
+HYBRID = "hybrid"
 WAYS = (HOPPER, HYBRID, DATA_PARALLEL)
 
 Efficiency = Callable[[int], float]

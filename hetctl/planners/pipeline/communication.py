@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Point = tuple[float, float]
-"""Bytes that were sent, and the seconds that it took."""
+from hetctl.core.links import Point
 
 
 @dataclass(frozen=True)
