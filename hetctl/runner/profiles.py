@@ -64,11 +64,8 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
 def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
     """Say what is doubtful about the profile that a plan would be made from."""
     with project.reading() as catalog:
-        points = [
-            point
-            for member in ensemble.members
-            for point in current_points(catalog.points(ensemble.name, site.name), ensemble, member.name)
-        ]
+        every = catalog.points(ensemble.name, site.name)
+    points = [p for member in ensemble.members for p in current_points(every, ensemble, member.name)]
     old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
     mixed = {member for member, _ in stale_points(points, ensemble, site)}
     reasons = {
