@@ -50,7 +50,7 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
     if missing:
         names = ", ".join(member.name for member in missing)
         with_layers = any(member.layers for member in missing)
-        pipelines = "; with --mode auto, those that fit no GPU need none if they have layers"
+        pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
         raise BadInputError(f"no profile of {names}", f"run hetctl profile{pipelines * with_layers}")
     for member in active:
         profile = profiles[member.name]
