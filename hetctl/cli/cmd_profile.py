@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ from hetctl.core.errors import MembersFailedError
 if TYPE_CHECKING:
     from hetctl.core.ensemble import Ensemble
     from hetctl.core.site import Site
-    from hetctl.runner.profiling import ProfileOutcome
+    from hetctl.runner.profile_outcome import JobUnderWay, ProfileOutcome
     from hetctl.runner.project import Project
 
 
@@ -42,21 +39,23 @@ def command(
 ) -> None:
     """Measure the training rate of every member, each on 1, 2, .. GPUs, many points to a job.
 
-    What is measured stays in the catalog, also when this is interrupted, and is not measured again.
+    What is measured stays in the catalog, also when this is interrupted, and is not measured again. A
+    job that an earlier command left measuring is followed.
 
     Example: hetctl profile --site slurm --gpus 8 --jobs 4 --at-once 2
     """
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
+    from hetctl.cli.profile_display import ProfileDisplay
     from hetctl.runner.profiling import Spread, profile
     from hetctl.runner.project import Project
 
     project = Project.here()
     ensemble, site, size = resolve(project, **wishes)
-    with _progress(quiet=as_json) as advance:
+    with ProfileDisplay(quiet=as_json) as display:
         spread = Spread(jobs, at_once)
-        outcome = profile(project, ensemble, site, size, spread=spread, force=force, on_progress=advance)
+        outcome = profile(project, ensemble, site, size, spread=spread, force=force, observer=display)
     failure = _failure(outcome)
     if as_json:
         print_json(_fields(ensemble, site, outcome), failure)
@@ -70,11 +69,11 @@ def command(
 @site_options
 @json_option
 def show(as_json: bool, **wishes: Any) -> None:
-    """Show what is known; stale points are marked.
+    """Show what is known, and which jobs are measuring; stale points are marked.
 
     Example: hetctl profile show
     """
-    from hetctl.runner.profiling import known_profile
+    from hetctl.runner.profile_outcome import known_profile
     from hetctl.runner.project import Project
 
     project = Project.here()
@@ -161,17 +160,6 @@ def _refuse(context: click.Context, names: set[str], why: str) -> None:
             raise click.UsageError(f"{max(option.opts, key=len)} {why}", context)
 
 
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal; nothing elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, disable=quiet or not sys.stdout.isatty()) as bar:
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
     if not outcome.failures:
         return None
@@ -189,10 +177,17 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
     stale = stale_points(outcome.points, ensemble, site)
     print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
     click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
+    for job in outcome.under_way:
+        click.echo(_line(job))
     for failure in outcome.failures:
         click.echo(f"\n{failure.point.member} on {failure.point.gpus}: {failure.error}")
         for line in failure.log_tail:
             click.echo(f"    {line}")
+
+
+def _line(job: JobUnderWay) -> str:
+    state = f"{job.state}: {job.detail}" if job.detail else job.state
+    return f"job {job.job} ({state}) has measured {job.measured} of {job.points} points"
 
 
 def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The file that a profiling job reads: which points to measure."""
+"""The files of profiling jobs: which points to measure, and which jobs were submitted for them."""
 
 from __future__ import annotations
 
@@ -54,3 +54,51 @@ def write_measurements(folder: Path, measurements: Measurements) -> None:
 def read_measurements(folder: Path) -> Measurements:
     """Read ``measurements.json``."""
     return decode(Measurements, json.loads(measurements_file(folder).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class ProfileJobs:
+    """Profiling jobs that were submitted together.
+
+    Parameters
+    ----------
+    name : str
+        Unique: by it the batch system is asked for jobs whose submission was cut short.
+    ensemble, site : str
+        Their names.
+    folders : tuple of str
+        Names of the profiling folders, one for each job.
+    wall_s : int
+        Limit of each job.
+    submitted_at : float
+        Seconds since the epoch.
+    ids : tuple of str
+        The batch system's, in the order of the folders; "" for a job that it does not have. Empty as
+        long as nobody knows whether it has them.
+    over : bool
+        Whether all have ended and the catalog has what they measured.
+    """
+
+    name: str
+    ensemble: str
+    site: str
+    folders: tuple[str, ...]
+    wall_s: int
+    submitted_at: float
+    ids: tuple[str, ...] = ()
+    over: bool = False
+
+
+def jobs_file(folder: Path) -> Path:
+    """Return where the first of the folders keeps its `ProfileJobs`."""
+    return folder / "jobs.json"
+
+
+def write_jobs(folder: Path, jobs: ProfileJobs) -> None:
+    """Write ``jobs.json``."""
+    write_json(jobs_file(folder), encode(jobs))
+
+
+def read_jobs(folder: Path) -> ProfileJobs:
+    """Read ``jobs.json``."""
+    return decode(ProfileJobs, json.loads(jobs_file(folder).read_text(encoding="utf-8")))

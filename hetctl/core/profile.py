@@ -19,13 +19,22 @@ class MemberProfile:
     samples_per_epoch : int or None
         Training samples of one epoch.
     startup_s : float
-        From the start of the process to the end of the first training step.
+        From its start to its first sample; what happens once, such as tracing, is part of it.
     evaluate_s, checkpoint_s : float
-        Per epoch.
+        An evaluation, and a checkpoint that training waits for.
+    save_s : float or None
+        What an epoch loses by a checkpoint that is written beside it; None: as much as `checkpoint_s`.
+    epoch_s : float
+        What an epoch takes beyond its samples at the rate, evaluation and checkpoint left out.
+    seen_overhead_s : float or None
+        What epochs took in training beyond their samples at the rate, all told; None: not seen.
     peak_memory_bytes : int
         The largest of the ranks.
     rates_by_type : mapping
         `rates` by type of GPU, where more than one type was measured; `rates` are the newest one's.
+    seen_rates : mapping
+        Rates in training that are newer than the measured ones, by type of GPU ("" where a site has one)
+        and number of GPUs.
     """
 
     member: str
@@ -38,6 +47,10 @@ class MemberProfile:
     peak_memory_bytes: int = 0
     gpu_type: str | None = None
     rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    epoch_s: float = 0.0
+    seen_rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    save_s: float | None = None
+    seen_overhead_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,22 @@ class ProfilePoint:
     Parameters
     ----------
     rate : float
-        Samples/s over the last 20 batches (FLEET, appendix B.3).
+        Samples/s of full batches in steady state (FLEET, appendix B.3).
     measured_at : float
         Seconds since the epoch.
+    startup_s : float
+        From when the rank turned to the member to its first sample; what happens once is part of it.
+    epoch_s, save_s : float
+        What each epoch takes beyond its samples at `rate`, evaluation and checkpoint left out, and what it
+        loses by a checkpoint that is written beside it.
+    rate_error : float or None
+        Half-width of the rate's 95 % confidence interval, as a share of it; None: not measured here.
+    step_spread : float or None
+        Robust standard deviation of the time of a step, as a share of it.
+    steps : int
+        That were timed.
+    slow_steps_s : tuple of float
+        Outliers, which do not count: seconds of a step in each run of steps that was far too slow.
     """
 
     member: str
@@ -74,6 +100,12 @@ class ProfilePoint:
     evaluate_s: float = 0.0
     checkpoint_s: float = 0.0
     peak_memory_bytes: int = 0
+    epoch_s: float = 0.0
+    save_s: float | None = None
+    rate_error: float | None = None
+    step_spread: float | None = None
+    steps: int = 0
+    slow_steps_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +128,15 @@ class EpochResult:
         ``loss`` over the training samples and ``val_*`` over the validation samples.
     seconds : float
         Training time of the epoch, evaluation and checkpoint left out.
+    rate : float or None
+        Samples/s of the group over the full batches behind the first; None: there were too few.
+    batch_size : int or None
+        Samples per GPU and step.
+    gpu_type : str or None
+        Of its GPUs, if the site has several types and these were of one.
+    overhead_s : float or None
+        What passed from the end of the last epoch's training to the end of this one's beyond the samples at
+        `rate`; None: the process had trained no epoch before, or not the whole of this one.
     """
 
     epoch: int
@@ -103,6 +144,10 @@ class EpochResult:
     seconds: float
     gpus: int
     finished_at: float
+    rate: float | None = None
+    batch_size: int | None = None
+    gpu_type: str | None = None
+    overhead_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +193,10 @@ class Candidate:
         Predicted, never below zero.
     startup_s : float
         From its next start to the first sample.
+    epoch_s : float
+        What an epoch takes beyond its samples at the rate, evaluation and checkpoint left out.
+    save_s : float or None
+        What an epoch loses by a checkpoint that is written beside it; None: as much as `checkpoint_s`.
     restart_s : float or None
         The same for every start after that; None: as `startup_s`.
     family : str
@@ -167,6 +216,14 @@ class Candidate:
     restart_s: float | None = None
     family: str = ""
     rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    epoch_s: float = 0.0
+    save_s: float | None = None
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of each epoch beyond its samples at the rate."""
+        of_epoch_s = self.epoch_s + self.evaluate_s if self.samples_per_epoch else 0.0
+        return of_epoch_s + (self.checkpoint_s if self.save_s is None else self.save_s)
 
     @property
     def interruption_s(self) -> float:

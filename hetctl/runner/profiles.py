@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.profile import MemberProfile, ProfilePoint
+from hetctl.core.ensemble import Ensemble, Member
+from hetctl.core.profile import EpochResult, MemberProfile, ProfilePoint
 from hetctl.core.site import Site
+from hetctl.perf.seen_rates import seen_overhead_s, seen_rates
 from hetctl.runner.project import Project
 
 IMPORTED = "imported"
@@ -28,7 +29,8 @@ def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[Member
     """Return the profiles at the site of that name."""
     points = catalog.points(ensemble.name, site)
     by_member = {member.name: current_points(points, ensemble, member.name) for member in ensemble.members}
-    found = (_profile(name, own) for name, own in by_member.items() if own)
+    trained = _trained(catalog, ensemble, site)
+    found = (_profile(ensemble.member(name), own, trained[name]) for name, own in by_member.items() if own)
     return tuple(
         replace(profile, samples_per_epoch=profile.samples_per_epoch or ensemble.samples_per_epoch)
         for profile in found
@@ -79,7 +81,32 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
     ]
 
 
-def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:
+def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
+    """Return the epochs that all runs at a site have trained of the members as they are now, by time."""
+    found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
+    fingerprints = {member.name: member.fingerprint for member in ensemble.members}
+    for record in catalog.runs(ensemble.name):
+        if record.spec.site.name == site:
+            epochs = catalog.epochs(record.spec.run)
+            for member in record.spec.ensemble.members:
+                if fingerprints.get(member.name) == member.fingerprint:
+                    found[member.name] += epochs.get(member.name, ())
+    return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}
+
+
+def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> list[EpochResult]:
+    """Return the epochs that were trained after the point on as many GPUs of their type was measured."""
+    measured = {(point.machine.gpu_type, point.gpus): point.measured_at for point in points}
+    types = {gpu_type for gpu_type, _ in measured}
+    only = next(iter(types)) if len(types) == 1 else ""
+    return [
+        epoch
+        for epoch in epochs
+        if epoch.finished_at > measured.get((epoch.gpu_type or only, epoch.gpus), 0.0)
+    ]
+
+
+def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[EpochResult]) -> MemberProfile:
     last = max(points, key=lambda point: point.measured_at)
     by_type = {p.machine.gpu_type: _newest(points, p.machine.gpu_type) for p in points}
     newest = by_type[last.machine.gpu_type]
@@ -87,17 +114,22 @@ def _profile(member: str, points: list[ProfilePoint]) -> MemberProfile:
     rates_by_type = {
         gpu_type: {gpus: here[gpus].rate for gpus in sorted(here)} for gpu_type, here in by_type.items()
     }
+    newer = _newer(trained, points)
     return MemberProfile(
-        member=member,
+        member=member.name,
         rates={gpus: newest[gpus].rate for gpus in sorted(newest)},
         samples=next((p.samples for p in used if p.samples is not None), None),
         samples_per_epoch=last.samples_per_epoch,
         startup_s=_mean(p.startup_s for p in used),
         evaluate_s=_mean(p.evaluate_s for p in used),
         checkpoint_s=_mean(p.checkpoint_s for p in used if p.gpus == min(newest)),
+        epoch_s=_mean(p.epoch_s for p in used),
+        save_s=_mean(saves) if (saves := [p.save_s for p in used if p.save_s is not None]) else None,
         peak_memory_bytes=max(p.peak_memory_bytes for p in used),
         gpu_type=last.machine.gpu_type,
         rates_by_type=rates_by_type if len(rates_by_type) > 1 else {},
+        seen_rates=seen_rates(newer, member.batch_size),
+        seen_overhead_s=seen_overhead_s(newer, member.batch_size),
     )
 
 

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from hetctl.batch.base import BatchSystem, FunctionCall
-from hetctl.batch.functions import has_result
-from hetctl.catalog.catalog import Catalog
-from hetctl.core.codec import decode
 from hetctl.core.ensemble import Ensemble
-from hetctl.core.events import Event, read_folder
 from hetctl.core.job import JobSize
-from hetctl.core.layout import make_private_folder
-from hetctl.core.measurement import Measurements, Point, read_measurements, write_measurements
-from hetctl.core.profile import PreprocessPoint, ProfilePoint
+from hetctl.core.measurement import Point
+from hetctl.core.profile import ProfilePoint
 from hetctl.core.site import Site
 from hetctl.perf.scaling import largest_profile, profiled_gpus
-from hetctl.runner.logs import tail_of
+from hetctl.runner.interruptions import Interruption, Interruptions
+from hetctl.runner.profile_folder import Failure, failures_in, measured_in, measurements_in, wanted_of
+from hetctl.runner.profile_following import Attending, Observer, leave
+from hetctl.runner.profile_jobs import JobGroup, MeasureRequest, ingest_all
+from hetctl.runner.profile_outcome import ProfileOutcome
 from hetctl.runner.profiles import current_points
 from hetctl.runner.project import Project
-from hetctl.runtime.measure_preprocessing import PREPROCESS
-from hetctl.runtime.profile_job import run_profile_job
-
-LOOK_S = 0.5
-"""Between two looks at the files of a job."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Between two questions to the batch system; each pause is twice the one before it."""
-POINT_S = 60
-"""Allowed for each point, in turn, when the job's time limit is chosen."""
-SHORTEST_JOB_S = 600
-CALLS = "submitit"
-"""Folder of the calls, in that of the first job."""
-
-T = TypeVar("T")
-OnProgress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A point that could not be measured, with the end of its log."""
-
-    point: Point
-    error: str
-    log_tail: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,23 +26,6 @@ class Spread:
 
     jobs: int = 1
     at_once: int | None = None
-
-
-@dataclass(frozen=True)
-class ProfileOutcome:
-    """What a profiling command did.
-
-    Parameters
-    ----------
-    measured, known : int
-        Points measured now, and points that were in the catalog already.
-    """
-
-    points: tuple[ProfilePoint, ...]
-    preprocess: tuple[PreprocessPoint, ...]
-    measured: int
-    known: int
-    failures: tuple[Failure, ...] = field(default=())
 
 
 ONE_JOB = Spread()
@@ -86,91 +39,81 @@ def profile(
     *,
     spread: Spread = ONE_JOB,
     force: bool = False,
-    on_progress: OnProgress = lambda _done, _total: None,
+    observer: Observer | None = None,
 ) -> ProfileOutcome:
     """Measure what is missing of FLEET's profile (appendix B.3) and keep it in the catalog.
 
     First each member on 1 to M_b GPUs; then, where the rates on one GPU differ more than that, up
-    to M_a. Whatever was measured stays, also when this is interrupted.
+    to M_a. Points that a job of an earlier command is measuring are left to that job. Whatever was
+    measured stays, also when this is interrupted.
+
+    Raises
+    ------
+    InterruptedCommandError
+        After SIGINT, SIGTERM or SIGHUP.
     """
-    with project.writing(create=True) as catalog:
+    with Interruptions() as interruptions, project.writing(create=True) as catalog:
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
-        _ingest_leftovers(project, catalog)
-        session = _Session(project, catalog, ensemble, site, size, spread, force, on_progress)
-        session.measure(session.missing(profiled_gpus(site.gpus_per_node)))
-        session.measure(session.missing(session.most_gpus()))
+        ingest_all(catalog, project.home.profiles)
+        attending = Attending(
+            project.batch_system(site), catalog, interruptions, observer or Observer(), project.home.profiles
+        )
+        session = _Session(attending, ensemble, site, size, spread, force)
+        try:
+            session.measure(session.missing(profiled_gpus(site.gpus_per_node)))
+            session.measure(session.missing(session.most_gpus()))
+        except Interruption as interruption:
+            leave(interruption, "the command ended", "`hetctl profile` goes on from here")
         return session.outcome()
 
 
-def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOutcome:
-    """Return what the catalog has of an ensemble at a site."""
-    with project.reading() as catalog:
-        points = tuple(catalog.points(ensemble.name, site.name))
-        preprocess = tuple(catalog.preprocess(ensemble.name, site.name))
-    return ProfileOutcome(points, preprocess, 0, len(points))
-
-
 class _Session:
-    """One profiling command: knows what is measured, runs jobs for the rest."""
+    """One profiling command: knows what is measured, has jobs measure the rest."""
 
     def __init__(
         self,
-        project: Project,
-        catalog: Catalog,
+        attending: Attending,
         ensemble: Ensemble,
         site: Site,
         size: JobSize,
         spread: Spread,
         force: bool,
-        on_progress: OnProgress,
     ) -> None:
-        self._project = project
-        self._catalog = catalog
+        self._attending = attending
+        self._catalog = attending.catalog
         self._ensemble = ensemble
         self._site = site
         self._size = size
         self._spread = spread
-        self._on_progress = on_progress
         self._known = set() if force else {Point(p.member, p.gpus) for p in self._current()}
         self._had = len(self._known)
         self._failures: list[Failure] = []
+        self._earlier: list[JobGroup] | None = None
 
     def missing(self, most_gpus: int) -> list[Point]:
         """Return the points up to a number of GPUs that are neither known nor failed."""
-        tried = self._known | {failure.point for failure in self._failures}
-        wanted = (
+        return self._untried(
             Point(member.name, gpus)
             for member in self._ensemble.members
             for gpus in range(1, min(most_gpus, self._size.gpus, member.max_gpus or most_gpus) + 1)
         )
-        return [point for point in wanted if point not in tried]
 
     def most_gpus(self) -> int:
         """Return M_t = max(M_a, M_b)."""
         single = [point.rate for point in self._current() if point.gpus == 1]
         return largest_profile(single, self._site.gpus_per_node)
 
-    def measure(self, points: list[Point]) -> None:
-        """Run jobs for the points; report and keep each as soon as it is there."""
+    def measure(self, points: Sequence[Point]) -> None:
+        """Follow jobs under way that measure some of the points, then have new ones measure the rest."""
         if not points:
             return
-        shares = split(points, self._spread.jobs)
-        folders = self._write(shares)
-        batch = self._project.batch_system(self._site)
-        jobs = batch.call(self._call(folders, shares))
-        try:
-            self._follow(batch, dict(zip(jobs, folders, strict=True)), len(points))
-        except BaseException:
-            batch.cancel(jobs)
-            raise
-        finally:
-            for folder in folders:
-                _ingest(self._catalog, folder)
-        for folder, share in zip(folders, shares, strict=True):
-            measured = _measured_in(folder)
-            self._known |= measured
-            self._failures += _failures(folder, [point for point in share if point not in measured])
+        self._adopt(points)
+        if not (left := self._untried(points)):
+            return
+        group = self._attending.submit(self._request(left))
+        self._attending.attend([group], left)
+        self._take([group], left, lost=True)
 
     def outcome(self) -> ProfileOutcome:
         """Return what is known now."""
@@ -184,6 +127,10 @@ class _Session:
             failures=tuple(self._failures),
         )
 
+    def _untried(self, points: Iterable[Point]) -> list[Point]:
+        tried = self._known | {failure.point for failure in self._failures}
+        return [point for point in points if point not in tried]
+
     def _current(self) -> list[ProfilePoint]:
         """Return what the catalog has of the members as they are now."""
         points = self._catalog.points(self._ensemble.name, self._site.name)
@@ -193,49 +140,51 @@ class _Session:
             for point in current_points(points, self._ensemble, member.name)
         ]
 
-    def _write(self, shares: Sequence[Sequence[Point]]) -> list[Path]:
-        """Write what each job is to measure, in a folder of its own; the first takes the preprocessing."""
-        token = uuid.uuid4().hex[:12]
-        folders = [self._project.home.profiles / f"{token}-{index}" for index in range(len(shares))]
-        cores = self._missing_cores()
-        for folder, share in zip(folders, shares, strict=True):
-            make_private_folder(folder)
-            write_measurements(folder, Measurements(self._ensemble, self._site, tuple(share), cores))
-            cores = ()
-        return folders
+    def _adopt(self, points: Sequence[Point]) -> None:
+        """Follow the jobs of earlier commands that measure some of the points."""
+        if self._earlier is None:
+            self._earlier = self._attending.under_way(self._ensemble.name, self._site.name)
+        shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
+        adopted = [group for group in self._earlier if shared[group]]
+        if not adopted:
+            return
+        for group in adopted:
+            self._attending.observer.adopted(group.ids, len(shared[group]))
+        wanted = [point for point in points if any(point in shared[group] for group in adopted)]
+        self._attending.attend(adopted, wanted)
+        self._take(adopted, wanted, lost=False)
+        self._earlier = [group for group in self._earlier if not shared[group]]
 
-    def _missing_cores(self) -> tuple[int, ...]:
-        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
-        return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
+    def _wanted_of(self, group: JobGroup) -> set[Point]:
+        """Return the points of a group whose members are as they are now."""
+        found = (wanted_of(wanted, self._ensemble) for _, wanted in measurements_in(group.folders))
+        return set().union(*found)
 
-    def _call(self, folders: Sequence[Path], shares: Sequence[Sequence[Point]]) -> FunctionCall:
-        most_gpus = max(point.gpus for share in shares for point in share)
-        wanted_s = max(SHORTEST_JOB_S, POINT_S * max(len(share) for share in shares))
-        return FunctionCall(
-            function=run_profile_job,
-            arguments=tuple(str(folder) for folder in folders),
-            folder=folders[0] / CALLS,
-            name=f"hetctl-profile-{self._ensemble.name}",
+    def _take(self, groups: Sequence[JobGroup], points: Sequence[Point], *, lost: bool) -> None:
+        """Take over what jobs measured that have ended, and what failed there."""
+        for folder, measurements in measurements_in(path for group in groups for path in group.folders):
+            share = wanted_of(measurements, self._ensemble).intersection(points)
+            measured = measured_in(folder) & share
+            self._known |= measured
+            left = [point for point in points if point in share - measured]
+            self._failures += failures_in(folder, left, lost=lost)
+
+    def _request(self, points: Sequence[Point]) -> MeasureRequest:
+        return MeasureRequest(
+            ensemble=self._ensemble,
             site=self._site,
             queue=self._size.queue,
-            nodes=-(-most_gpus // self._site.gpus_per_node),
-            wall_s=min(wanted_s, self._size.queue.max_wall_s or wanted_s),
+            shares=tuple(tuple(share) for share in split(points, self._spread.jobs)),
+            preprocess_cores=self._missing_cores(),
             at_once=self._spread.at_once,
         )
 
-    def _follow(self, batch: BatchSystem, jobs: Mapping[str, Path], total: int) -> None:
-        """Look at the jobs' files until all are over; ask the batch system now and then."""
-        waiting = set(jobs)
-        calls = next(iter(jobs.values())) / CALLS
-        for ask in _moments_to_ask():
-            waiting = {job for job in waiting if not has_result(calls, job)}
-            if ask and waiting:
-                statuses = batch.statuses(sorted(waiting))
-                waiting = {job for job in waiting if not statuses[job].state.over}
-            self._on_progress(sum(_ended(folder) for folder in jobs.values()), total)
-            if not waiting:
-                return
-            time.sleep(LOOK_S)
+    def _missing_cores(self) -> tuple[int, ...]:
+        """Return the numbers of cores on which the preprocessing neither was nor is being measured."""
+        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
+        folders = [folder for group in self._earlier or () for folder in group.folders]
+        known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
+        return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
 
 
 def split(points: Sequence[Point], jobs: int) -> list[list[Point]]:
@@ -244,62 +193,6 @@ def split(points: Sequence[Point], jobs: int) -> list[list[Point]]:
     for point in sorted(points, key=lambda point: -point.gpus):
         min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
     return shares
-
-
-def _moments_to_ask() -> Iterator[bool]:
-    """Say of each look at the files whether it is time to ask the batch system as well."""
-    pause, asked_at = FIRST_PAUSE_S, time.monotonic()
-    while True:
-        due = time.monotonic() >= asked_at + pause
-        if due:
-            pause, asked_at = min(2 * pause, LONGEST_PAUSE_S), time.monotonic()
-        yield due
-
-
-def _ingest_leftovers(project: Project, catalog: Catalog) -> None:
-    """Keep what jobs measured whose command did not live to see their end."""
-    for path in sorted(project.home.profiles.glob("*/measurements.json")):
-        _ingest(catalog, path.parent)
-
-
-def _ingest(catalog: Catalog, folder: Path) -> None:
-    measurements = read_measurements(folder)
-    ensemble, site = measurements.ensemble.name, measurements.site.name
-    events = read_folder(folder / "events")
-    catalog.save_points(ensemble, site, _decoded(events, "point", ProfilePoint))
-    catalog.save_preprocess(ensemble, site, _decoded(events, "preprocess", PreprocessPoint))
-
-
-def _measured_in(folder: Path) -> set[Point]:
-    points = _decoded(read_folder(folder / "events"), "point", ProfilePoint)
-    return {Point(point.member, point.gpus) for point in points}
-
-
-def _decoded(events: Iterable[Event], kind: str, of: type[T]) -> list[T]:
-    return [decode(of, dict(event.data)) for event in events if event.kind == kind]
-
-
-def _ended(folder: Path) -> int:
-    """Count the points that are measured or have failed."""
-    kinds = {"point", "failed"}
-    ended = {e.source for e in read_folder(folder / "events") if e.kind in kinds}
-    return len(ended - {PREPROCESS})
-
-
-def _failures(folder: Path, points: list[Point]) -> list[Failure]:
-    errors = {
-        event.source: str(event.data["error"])
-        for event in read_folder(folder / "events")
-        if event.kind == "failed"
-    }
-    return [
-        Failure(
-            point,
-            errors.get(point.source, "the job ended before it was measured"),
-            tail_of(folder / "logs" / f"{point.source}.log"),
-        )
-        for point in points
-    ]
 
 
 def _powers_of_two(limit: int) -> list[int]:

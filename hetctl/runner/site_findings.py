@@ -17,17 +17,12 @@ COMMANDS = {
     "lsf": ("bsub", "bjobs", "bkill", "bqueues"),
 }
 """Without these, nothing can be submitted."""
+NO_LAUNCHER = "local"
+"""The driver itself starts the agent of a local job."""
 HELPFUL = {
     "local": {},
     "slurm": {"sacct": "what became of jobs that squeue has forgotten", "sacctmgr": "accounts and QOSes"},
     "lsf": {"bhist": "what became of jobs that bjobs has forgotten"},
-}
-LAUNCHED_BY = {
-    "local": ("mpirun", "members with more than one GPU need"),
-    "mpirun": ("mpirun", "every member needs"),
-    "srun": ("srun", "every member needs"),
-    "jsrun": ("jsrun", "every member needs"),
-    "jsrun-erf": ("jsrun", "every member needs"),
 }
 
 
@@ -43,12 +38,15 @@ def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator
     for name, use in HELPFUL[site.batch_system].items():
         if not which(name):
             yield Finding(f"command {name}", Outcome.WARNING, "not on the PATH", f"it would tell {use}")
-    launcher, need = LAUNCHED_BY[site.launcher]
-    if not which(launcher):
-        fix = f"{need} it on the compute nodes; name a module in `setup`, and try it with --job"
-        yield Finding("launcher", Outcome.WARNING, f"{launcher} is not on the PATH here", fix)
-    else:
-        yield Finding("launcher", Outcome.OK, f"{launcher}: {which(launcher)}")
+    if site.launcher != NO_LAUNCHER:
+        yield _launcher_finding(site.launcher, which)
+
+
+def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> Finding:
+    if found := which(launcher):
+        return Finding("launcher", Outcome.OK, f"{launcher}: {found}")
+    fix = "jobs need it on the compute nodes; name a module in `setup`, and try it with --job"
+    return Finding("launcher", Outcome.WARNING, f"{launcher} is not on the PATH here", fix)
 
 
 def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> Finding:

@@ -1,31 +1,37 @@
-"""One profile point (FLEET, appendix B.3): at most 48 batches, the rate from the last 20."""
+"""One profile point (FLEET, appendix B.3): the rate of full batches, and what else an epoch takes."""
 
 from __future__ import annotations
 
 import shutil
+import statistics
+import threading
 import time
 from collections.abc import Generator
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 
 from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
 from hetctl.core.measurement import Measurements, Point, read_measurements
 from hetctl.core.profile import Machine, ProfilePoint
 from hetctl.runtime.assignment import Assignment
 from hetctl.runtime.checkpoint import CheckpointFolder, TrainingState
-from hetctl.runtime.data import Batches
+from hetctl.runtime.data import Batches, held_out_batches
 from hetctl.runtime.desk import Built, Desk, Share
 from hetctl.runtime.feeds import Batch, Feed
 from hetctl.runtime.machine import gpu_and_driver, peak_memory
 from hetctl.runtime.pipeline import Sharing
 from hetctl.runtime.reporting import reporter
+from hetctl.runtime.saver import Saver
+from hetctl.runtime.step_clock import SteadyClock
 from hetctl.runtime.stream import Order
 from hetctl.runtime.trainer import check_metrics
 
-BATCHES = 48
-MEASURED_BATCHES = 20
+NO_END = 2**62
+SAVES = 2
+EPOCH_ENDS = 3
+"""So many ends of epochs are trained; the first may compile something, and does not count."""
 
 
 def measure(assignment: Assignment, desk: Desk) -> None:
@@ -45,69 +51,114 @@ def _measure_point(
     member, site = measurements.ensemble.member(point.member), measurements.site
     sharing = Sharing(preprocessors=site.cores_per_gpu)
     desk.supply(measurements.ensemble, sharing)
-    clock = _StepClock(time.time())
-    built = desk.build(measurements.ensemble, member, assignment.place, sharing, Share(), stack)
-    feed = AgainAndAgain(built.training, BATCHES * member.batch_size * built.group.size)
-
-    def after_step(position: int) -> None:
-        clock.note(position)
-        desk.sign()
-
-    built.network.train(Batches(feed, 1, 0, built.group, lambda: False, after_step))
-    first_evaluate_s, metrics = _timed_evaluation(built)
-    evaluate_s, _ = _timed_evaluation(built)
+    began = time.perf_counter()
+    built = desk.build(measurements.ensemble, member, assignment.place, sharing, Share(), stack, site.network)
+    built_s = time.perf_counter() - began
+    steady = _train_steadily(built, member, desk)
+    times = steady.result()
+    first_end_s, epoch_s = _epoch_ends(built, member, desk, times.mean_s)
+    first_evaluate_s, metrics = _timed_evaluation(built, 1, desk)
+    evaluate_s, _ = _timed_evaluation(built, 2, desk)
     check_metrics(metrics | {"loss": 0.0}, member.stop.metric)
     gpu_type, driver = gpu_and_driver()
+    once_s = (
+        max(0.0, (steady.first_step_s or 0.0) - times.mean_s)
+        + max(0.0, first_end_s - epoch_s)
+        + max(0.0, first_evaluate_s - evaluate_s)
+    )
+    scratch = Path(assignment.task.folder) / "scratch" / point.source
     result = ProfilePoint(
         member=point.member,
         gpus=point.gpus,
-        rate=clock.rate(),
+        rate=member.batch_size * point.gpus / times.mean_s,
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
         machine=Machine(site.gpu_type or gpu_type, driver, built.framework.version()),
         samples_per_epoch=built.training.samples,
-        startup_s=clock.startup_s + max(0.0, first_evaluate_s - evaluate_s),
+        startup_s=built_s + once_s,
         evaluate_s=evaluate_s,
-        checkpoint_s=_checkpoint_seconds(built, Path(assignment.task.folder) / "scratch" / point.source),
+        checkpoint_s=_checkpoint_seconds(built, scratch),
+        save_s=_save_seconds(built, member, desk, times.mean_s, scratch) if point.gpus == 1 else None,
         peak_memory_bytes=peak_memory(),
+        epoch_s=epoch_s,
+        rate_error=times.error,
+        step_spread=times.spread,
+        steps=steady.steps,
+        slow_steps_s=times.outliers,
     )
     return result, built
 
 
-class _StepClock:
-    """Notes when each step ended, and how many samples the group had done by then.
+def _train_steadily(built: Built, member: Member, desk: Desk) -> SteadyClock:
+    """Train full batches until their rate is known."""
+    clock = SteadyClock()
+    feed = FullBatches(built.training, member.batch_size * built.group.size)
 
-    Parameters
-    ----------
-    began : float
-        When the rank, which has been there for longer, turned to the member: seconds since the epoch.
+    def after_step(_position: int) -> None:
+        clock.note(batches.loss)
+        desk.sign()
+
+    batches = Batches(feed, 1, 0, built.group, lambda: clock.done, after_step)
+    built.network.train(batches)
+    return clock
+
+
+def _epoch_ends(built: Built, member: Member, desk: Desk, step_s: float) -> tuple[float, float]:
+    """Train the last full batch of an epoch and what is left behind it, a few times.
+
+    Returns
+    -------
+    tuple of float
+        Seconds that this takes beyond its samples at the rate: the first time, and later, at least 0.
     """
-
-    def __init__(self, began: float) -> None:
-        self._began = began
-        self._marks: list[tuple[float, int]] = []
-        self.startup_s = 0.0
-
-    def note(self, position: int) -> None:
-        """Note a step that has just ended."""
-        if not self._marks:
-            self.startup_s = time.time() - self._began
-        self._marks.append((time.perf_counter(), position))
-
-    def rate(self) -> float:
-        """Return samples/s over the last 20 batches, or over what there is after the first."""
-        first = self._marks[-min(MEASURED_BATCHES + 1, len(self._marks))]
-        last = self._marks[-1]
-        return (last[1] - first[1]) / max(last[0] - first[0], 1e-9)
+    chunk = member.batch_size * built.group.size
+    samples = built.training.samples
+    left = min(samples, chunk + samples % chunk)
+    beyond = []
+    for epoch in range(1, EPOCH_ENDS + 1):
+        feed = TimedFeed(built.training)
+        batches = Batches(
+            feed, epoch, samples - left, built.group, lambda: False, lambda _position: desk.sign()
+        )
+        built.network.train(batches)
+        beyond.append(time.perf_counter() - feed.given_at - left / chunk * step_s)
+    return max(0.0, beyond[0]), max(0.0, statistics.fmean(beyond[1:]))
 
 
-class AgainAndAgain:
-    """One epoch of so many samples, made of as many epochs of a feed as that takes."""
+def _save_seconds(built: Built, member: Member, desk: Desk, step_s: float, folder: Path) -> float:
+    """Return what training loses by a checkpoint that is written beside it, a few times on average."""
+    lost = [_save_beside(built, member, desk, step_s, folder) for _ in range(SAVES)]
+    shutil.rmtree(folder, ignore_errors=True)
+    return max(0.0, statistics.fmean(lost))
 
-    def __init__(self, feed: Feed, samples: int) -> None:
+
+def _save_beside(built: Built, member: Member, desk: Desk, step_s: float, folder: Path) -> float:
+    written, steps = threading.Event(), 0
+
+    def after_step(_position: int) -> None:
+        nonlocal steps
+        steps += 1
+        desk.sign()
+
+    feed = TimedFeed(FullBatches(built.training, member.batch_size * built.group.size))
+    began = time.perf_counter()
+    with closing(Saver(CheckpointFolder(folder))) as saver:
+        if built.group.rank == 0:
+            saver.save(built.network.save(), TrainingState(), lambda *_: written.set())
+        saved_s = time.perf_counter() - began
+        built.network.train(Batches(feed, 1, 0, built.group, written.is_set, after_step))
+        trained_s = time.perf_counter() - feed.given_at if feed.given_at else 0.0
+    return saved_s + trained_s - steps * step_s
+
+
+class FullBatches:
+    """One epoch without an end, of a feed's full batches alone; a smaller epoch is one batch."""
+
+    def __init__(self, feed: Feed, chunk: int) -> None:
         self._feed = feed
-        self.samples = samples
+        self._chunk = min(chunk, feed.samples)
+        self.samples = NO_END
         self.sample = feed.sample
 
     @property
@@ -118,18 +169,41 @@ class AgainAndAgain:
     def close(self) -> None:
         """Leave the feed to whoever opened it."""
 
-    def batches(self, _epoch: int, start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
+    def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches for ever."""
         for epoch in count(1):
             for batch, chunk in self._feed.batches(epoch, 0):
-                stop = min(start + chunk.stop - chunk.start, self.samples)
-                yield batch, replace(chunk, start=start, stop=stop)
-                start = stop
+                if chunk.stop - chunk.start == self._chunk:
+                    yield batch, chunk
 
 
-def _timed_evaluation(built: Built) -> tuple[float, dict[str, float]]:
+class TimedFeed:
+    """A feed that notes when it gave its first batch."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.samples = feed.samples
+        self.sample = feed.sample
+        self.given_at = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """What the trainer has waited for batches."""
+        return self._feed.waited_s
+
+    def close(self) -> None:
+        """Leave the feed to whoever opened it."""
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield the feed's batches."""
+        for batch in self._feed.batches(epoch, start, order):
+            self.given_at = self.given_at or time.perf_counter()
+            yield batch
+
+
+def _timed_evaluation(built: Built, epoch: int, desk: Desk) -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
-    metrics = built.network.evaluate(built.validation)
+    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, desk.sign))
     return time.perf_counter() - began, metrics
 
 

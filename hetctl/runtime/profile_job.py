@@ -44,7 +44,8 @@ class _ProfileJob:
         self._events = folder / "events"
         for own in (self._logs, self._events):
             make_private_folder(own)
-        self._crew = Crew(self._measurements.site, nodes_of_this_job(self._measurements.site), folder)
+        site = self._measurements.site
+        self._crew = Crew(site, nodes_of_this_job(site), folder, self._measurements.ensemble.framework)
         self.measured = 0
 
     def run(self) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from workbench import alive, new_project, python_without_training, wait_for
+from profiles import events_below, measured, members, profiling_project
+from workbench import alive, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.events import read_folder
@@ -14,43 +15,12 @@ from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import Machine, ProfilePoint
 from hetctl.files.ensemble_file import read_ensemble
 
-ENSEMBLE = """\
-name: many
-framework: tensorflow
-functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
-members:
-{members}
-"""
-
 
 @pytest.fixture
 def project(tmp_path):
-    project = new_project(
-        tmp_path / "project", python=python_without_training(tmp_path), environment={"HETCTL_SITE": "local"}
-    )
-    (project.path / "nets.py").write_text(
-        "import numpy as np\ndef input_fn(path):\n    x = np.zeros((8, 2))\n    return (x, x), (x, x)\n"
-        "def model_fn(config): ...\n"
-    )
+    project = profiling_project(tmp_path)
     yield project
     wait_for(lambda: not alive(str(project.path)))
-
-
-def members(project, **configs):
-    lines = (
-        f"  - {{name: {name}, max_gpus: {gpus}, config: {config}}}"
-        for name, (gpus, config) in configs.items()
-    )
-    (project.path / "ensemble.yaml").write_text(ENSEMBLE.format(members="\n".join(lines)))
-
-
-def events_below(folder):
-    return [event for events in folder.glob("*/events") for event in read_folder(events)]
-
-
-def measured(project):
-    points = project.here("profile", "show", "--json").json["points"]
-    return sorted((point["member"], point["gpus"]) for point in points)
 
 
 def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
@@ -122,7 +92,7 @@ def test_what_fails_when_measured_again_is_reported_although_it_was_known(projec
 def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
     members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
     process = project.start("profile")
-    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -134,7 +104,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
 def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
     members(project, quick=(1, "{}"), other=(1, "{measure_s: 3}"))
     process = project.start("profile")
-    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
     process.kill()
     process.communicate()
     wait_for(lambda: not alive(str(project.path)))
@@ -147,7 +117,7 @@ def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
 def test_ctrl_c_on_a_terminal_reaches_all_processes_and_still_no_traceback_is_shown(project):
     members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
     process = project.start("profile", prefix=("setsid",))
-    wait_for(lambda: [e for e in events_below(project.home.profiles) if e.kind == "point"])
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -10,8 +10,12 @@ import pytest
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.ensemble import Ensemble, Functions, Member
+from hetctl.core.events import Event
+from hetctl.core.job import Job, JobState
 from hetctl.core.layout import Home
+from hetctl.core.plan import Plan
 from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.core.run import RunSpec
 from hetctl.core.site import NodeType, Queue, Site
 from hetctl.runner.profiles import OLD_S, member_profiles, stale_points, warnings_of
 from hetctl.runner.project import Project
@@ -80,3 +84,37 @@ def test_the_newest_of_several_measurements_counts(project: Project) -> None:
     with Catalog.open(project.home.catalog) as catalog:
         (profile,) = member_profiles(catalog, ENSEMBLE, SITE)
     assert (profile.rates, profile.gpu_type) == ({1: 250.0}, "A100")
+
+
+PLAN = Plan("fluid", "makespan", 2, 2, 1.0, 1.0, 1.0, (), ())
+
+
+def trained(catalog: Catalog, run: str, site: Site, member: Member, rate: float, at: float) -> None:
+    """Enter a run of one epoch of a member, on one GPU, into the catalog."""
+    ensemble = replace(ENSEMBLE, members=(member,))
+    spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints")
+    catalog.add_run(spec, PLAN, at, Job(0, f"hetctl-{run}-0", 0, "1", JobState.FINISHED, 1, 600, at))
+    epoch = {"epoch": 1, "metrics": {}, "seconds": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
+    report = Event(member.name, 0, "epoch", at, epoch | {"rate": rate, "overhead_s": 0.5})
+    catalog.ingest(run, 0, None, [report])
+
+
+def test_rates_that_runs_have_seen_since_the_profile_are_known(project: Project) -> None:
+    keep(project, point(A, measured_at=1000.0), point(B, measured_at=1000.0))
+    with Catalog.open(project.home.catalog) as catalog:
+        trained(catalog, "before", SITE, A, 40.0, at=900.0)
+        trained(catalog, "after", SITE, A, 80.0, at=1100.0)
+        trained(catalog, "elsewhere", replace(SITE, name="there"), A, 10.0, at=1200.0)
+        trained(catalog, "edited", SITE, replace(A, config={"units": 9}), 20.0, at=1300.0)
+        a, b = member_profiles(catalog, ENSEMBLE, SITE)
+    assert (a.rates, a.seen_rates, a.seen_overhead_s) == ({1: 100.0}, {"": {1: 80.0}}, 0.5)
+    assert (b.seen_rates, b.seen_overhead_s) == ({}, None)
+
+
+def test_a_point_that_is_measured_anew_counts_more_than_what_was_seen_before(project: Project) -> None:
+    keep(project, point(A, measured_at=1000.0))
+    with Catalog.open(project.home.catalog) as catalog:
+        trained(catalog, "run", SITE, A, 80.0, at=1100.0)
+        catalog.save_points("e", "here", [point(A, measured_at=1200.0)])
+        (a,) = member_profiles(catalog, ENSEMBLE, SITE)
+    assert a.seen_rates == {}

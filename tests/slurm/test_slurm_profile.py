@@ -1,14 +1,22 @@
 """Profiling through an array of real Slurm jobs, with measurements that only pretend to measure."""
 
 import itertools
+import shutil
+import signal
+import sys
+from dataclasses import replace
 
 import pytest
-from workbench import new_project, python_without_training
+from kills import killed, lines_of, spread
+from profiles import measurings
+from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
 
 from hetctl.core.events import read_folder
-from hetctl.core.measurement import read_measurements
+from hetctl.core.measurement import read_jobs, read_measurements, write_jobs
 
 pytestmark = pytest.mark.slurm
+
+KILLS = 6
 
 SITE = """\
 extends: slurm
@@ -59,4 +67,47 @@ def test_points_are_measured_by_the_elements_of_an_array_one_after_another(proje
     assert len(results) == 3
     assert all(path.stat().st_mode & 0o077 == 0 for path in results)
     names = slurm_cluster.run("squeue", "--noheader", "--states=all", "--array", "--format=%j").split()
-    assert names.count("hetctl-profile-array") == 3
+    assert [name.startswith("hetctl-profile-array-") for name in names].count(True) == 3
+
+
+def names_of(cluster):
+    """The names of all jobs of this ensemble that Slurm knows, one for each element of an array."""
+    names = cluster.run("squeue", "--noheader", "--states=all", "--array", "--format=%j").split()
+    return [name for name in names if name.startswith("hetctl-profile-adopted-")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_that_a_command_left_measuring_are_followed_by_the_next_one(project, slurm_cluster, number):
+    """Also where the command was killed before it could note the ids."""
+    slow = ENSEMBLE.replace("name: array", "name: adopted").replace("{fail: true}", "{measure_s: 8}")
+    (project.path / "ensemble.yaml").write_text(slow)
+    before = len(names_of(slurm_cluster))
+    process = project.start("profile", "--jobs", "2")
+    wait_for(lambda: measurings(project), TIMEOUT_S)
+    process.send_signal(number)
+    process.communicate(timeout=TIMEOUT_S)
+    (path,) = project.home.profiles.glob("*/jobs.json")
+    if number is signal.SIGKILL:
+        write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))
+    again = project.hetctl("profile", "--json")
+    assert (again.code, len(again.json["points"])) == (0, 6)
+    ids = read_jobs(path.parent).ids
+    assert f"jobs {', '.join(ids)} measure" in again.stderr
+    assert measurings(project) == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"]
+    assert len(names_of(slurm_cluster)) - before == 2
+
+
+def test_killed_at_any_step_of_its_submission(project, monkeypatch):
+    """No point is measured twice, none is lost, also where sbatch outlives the command."""
+    monkeypatch.setattr(sys, "executable", str(project.python))
+    text = "name: killed\n" + ENSEMBLE.partition("\n")[2].replace("{fail: true}", "{}")
+    (project.path / "ensemble.yaml").write_text(text)
+    lines = lines_of(project, "profile")
+    reached = 0
+    for line in spread(lines, KILLS):
+        shutil.rmtree(project.home.path)
+        reached += killed(project, line, "profile")
+        again = project.here("profile", "--json")
+        assert (again.code, len(again.json["points"])) == (0, 6), again.stdout
+        assert measurings(project) == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"], line
+    assert reached >= KILLS - 2

@@ -1,0 +1,66 @@
+"""Terminal output of ``hetctl profile`` while it follows its jobs, and its question after Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hetctl.runner.profile_following import Observer, naming
+
+CANCEL, DETACH = "c", "d"
+
+
+class ProfileDisplay(Observer):
+    """A progress bar on a terminal, words on stderr, and a question after Ctrl-C where it can be answered."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._bar = Progress(*columns, disable=quiet or not sys.stdout.isatty())
+        self._task = self._bar.add_task("measuring", total=None)
+        self.can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+
+    def __enter__(self) -> ProfileDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def adopted(self, ids: Sequence[str], points: int) -> None:
+        """Say that jobs are followed in place of new ones."""
+        them = "it" if len(ids) == 1 else "them"
+        self._say(naming(ids, "measures", "measure") + f" {points} of these points already: following {them}")
+
+    def progressed(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+
+    def cancels(self, ids: Sequence[str]) -> bool:
+        """Ask on stderr; the end of the input means that the jobs are left measuring."""
+        what = (
+            "cancel the job, or leave it measuring"
+            if len(ids) == 1
+            else "cancel the jobs, or leave them measuring"
+        )
+        while True:
+            self._say(f"{what}? [{CANCEL}/{DETACH}] ", end="")
+            line = sys.stdin.readline()
+            if not line or line.strip().lower() in (CANCEL, DETACH):
+                return line.strip().lower() == CANCEL
+
+    def _say(self, text: str, end: str = "\n") -> None:
+        self._stop()
+        click.echo(f"{text}{end}", nl=False, err=True)
+
+    def _stop(self) -> None:
+        """Leave the bar as it is; a terminal that is gone shows nothing more."""
+        if self._bar.live.is_started:
+            with suppress(OSError):
+                self._bar.stop()

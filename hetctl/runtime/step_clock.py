@@ -1,0 +1,104 @@
+"""Clocks of training steps: one for a rate in steady state, one for the rate of an epoch."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from hetctl.perf.step_times import StepTimes, is_known, step_times
+
+RUN_S = 0.1
+"""Steps are timed in runs of at least so long: to wait for each step would slow a GPU down."""
+
+
+def wait_for_device(loss: Any) -> None:
+    """Wait until the step is done that this loss comes from; frameworks run ahead of a GPU."""
+    with suppress(TypeError, ValueError):
+        float(loss)
+
+
+class SteadyClock:
+    """Times runs of full batches until their rate is known.
+
+    Attributes
+    ----------
+    first_step_s : float or None
+        Seconds from the clock's start to the end of the first step, which compiles and allocates.
+    steps : int
+        That were timed behind the first.
+    """
+
+    def __init__(self) -> None:
+        self._run_began = time.perf_counter()
+        self._run_steps = 0
+        self._runs: list[float] = []
+        self._timed_s = 0.0
+        self.first_step_s: float | None = None
+        self.steps = 0
+        self.done = False
+
+    def note(self, loss: Any) -> None:
+        """Note the end of a step."""
+        if self.first_step_s is None:
+            wait_for_device(loss)
+            self.first_step_s = time.perf_counter() - self._run_began
+            self._run_began = time.perf_counter()
+            return
+        self.steps += 1
+        self._run_steps += 1
+        if time.perf_counter() - self._run_began >= RUN_S:
+            wait_for_device(loss)
+            self._end_run(time.perf_counter() - self._run_began)
+
+    def result(self) -> StepTimes:
+        """Return what a step takes; there must have been one behind the first."""
+        return step_times(self._runs)
+
+    def _end_run(self, seconds: float) -> None:
+        self._runs.append(seconds / self._run_steps)
+        self._timed_s += seconds
+        self.done = is_known(self._runs, self._timed_s)
+        self._run_steps = 0
+        self._run_began = time.perf_counter()
+
+
+class EpochClock:
+    """The rate at which a group trains the full batches of an epoch.
+
+    The first step and the smaller last batch do not count: what they take beyond others is an epoch's own.
+
+    Parameters
+    ----------
+    samples : int
+        Of the epoch.
+    chunk : int
+        Of a full batch of the whole group.
+    """
+
+    def __init__(self, samples: int, chunk: int) -> None:
+        self._samples = samples
+        self._chunk = chunk
+        self._began: tuple[float, int] | None = None
+        self._ended: tuple[float, int] | None = None
+
+    def note(self, position: int, loss: Any) -> None:
+        """Note that `position` samples of the epoch are done."""
+        is_last = self._samples - self._chunk < position <= self._samples
+        if self._began is not None and not is_last:
+            return
+        if self._ended is None:
+            wait_for_device(loss)
+        mark = time.perf_counter(), position
+        if self._began is None:
+            self._began = mark
+        elif self._ended is None:
+            self._ended = mark
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s; None if there was no full batch between the first and the last."""
+        if self._began is None or self._ended is None:
+            return None
+        (began, start), (ended, stop) = self._began, self._ended
+        return (stop - start) / (ended - began) if stop - start >= self._chunk else None
