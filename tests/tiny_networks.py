@@ -21,7 +21,8 @@ RANKS = """
 import contextlib, json, sys
 import numpy as np
 from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.runtime.data import Batches
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.data import Batches, held_out_batches
 from hetctl.runtime.desk import Desk, Share
 from hetctl.runtime.feeds import ArrayFeed
 from hetctl.runtime.functions import load_functions
@@ -34,13 +35,14 @@ member = Member("m", config, batch, seed, StopRule())
 ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
 stack = contextlib.ExitStack()
 place, announce = place_in(folder, gpus)
-rank = Desk((0,), stack, announce).build(ensemble, member, place, Sharing(), Share(), stack)
+desk = Desk(Binding("localhost", 0, None, (0,)), stack, announce=announce)
+rank = desk.build(ensemble, member, place, Sharing(), Share(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
 stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
 feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)
 for epoch in (1, 2):
     loss = rank.network.train(Batches(feed, epoch, 0, rank.group, lambda: False))
-metrics = rank.network.evaluate(rank.validation)
+metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
 np.savez(f"{folder}/{gpus}-{rank.group.rank}.npz", **rank.network.save())
 json.dump([loss, metrics], open(f"{folder}/{gpus}-{rank.group.rank}.json", "w"))
 rank.group.leave()
@@ -59,7 +61,7 @@ def seed_all(framework, seed):
 
         keras.utils.set_random_seed(seed)
     else:
-        load_framework(framework).prepare((0,), seed)
+        load_framework(framework).prepare((0,), None, seed)
 
 
 def run_ranks(code, ranks, folder, *arguments):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.core.codec import encode
+
+RAISABLE = {
+    "patience": re.compile(r"no better .+ in (\d+) epochs"),
+    "max_epochs": re.compile(r"(\d+) epochs done"),
+}
+"""Limits of a stop rule, and what the rule says when one of them ends a member."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,24 @@ class StopRule:
             return f"{self.max_epochs} epochs done"
         return None
 
+    def still_converged(self, reason: str, history: tuple[float, ...]) -> str | None:
+        """Say why a member that converged under an earlier rule has converged under this one.
+
+        Only limits that were raised since let a member go on; whatever else it converged by holds.
+
+        Parameters
+        ----------
+        reason : str
+            What `reason_to_stop` of the earlier rule said.
+        history : tuple of float
+            The metric per epoch.
+        """
+        return self.reason_to_stop(history) if self._raised_since(reason) else reason
+
+    def _raised_since(self, reason: str) -> bool:
+        ended_by = {key: pattern.fullmatch(reason) for key, pattern in RAISABLE.items()}
+        return any(found and getattr(self, key) > int(found[1]) for key, found in ended_by.items())
+
     @property
     def planned_epochs(self) -> int:
         """Epochs that predictions assume for a member that has not started."""
@@ -83,6 +108,8 @@ class Member:
         Never give this member more GPUs; None leaves it to the planner.
     rescale_learning_rate : bool
         Scale the learning rate with the number of GPUs (Capes et al., Equation 7).
+    validation_batch_size : int or None
+        Samples per GPU and step of an evaluation; None: as many as in training.
     """
 
     name: str
@@ -94,6 +121,12 @@ class Member:
     rescale_learning_rate: bool = True
     min_batch_size: int | None = None
     layers: str | None = None
+    validation_batch_size: int | None = None
+
+    @property
+    def rows_evaluated(self) -> int:
+        """Samples per GPU and step of an evaluation."""
+        return self.validation_batch_size or self.batch_size
 
     def smaller_batch(self, batch_size: int) -> int | None:
         """Return the batch size to try where `batch_size` ran out of memory; None if there is none."""

@@ -79,6 +79,11 @@ class Settings(Strict):
         ge=1,
         description="Out of memory, a member's batch size is halved down to this; null to let it fail.",
     )
+    validation_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples per GPU and step of an evaluation; null for as many as in training.",
+    )
     seed: int = Field(default=0, ge=0, description="A member's own seed is a hash of this one and its name.")
     max_gpus: int | None = Field(
         default=None, ge=1, description="Never give a member more GPUs; null leaves it to the planner."

@@ -11,7 +11,7 @@ from hetctl.core.layout import write_json
 from hetctl.runtime.group import Place
 from hetctl.runtime.wire import Address
 
-TRAIN, MEASURE = "train", "measure"
+TRAIN, MEASURE, PROBE = "train", "measure", "probe"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Task:
     Parameters
     ----------
     kind : str
-        `TRAIN` or `MEASURE`.
+        `TRAIN`, `MEASURE` or `PROBE`.
     folder : str
         Of the round, or of the profiling job.
     name : str
@@ -56,6 +56,20 @@ class Assignment:
     task: Task
     place: Place
     launched_at: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The end of a task for the ranks of its group: they leave with a checkpoint.
+
+    Parameters
+    ----------
+    key : str
+        Of the group, as in its `Place`: the message may come when a rank has gone on to another task.
+    """
+
+    key: str
+    reason: str
 
 
 def write_address(path: Path, address: Address) -> None:

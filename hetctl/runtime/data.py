@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hetctl.runtime.feeds import Feed, Samples
 from hetctl.runtime.group import Group
 from hetctl.runtime.stream import Order
+
+Arrays = tuple[npt.NDArray[Any], ...]
 
 
 class Batches:
@@ -68,18 +74,35 @@ class Batches:
                 next(batches, None)  # lets the feed go on to the next epoch
 
 
-class Converted:
-    """The same batches, each as a framework has it.
+class TrainingData:
+    """What a ``train_fn`` iterates over: the same batches, each as a framework has it.
+
+    Iteration gives pairs (x, y), of which the last one of an epoch may be smaller than the others.
+    A compiled step would be traced anew for its shape; `padded` gives batches of one size.
 
     Parameters
     ----------
+    batch_size : int
+        Samples of a full batch on this rank.
     convert : callable
-        Called with each batch just before it is trained.
+        Called with the arrays of each batch just before it is trained.
+    on_batch : callable
+        Called before that with the number of samples in the batch.
     """
 
-    def __init__(self, batches: Batches, convert: Callable[[Samples], Any]) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        batch_size: int,
+        convert: Callable[[Arrays], Any] = lambda arrays: arrays,
+        on_batch: Callable[[int], None] = lambda _samples: None,
+    ) -> None:
         self._batches = batches
+        self._batch_size = batch_size
         self._convert = convert
+        self._on_batch = on_batch
+        self.samples = 0
+        """In the batch that was yielded last, padding left out."""
 
     @property
     def loss(self) -> Any:
@@ -91,4 +114,57 @@ class Converted:
         self._batches.loss = value
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._convert, self._batches)
+        for samples in self._taken():
+            yield self._convert(samples)
+
+    def padded(self) -> Iterator[Any]:
+        """Yield triples (x, y, weights) that all have `batch_size` rows.
+
+        Where there are fewer samples, they are repeated; repetitions have weight 0, and the samples such
+        weights that the mean over the rows is that over the samples. Batch normalisation heeds it.
+        """
+        rows = self._batch_size
+        for samples in self._taken():
+            yield self._convert((*pad(samples, rows), weights_of(self.samples, rows)))
+
+    def _taken(self) -> Iterator[Samples]:
+        for samples in self._batches:
+            self.samples = len(samples[0])
+            self._on_batch(self.samples)
+            yield samples
+
+
+def held_out_batches(feed: Feed, epoch: int, on_step: Callable[[], None]) -> Iterator[tuple[Samples, int]]:
+    """Yield a rank's batches of the validation samples, each with its number of samples, which may be 0.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 1; feeds prepare the samples of the next one ahead.
+    on_step : callable
+        Called after each.
+    """
+    with closing(feed.batches(epoch, 0)) as batches:
+        for samples, chunk in batches:
+            yield samples, len(chunk.numbers)
+            on_step()
+
+
+def pad(samples: Samples, rows: int) -> Samples:
+    """Repeat the samples of a batch until it has so many rows."""
+    x, y = samples
+    if len(x) >= rows:
+        return samples
+    chosen = np.arange(rows) % len(x)
+    return x[chosen], y[chosen]
+
+
+@lru_cache(maxsize=64)
+def weights_of(samples: int, rows: int) -> npt.NDArray[np.float32]:
+    """Return the weights of a padded batch's rows: ``rows / samples`` for samples, 0 for repetitions.
+
+    The array is kept: nobody may change it.
+    """
+    weights = np.zeros(rows, np.float32)
+    weights[:samples] = rows / samples
+    return weights

@@ -16,7 +16,7 @@ from hetctl.runtime.feeds import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFee
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing.cached import CachedSource
 from hetctl.runtime.sharing.node_folder import node_folder
-from hetctl.runtime.sources import ArraySource, Source
+from hetctl.runtime.sources import Array, ArraySource, Source
 from hetctl.runtime.stream import Stream, sample_rng
 
 
@@ -56,7 +56,7 @@ class OpenFeed(Protocol):
         """
 
 
-def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str = "training") -> OpenFeed:
     """Start what prepares samples; return what makes a feed of it, for any stream of them.
 
     Must be called before a framework has started threads, since it forks. Arrays need neither
@@ -66,12 +66,14 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFee
     ----------
     stack : ExitStack
         Ends all of it.
+    name : str
+        Of the samples, among those that the node shares.
     """
     if isinstance(source, ArraySource):
         arrays = source
         return lambda stream, *_: ArrayFeed(arrays, stream)
     folder = stack.enter_context(node_folder(sharing.folder))
-    shared = cached(source, folder, "training") if sharing.mode == CACHED else source
+    shared = cached(source, folder, name) if sharing.mode == CACHED else source
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
@@ -99,14 +101,28 @@ def first_sample(source: Source) -> Samples:
     return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
 
 
-def all_samples(source: Source) -> Samples:
-    """Return all samples in memory, for evaluations; the random part is the same for every member."""
-    if isinstance(source, ArraySource):
-        return source.x, source.y
-    layout = layout_of(source)
-    x = np.empty((len(source), *layout.spec.x_shape), layout.spec.x_dtype)
-    y = np.empty((len(source), *layout.spec.y_shape), layout.spec.y_dtype)
-    for number in range(len(source)):
-        prepared, y[number] = source.prepare(number)
-        x[number] = source.augment(prepared, sample_rng(0, 0, number))
-    return x, y
+class HeldOutSource:
+    """Validation samples, whose random part is the same in every evaluation of every member."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.spec = layout_of(source).spec
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._source)
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y, the random part done."""
+        x, y = self._source.prepare(number)
+        return self._source.augment(x, sample_rng(0, 0, number)), y
+
+    def augment(self, x: Array, _rng: np.random.Generator, _out: Array | None = None) -> Array:
+        """Return x: nothing is left to be done."""
+        return x
+
+
+def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+    """Start what prepares validation samples, as `open_pipeline` does for training samples."""
+    held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
+    return open_pipeline(held_out, sharing, stack, "validation")

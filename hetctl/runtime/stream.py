@@ -12,12 +12,17 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Order = tuple[int, ...]
 """Seed and epoch: what the order of an epoch's samples is made from."""
+UNSHUFFLED = 2**64
+"""The seed of a stream whose epochs all visit the samples by their numbers; members' seeds are smaller."""
 
 
 @lru_cache(maxsize=2)
 def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
     """Return the order in which epoch `epoch` visits the samples, whatever came before it."""
-    order: Numbers = np.random.default_rng([seed, epoch]).permutation(samples)
+    if seed == UNSHUFFLED:
+        order: Numbers = np.arange(samples)
+    else:
+        order = np.random.default_rng([seed, epoch]).permutation(samples)
     order.flags.writeable = False
     return order
 

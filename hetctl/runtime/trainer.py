@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,16 +16,15 @@ from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
 from hetctl.core.profile import EpochResult
 from hetctl.runtime.checkpoint import CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import Feed, Samples
+from hetctl.runtime.data import Batches, held_out_batches
+from hetctl.runtime.feeds import Feed
 from hetctl.runtime.frameworks import Network
 from hetctl.runtime.group import Group
 from hetctl.runtime.machine import peak_memory
 from hetctl.runtime.saver import Report, Saver
+from hetctl.runtime.step_clock import EpochClock
 
 Note = Callable[[int, int, Any], None]
-STOP_POLL_S = 0.2
-"""How often stop files are looked for: file system calls for every batch would be too many."""
 
 
 class Reporter(Protocol):
@@ -37,30 +35,27 @@ class Reporter(Protocol):
 
 
 class StopSignal:
-    """Why training should pause now, if it should: a stop file, or the deadline.
+    """Reason to pause training now, if there is one: the driver's word, or the deadline.
 
     Parameters
     ----------
+    told : callable
+        Returns why the driver wants the group to leave; None while it does not.
     longest_s : float or None
         What takes longer than this fits into no job, and is done in parts.
     """
 
-    def __init__(self, files: Sequence[Path], deadline: float, longest_s: float | None = None) -> None:
-        self._files = files
+    def __init__(
+        self, told: Callable[[], str | None], deadline: float, longest_s: float | None = None
+    ) -> None:
+        self._told = told
         self._deadline = deadline
         self._longest_s = longest_s
-        self._next_look = 0.0
         self.reason: str | None = None
 
     def __call__(self) -> bool:
-        """Look, at most every `STOP_POLL_S` seconds."""
-        now = time.time()
-        if self.reason is None and now >= self._next_look:
-            self._next_look = now + STOP_POLL_S
-            if found := next((file for file in self._files if file.exists()), None):
-                self.reason = found.read_text(encoding="utf-8").strip() or "signal"
-            elif now >= self._deadline:
-                self.reason = "deadline"
+        """Return true if it should."""
+        self.reason = self.reason or self._told() or ("deadline" if time.time() >= self._deadline else None)
         return self.reason is not None
 
     def leaves_room_for(self, seconds: float) -> bool:
@@ -85,8 +80,10 @@ class Trainer:
         What the plan expects an epoch to take; measured ones take its place.
     launched_at : float
         When the task was given out, in seconds since the epoch.
+    gpu_type : str or None
+        Of the ranks' GPUs, if the site has several types and these are of one.
     sign : callable
-        Called after each step, and each evaluation: a sign of life.
+        Called after each step of training and of an evaluation: a sign of life.
     note : callable
         Told after each step of the epoch, of the samples of it that are done, and of the last loss.
     show : callable
@@ -96,7 +93,7 @@ class Trainer:
     member: Member
     network: Network
     training: Feed
-    validation: Samples
+    validation: Feed
     checkpoints: CheckpointFolder
     group: Group
     events: Reporter
@@ -104,6 +101,7 @@ class Trainer:
     gpus: int
     expected_epoch_s: float
     launched_at: float
+    gpu_type: str | None = None
     sign: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
@@ -111,6 +109,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._saver = Saver(self.checkpoints)
+        self._trained_at: float | None = None
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop; always leaves a checkpoint."""
@@ -167,22 +166,31 @@ class Trainer:
     def _train_epoch(self) -> bool:
         """Train what is left of the epoch; False if told to stop before its end."""
         number = len(self.state.epochs) + 1
+        clock = EpochClock(self.training.samples, self.member.batch_size * self.group.size)
+
+        def after_step(position: int) -> None:
+            clock.note(position, batches.loss)
+            self._after_step(number, position, batches.loss)
+
         batches = Batches(
             self.training,
             number,
             self.state.part_samples,
             self.group,
             self.stop,
-            lambda position: self._after_step(number, position, batches.loss),
+            after_step,
             self.state.part_order or None,
         )
         began = time.perf_counter()
         loss = self.network.train(batches)
-        self._account_part(batches, loss, time.perf_counter() - began)
+        ended = time.perf_counter()
+        self._account_part(batches, loss, ended - began)
+        last_s = None if self._trained_at is None or batches.start else ended - self._trained_at
+        self._trained_at = ended
         if not batches.complete:
             self._save(self._report_checkpoint)
             return False
-        self._finish_epoch(number)
+        self._finish_epoch(number, clock.rate, last_s)
         return True
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
@@ -204,17 +212,21 @@ class Trainer:
             part_seconds=self.state.part_seconds + seconds,
         )
 
-    def _finish_epoch(self, number: int) -> None:
+    def _finish_epoch(self, number: int, rate: float | None, last_s: float | None) -> None:
+        """Evaluate, and save and report the epoch, which has taken `last_s` with all that is not training."""
         began = time.perf_counter()
-        metrics = self.network.evaluate(self.validation)
+        metrics = self.network.evaluate(held_out_batches(self.validation, number, self.sign))
         evaluate_s = time.perf_counter() - began
-        self.sign()
         result = EpochResult(
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
             seconds=self.state.part_seconds,
             gpus=self.gpus,
             finished_at=time.time(),
+            rate=rate,
+            batch_size=self.member.batch_size,
+            gpu_type=self.gpu_type,
+            overhead_s=max(0.0, last_s - self.training.samples / rate) if rate and last_s else None,
         )
         check_metrics(result.metrics, self.member.stop.metric)
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)

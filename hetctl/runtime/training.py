@@ -35,6 +35,7 @@ def train(assignment: Assignment, desk: Desk) -> None:
             _sharing(round_file, role),
             _share(round_file, roles, role),
             stack,
+            round_file.network,
         )
         _run(folder, round_file, assignment, built, desk)
     built.group.leave()
@@ -53,18 +54,20 @@ def _run(
         checkpoints=CheckpointFolder(round_file.checkpoint_folder(name)),
         group=built.group,
         events=reporter(folder.events, name, built.group),
-        stop=_stop_signal(folder, round_file, name, assignment.launched_at),
+        stop=_stop_signal(desk, round_file, assignment),
         gpus=allocation.gpus,
         expected_epoch_s=built.training.samples / allocation.rate,
         launched_at=assignment.launched_at,
+        gpu_type=round_file.gpu_types.get(name),
         sign=desk.sign,
     )
     if built.group.rank != 0:
         trainer.run()
         return
     trainer.show = Board(RunFolder(folder.path.parent).board_of(name), built.training.samples).show
-    busy = gpu_used() if round_file.device == "gpu" else cores_used()
-    with beating(folder.pulse_of(name), built.training.samples, busy) as trainer.note:
+    device = desk.binding.device
+    busy = cores_used() if device is None else gpu_used(device)
+    with beating(desk.send_pulse, built.training.samples, busy) as trainer.note:
         trainer.run()
 
 
@@ -80,7 +83,7 @@ def _share(round_file: RoundFile, roles: tuple[Role, ...], role: Role) -> Share:
     return Share(role.preprocessors, lockstep_of(round_file, roles, role))
 
 
-def _stop_signal(folder: RoundFolder, round_file: RoundFile, name: str, launched: float) -> StopSignal:
-    started_up_s = time.time() - launched
+def _stop_signal(desk: Desk, round_file: RoundFile, assignment: Assignment) -> StopSignal:
+    started_up_s = time.time() - assignment.launched_at
     longest_s = None if round_file.longest_s is None else round_file.longest_s - started_up_s
-    return StopSignal(folder.stops(name, round_file.job), round_file.deadline, longest_s)
+    return StopSignal(lambda: desk.stops.get(assignment.place.key), round_file.deadline, longest_s)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from hetctl.core.run import CACHED, NONE
-from hetctl.runtime import pipeline
 from hetctl.runtime.feeds import ArrayFeed
-from hetctl.runtime.pipeline import Sharing, all_samples, open_pipeline
+from hetctl.runtime.pipeline import Sharing, open_pipeline, open_validation
 from hetctl.runtime.sharing import node_folder, store
 from hetctl.runtime.sources import MapSource, as_source
-from hetctl.runtime.stream import Stream, epoch_order, sample_rng
+from hetctl.runtime.stream import UNSHUFFLED, Stream, epoch_order, sample_rng
 
 SAMPLES = 40
 
@@ -123,10 +122,14 @@ def test_arrays_take_nothing_of_the_node(memory):
     assert list(memory.iterdir()) == []
 
 
-def test_samples_for_an_evaluation_are_the_same_every_time(tmp_path):
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("mode", [NONE, CACHED])
+def test_validation_samples_are_the_same_in_every_evaluation_and_in_order(tmp_path, mode):
     source = Counted(tmp_path / "log")
-    (x, y), (again, _) = all_samples(source), all_samples(source)
-    assert y.tolist() == list(range(SAMPLES))
-    assert np.array_equal(x, again)
-    arrays = np.arange(10.0), np.arange(10)
-    assert pipeline.all_samples(as_source(arrays, "validation")) == arrays
+    with ExitStack() as stack:
+        feed = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
+        stack.callback(feed.close)
+        evaluations = [[(x.copy(), y.copy()) for (x, y), _ in feed.batches(epoch, 0)] for epoch in (1, 2)]
+    one, other = (np.concatenate([x for x, _ in batches]) for batches in evaluations)
+    assert np.concatenate([y for _, y in evaluations[0]]).tolist() == list(range(SAMPLES))
+    assert np.array_equal(one, other)

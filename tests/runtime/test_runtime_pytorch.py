@@ -211,13 +211,17 @@ def test_layers_that_wait_for_their_input_are_built():
     assert np.array_equal(weights[1], weights[2])
 
 
-def test_metrics_are_means_over_all_samples(monkeypatch):
+def in_batches(size):
+    return [((X[i : i + size], Y[i : i + size]), len(X[i : i + size])) for i in range(0, len(X), size)]
+
+
+def test_metrics_are_means_over_all_samples():
     network = built(lambda: parts(metrics={"error": nn.functional.l1_loss}))
-    whole = network.evaluate((X, Y))
-    monkeypatch.setattr(pytorch, "EVALUATION_BATCH", 32)
+    whole = network.evaluate(in_batches(len(X)))
     outputs = network._model(torch.tensor(X, dtype=torch.float32)).detach().numpy()
     assert whole.keys() == {"val_loss", "val_error"}
-    assert network.evaluate((X, Y)) == pytest.approx(whole, rel=1e-5)
+    assert network.evaluate(in_batches(32)) == pytest.approx(whole, rel=1e-5)
+    assert network.evaluate([*in_batches(32), ((X[:1], Y[:1]), 0)]) == pytest.approx(whole, rel=1e-5)
     assert whole["val_error"] == pytest.approx(np.abs(outputs - Y).mean(), rel=1e-5)
     assert whole["val_loss"] == pytest.approx(((outputs - Y) ** 2).mean(), rel=1e-5)
 

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,8 @@ from hetctl.runtime.feeds import ArrayFeed
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
 from hetctl.runtime.group import SingleRank
-from hetctl.runtime.pipeline import all_samples
 from hetctl.runtime.sources import as_sources
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.stream import UNSHUFFLED, Stream
 from hetctl.runtime.trainer import StopSignal, Trainer
 
 pytestmark = pytest.mark.training
@@ -35,7 +35,7 @@ class StopAfter(StopSignal):
     """Stops after a number of looks, one of which is taken before each batch."""
 
     def __init__(self, looks):
-        super().__init__((), float("inf"))
+        super().__init__(lambda: None, float("inf"))
         self.looks = looks
 
     def __call__(self):
@@ -51,9 +51,10 @@ def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs
     seed_all(framework, seed)
     training, validation = as_sources(loaded.input_fn(None))
     feed = ArrayFeed(training, Stream(len(training), 32, seed))
+    held_out = ArrayFeed(validation, Stream(len(validation), 32, UNSHUFFLED))
     network = load_framework(framework).build(member, loaded, SingleRank(), feed.sample)
     return Trainer(
-        member, network, feed, all_samples(validation), CheckpointFolder(folder), SingleRank(),
+        member, network, feed, held_out, CheckpointFolder(folder), SingleRank(),
         Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
     )  # fmt: skip
 
@@ -148,17 +149,15 @@ def test_a_schedule_follows_the_gpus_too(tmp_path):
 
 
 def test_no_epoch_is_started_that_would_not_fit(tmp_path):
-    late = trainer(tmp_path, {}, stop=StopSignal((), time.time() + 0.5))
+    late = trainer(tmp_path, {}, stop=StopSignal(lambda: None, time.time() + 0.5))
     late.expected_epoch_s = 60.0
     late.run()
     assert late.events.kinds() == ["started", "stopped"]
     assert late.events[-1][1]["reason"] == "deadline"
 
 
-@pytest.mark.parametrize("name", ["stop", "stop-m"])
-def test_a_stop_file_ends_an_epoch_in_its_midst(tmp_path, name):
-    (tmp_path / name).write_text("why\n")
-    stop = StopSignal((tmp_path / "stop", tmp_path / "stop-m"), float("inf"))
+def test_the_drivers_word_ends_an_epoch_in_its_midst(tmp_path):
+    stop = StopSignal(lambda: "why", float("inf"))
     stopped = trainer(tmp_path / "m", {}, stop=stop)
     stopped.run()
     assert stopped.events[-1] == ("stopped", {"reason": "why", "part_samples": 0})
@@ -206,3 +205,24 @@ def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
     for name in trained:
         assert np.array_equal(states[0][name], states[1][name]), name
         assert np.array_equal(states[0][name], states[2][name]), name
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_epochs_say_how_fast_they_were_and_evaluations_give_signs_of_life(tmp_path, framework):
+    training = trainer(tmp_path, {}, framework=framework)
+    signs = []
+    training.sign = lambda: signs.append(time.perf_counter())
+    training.run()
+    epochs = [data for kind, data in training.events if kind == "epoch"]
+    assert all(epoch["rate"] > 0 for epoch in epochs)
+    assert all(epoch["batch_size"] == 32 for epoch in epochs)
+    assert [epoch["overhead_s"] is None for epoch in epochs] == [True, False, False]
+    # 640 training and 200 validation samples in batches of 32, three times.
+    assert len(signs) == 3 * (20 + 7)
+
+
+def test_horovod_refuses_ipv6_with_the_way_out():
+    group = SimpleNamespace(rank=1, size=2, host="fd00::2", interface="eth0")
+    with pytest.raises(BadInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
+        load_framework("tensorflow").meet(group)
+    assert "network: {control:" in caught.value.hint

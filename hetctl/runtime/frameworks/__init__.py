@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -21,14 +22,28 @@ MODULES = {
 }
 
 
+BEFORE_A_FORK = {
+    "tensorflow": (MODULES["tensorflow"],),
+    # The first optimizer imports torch._dynamo, which takes two seconds.
+    "pytorch": (MODULES["pytorch"], "torch._dynamo"),
+}
+"""Modules that ranks share with the template from which they are forked."""
+
+
 class Network(Protocol):
     """A built network with its optimizer, on this rank."""
 
     def train(self, batches: Batches) -> float:
         """Train on the batches; return the mean training loss over them, equal on every rank."""
 
-    def evaluate(self, samples: Samples) -> dict[str, float]:
-        """Return ``val_*`` metrics, equal on every rank."""
+    def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
+        """Return ``val_*`` metrics over all ranks' batches, equal on every rank.
+
+        Parameters
+        ----------
+        batches : iterable of (Samples, int)
+            This rank's, each with its number of samples: where that is 0, the batch does not count.
+        """
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state: weights, optimizer, random generators of the layers.
@@ -49,8 +64,16 @@ class Framework(Link, Protocol):
     def version(self) -> str:
         """Name and version, as kept with a profile."""
 
-    def prepare(self, cores: tuple[int, ...], seed: int) -> None:
-        """Limit threads to the cores, which are always the same, and seed the generators."""
+    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
+        """Limit threads to the cores, choose the GPU, and seed the generators.
+
+        Parameters
+        ----------
+        cores : tuple of int
+            The same in every call.
+        device : int or None
+            Index of the rank's GPU among those in sight, the same in every call; None without one.
+        """
 
     def clear(self) -> None:
         """Let go of what a member has left behind, before the next one is built."""
@@ -74,3 +97,10 @@ def load_framework(name: str) -> Framework:
             f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
         ) from None
     return framework
+
+
+def preload_framework(name: str | None) -> None:
+    """Import what ranks of a framework need; in each rank `load_framework` reports what is missing."""
+    with suppress(ImportError):
+        for module in BEFORE_A_FORK.get(name or "", ()):
+            importlib.import_module(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,30 +16,37 @@ from torch.nn.parameter import is_lazy
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches, Converted
+from hetctl.runtime.data import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.feeds import Samples
+from hetctl.runtime.frameworks.torch_padding import first_rows, ignore_padding, is_compiled
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
-from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal, meet
+from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
 from hetctl.runtime.frameworks.torch_state import pack, unpack
 from hetctl.runtime.functions import UserFunctions, loss_of
 from hetctl.runtime.group import Group, WiredGroup
-
-EVALUATION_BATCH = 256
 
 
 class TorchNetwork:
     """A module with its optimizer on this rank."""
 
     def __init__(
-        self, parts: Parts, config: dict[str, Any], train_fn: Any, group: Group, device: torch.device
+        self, parts: Parts, member: Member, train_fn: Any, group: Group, device: torch.device
     ) -> None:
         self._parts = parts
         self._model = parts.model
         self._optimizer = parts.optimizer
-        self._config = config
+        self._member = member
         self._group = group
         self._device = device
-        self._train_fn = train_fn or _default_train_fn(parts.loss)
+        self._compiled = is_compiled(parts.model)
+        self._is_sample = torch.ones(member.batch_size, device=device)
+        self._samples = member.batch_size
+        # The hooks for lone samples would break a compiled module's graph into pieces.
+        if self._compiled:
+            ignore_padding(parts.model, self._is_sample)
+        else:
+            _spare_lone_samples(parts.model)
+        self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
         self._rate_factor = 1.0
         self._rates: list[Any] = []
         self._averaging: Averaging | None = None
@@ -52,16 +59,29 @@ class TorchNetwork:
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; the scheduler goes one step on when the epoch is done."""
         self._model.train()
-        data = Converted(batches, self._tensors_of(batches))
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, self._config))
+        data = TrainingData(batches, self._member.batch_size, self._tensors, self._noting(batches))
+        config = dict(self._member.config)
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._parts.scheduler is not None and batches.complete:
             self._parts.scheduler.step()
         return loss if self._group.size == 1 else self._agree_after(loss)
 
-    def evaluate(self, samples: Samples) -> dict[str, float]:
-        """Evaluate on rank 0 and tell the others."""
-        results = self._evaluate(samples) if self._group.rank == 0 else {}
-        return {f"val_{name}": value for name, value in self._group.agree(results).items()}
+    def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
+        """Evaluate each rank's share: scores are means over samples, which add up over the ranks."""
+        self._model.eval()
+        scores = {**self._parts.metrics, "loss": self._parts.loss}
+        # The last of the sums is the number of samples.
+        sums = torch.zeros(len(scores) + 1, dtype=torch.float64)
+        with torch.no_grad():
+            for samples, count in batches:
+                if count:
+                    outputs, y = self._outputs(samples, count)
+                    means = [*(float(score(outputs, y)) for score in scores.values()), 1.0]
+                    sums += count * torch.tensor(means, dtype=torch.float64)
+        if self._group.size > 1:
+            sums = add_up(sums.to(self._device))
+        *totals, count = sums.tolist()
+        return {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
@@ -95,16 +115,29 @@ class TorchNetwork:
         """Scale the rate that each step is taken with, whatever sets it."""
         self._rate_factor *= factor
 
-    def _tensors_of(self, batches: Batches) -> Callable[[Samples], tuple[torch.Tensor, torch.Tensor]]:
-        """Put batches on the device; tell the averaging which share of each this rank has."""
+    def _tensors(self, arrays: Arrays) -> tuple[torch.Tensor, ...]:
+        return tuple(_tensor(values, self._device) for values in arrays)
 
-        def tensors(samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
+    def _noting(self, batches: Batches) -> Callable[[int], None]:
+        """Tell batch norms how many rows are samples, and the averaging which share this rank has."""
+
+        def on_batch(samples: int) -> None:
+            if self._compiled and samples != self._samples:
+                self._is_sample[:samples] = 1
+                self._is_sample[samples:] = 0
+                self._samples = samples
             if self._averaging is not None:
                 self._averaging.weight = batches.weight
-            x, y = samples
-            return _tensor(x, self._device), _tensor(y, self._device)
 
-        return tensors
+        return on_batch
+
+    def _outputs(self, samples: Samples, count: int) -> tuple[Any, torch.Tensor]:
+        """Return the network's outputs for samples, and the targets."""
+        if not self._compiled:
+            x, y = self._tensors(samples)
+            return self._model(x), y
+        x, y = self._tensors(pad(samples, self._member.rows_evaluated))
+        return first_rows(self._model(x), count), y[:count]
 
     def _holders(self) -> dict[str, Any]:
         """Return what has state, by name."""
@@ -131,20 +164,6 @@ class TorchNetwork:
         average([losses])
         return float(losses)
 
-    def _evaluate(self, samples: Samples) -> dict[str, float]:
-        self._model.eval()
-        scores = {**self._parts.metrics, "loss": self._parts.loss}
-        sums = dict.fromkeys(scores, 0.0)
-        numbers = np.arange(len(samples[0]))
-        for start in range(0, len(numbers), EVALUATION_BATCH):
-            chosen = numbers[start : start + EVALUATION_BATCH]
-            x, y = (_tensor(values[chosen], self._device) for values in samples)
-            with torch.no_grad():
-                outputs = self._model(x)
-                for name, score in scores.items():
-                    sums[name] += float(score(outputs, y)) * len(chosen)
-        return {name: total / len(numbers) for name, total in sums.items()}
-
 
 class PyTorch:
     """The framework as the trainer sees it."""
@@ -155,9 +174,15 @@ class PyTorch:
         """Return PyTorch's version."""
         return f"pytorch {torch.__version__}"
 
-    def prepare(self, cores: tuple[int, ...], seed: int) -> None:
-        """Limit threads, seed all generators, take the convolutions that give the same result each time."""
+    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
+        """Limit threads, choose the GPU, seed all generators.
+
+        Of convolutions those are taken that give the same result each time.
+        """
         torch.set_num_threads(len(cores))
+        if device is not None and torch.cuda.is_available():
+            # The others stay visible to NCCL, which would lose its fast paths without them.
+            torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic = True
         random.seed(seed)
         np.random.seed(seed % 2**32)
@@ -171,8 +196,7 @@ class PyTorch:
         BadInputError
             If ``model_fn`` returns anything but the parts of a network.
         """
-        config = dict(member.config)
-        parts = parts_of(functions.model_fn(config), member.name)
+        parts = parts_of(functions.model_fn(dict(member.config)), member.name)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         for part in (parts.model, parts.loss):
             if isinstance(part, torch.nn.Module):
@@ -180,8 +204,7 @@ class PyTorch:
         if any(is_lazy(parameter) for parameter in parts.model.parameters()):
             with torch.no_grad():
                 parts.model.eval()(_tensor(sample[0][:1], device))
-        _spare_lone_samples(parts.model)
-        return TorchNetwork(parts, config, functions.train_fn, group, device)
+        return TorchNetwork(parts, member, functions.train_fn, group, device)
 
     def load(self) -> None:
         """Do nothing: it comes with PyTorch."""
@@ -204,19 +227,23 @@ class PyTorch:
 FRAMEWORK = PyTorch()
 
 
-def _default_train_fn(loss_of_batch: Score) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Plain training; returns the mean over samples."""
+def _default_train_fn(
+    loss_of_batch: Score, compiled: bool
+) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
+    """Plain training; returns the mean over samples. Compiled modules get batches of one size."""
 
     def train_fn(data: Any, model: Any, optimizer: Any, _config: dict[str, Any]) -> float:
         total, samples = 0.0, 0
-        for x, y in data:
+        batches = ((x, y) for x, y, _ in data.padded()) if compiled else data
+        for x, y in batches:
             optimizer.zero_grad()
-            loss = loss_of_batch(model(x), y)
+            outputs = first_rows(model(x), data.samples) if compiled else model(x)
+            loss = loss_of_batch(outputs, y[: data.samples])
             loss.backward()
             optimizer.step()
             data.loss = loss.detach()
-            total = total + data.loss * len(x)
-            samples += len(x)
+            total = total + data.loss * data.samples
+            samples += data.samples
         return float(total) / samples if samples else 0.0
 
     return train_fn

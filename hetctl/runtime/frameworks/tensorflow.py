@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches, Converted
+from hetctl.runtime.data import Batches, TrainingData, pad
 from hetctl.runtime.feeds import Samples
 from hetctl.runtime.functions import UserFunctions, loss_of
 from hetctl.runtime.group import TIMEOUT_S, Group, WiredGroup
+from hetctl.runtime.interfaces import gloo_over
 
-EVALUATION_BATCH = 256
 RATE_FACTOR = "learning_rate_factor"
 HOST = "localhost"
 
@@ -29,32 +29,43 @@ HOST = "localhost"
 class KerasNetwork:
     """A compiled Keras model on this rank."""
 
-    def __init__(self, model: Any, config: dict[str, Any], train_fn: Any, group: Group) -> None:
+    def __init__(self, model: Any, member: Member, train_fn: Any, group: Group) -> None:
         self._model = model
+        self._member = member
         self._optimizer = model.optimizer
-        self._config = config
         self._group = group
         self._rate_factor = 1.0
-        self._train_fn = train_fn or _default_train_fn(model)
+        with tf.device("CPU:0"):
+            self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
+        ignore_padding(model, self._rows)
+        self._train_fn = train_fn or _default_train_fn(model, self._rows)
+        self._test_step = _test_step_of(model)
         if group.size > 1:
             self._average_gradients()
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; on several ranks, weight its loss by the samples each rank had."""
-        data = Converted(batches, self._weigh(batches)) if self._group.size > 1 else batches
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, self._config))
+        data = TrainingData(batches, self._member.batch_size, on_batch=self._noting(batches))
+        config = dict(self._member.config)
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._group.size > 1:
             self._agree_on_statistics()
             loss = float(_horovod().allreduce(tf.constant(loss), op=_horovod().Average))
         return loss
 
-    def evaluate(self, samples: Samples) -> dict[str, float]:
-        """Evaluate on rank 0 and tell the others."""
-        results = {}
-        if self._group.rank == 0:
-            x, y = samples
-            results = self._model.evaluate(x, y, batch_size=EVALUATION_BATCH, verbose=0, return_dict=True)
-        return {f"val_{name}": float(value) for name, value in self._group.agree(results).items()}
+    def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
+        """Evaluate each rank's share; the metrics' variables add up over the ranks."""
+        self._model.reset_metrics()
+        tested = False
+        for samples, count in batches:
+            tested |= count > 0
+            x, y = pad(samples, self._member.rows_evaluated)
+            if count:
+                self._test_step(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.constant(count))
+        if self._group.size > 1:
+            self._add_up_metrics(tested, samples)
+        results = self._model.get_metrics_result()
+        return {f"val_{name}": float(value) for name, value in results.items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return every variable by its position, and the factor of a schedule, which is none."""
@@ -125,14 +136,31 @@ class KerasNetwork:
 
         self._optimizer.apply = apply_averaged
 
-    def _weigh(self, batches: Batches) -> Callable[[Samples], Samples]:
-        """Tell the averaging which share of each batch this rank has."""
+    def _noting(self, batches: Batches) -> Callable[[int], None]:
+        """Tell the compiled step how many rows of each batch are samples, and the averaging their share."""
+        noted: dict[Any, Any] = {}
 
-        def weigh(samples: Samples) -> Samples:
-            self._weight.assign(batches.weight)
-            return samples
+        def note(variable: Any, value: float) -> None:
+            if noted.get(id(variable)) != value:
+                variable.assign(value)
+                noted[id(variable)] = value
 
-        return weigh
+        def on_batch(samples: int) -> None:
+            note(self._rows, samples)
+            if self._group.size > 1:
+                note(self._weight, batches.weight)
+
+        return on_batch
+
+    def _add_up_metrics(self, tested: bool, samples: Samples) -> None:
+        """Give every rank the metrics of all samples: their variables are sums, as Keras' own are."""
+        if not tested:
+            # Variables are made by the first step; a rank without samples needs them, too, at zero.
+            self._test_step(*map(tf.convert_to_tensor, samples), tf.constant(1))
+            self._model.reset_metrics()
+        own = [_raw(variable) for variable in self._model.metrics_variables]
+        for variable, total in zip(own, _horovod().grouped_allreduce(own, op=_horovod().Sum), strict=True):
+            variable.assign(total)
 
     def _agree_on_statistics(self) -> None:
         """Average what each rank gathered for itself, such as batch-normalisation means."""
@@ -173,12 +201,14 @@ class TensorFlow:
         """Return TensorFlow's and Keras' versions."""
         return f"tensorflow {tf.__version__}, keras {keras.__version__}"
 
-    def prepare(self, cores: tuple[int, ...], seed: int) -> None:
-        """Limit threads, let GPU memory grow, seed all generators."""
+    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
+        """Limit threads, choose the GPU and let its memory grow, seed all generators."""
         tf.config.threading.set_intra_op_parallelism_threads(len(cores))
         tf.config.threading.set_inter_op_parallelism_threads(len(cores))
-        for gpu in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(gpu, True)
+        if device is not None and (gpus := tf.config.list_physical_devices("GPU")):
+            # The others stay visible to NCCL, which would lose its fast paths without them.
+            tf.config.set_visible_devices(gpus[device], "GPU")
+            tf.config.experimental.set_memory_growth(gpus[device], True)
         keras.utils.set_random_seed(seed)
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> KerasNetwork:
@@ -189,27 +219,36 @@ class TensorFlow:
         BadInputError
             If ``model_fn`` returns anything but a compiled Keras model.
         """
-        config = dict(member.config)
-        model = functions.model_fn(config)
+        model = functions.model_fn(dict(member.config))
         if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
             raise BadInputError(
                 f"model_fn returned {type(model).__name__} for {member.name}, not a compiled Keras model",
                 "return a keras.Model after model.compile(optimizer, loss, metrics)",
             )
-        if not model.built:
-            model(sample[0][:1])
-        model.optimizer.build(model.trainable_variables)
-        return KerasNetwork(model, config, functions.train_fn, group)
+        make_variables(model, *sample)
+        return KerasNetwork(model, member, functions.train_fn, group)
 
     def load(self) -> None:
         """Import Horovod."""
         _horovod()
 
     def meet(self, group: WiredGroup) -> None:
-        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed again and again."""
+        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed again and again.
+
+        Raises
+        ------
+        BadInputError
+            If rank 0 is at an IPv6 address: Horovod would end the process without a word.
+        """
+        if ":" in group.host:
+            raise BadInputError(
+                f"Horovod's ranks meet over IPv4 only, but rank 0 of the group is at {group.host}",
+                "name an interface with an IPv4 address in `network: {control: [..]}` of the site file",
+            )
         port = group.agree(self._open_rendezvous(group.size) if group.rank == 0 else None)
         os.environ.update(_gloo_environment(group, port))
-        _horovod().init()
+        with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
+            _horovod().init()
 
     def part(self) -> None:
         """Shut it down."""
@@ -237,26 +276,82 @@ class TensorFlow:
 FRAMEWORK = TensorFlow()
 
 
-def _default_train_fn(model: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Plain training by the model's compiled loss; returns the mean over samples."""
+def make_variables(model: Any, x: Any, y: Any) -> None:
+    """Make all variables of a model, its optimizer, loss and metrics by one step that changes none.
+
+    A compiled step that makes variables is traced twice.
+    """
+    inputs, targets = tf.convert_to_tensor(x[:1]), tf.convert_to_tensor(y[:1])
+    outputs = model(inputs, training=False)
+    model.optimizer.build(model.trainable_variables)
+    model.compute_loss(x=inputs, y=targets, y_pred=outputs)
+    model.compute_metrics(inputs, targets, outputs)
+    model.reset_metrics()
+
+
+def ignore_padding(model: Any, rows: Any) -> None:
+    """Let batch normalisation take its moments from the first `rows` rows of a batch alone."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer._moments = _moments_of_samples(layer._moments, rows)
+
+
+def _moments_of_samples(moments: Callable[[Any, Any], Any], rows: Any) -> Callable[[Any, Any], Any]:
+    def of_samples(inputs: Any, mask: Any) -> Any:
+        # A slice of all rows would cost each full batch a copy of its gradients.
+        return tf.cond(
+            rows < tf.shape(inputs)[0],
+            lambda: moments(inputs[:rows], None if mask is None else mask[:rows]),
+            lambda: moments(inputs, mask),
+        )
+
+    return of_samples
+
+
+def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
+    """Plain training by the model's compiled loss; returns the mean over samples.
+
+    Batches are padded to one size, so that the step is traced once; the loss is that of the first `rows`
+    rows, whatever its reduction, so that the others have no gradient.
+    """
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+            outputs = tf.nest.map_structure(lambda output: _first(output, rows), model(x, training=True))
+            loss = model.compute_loss(x=x[:rows], y=y[:rows], y_pred=outputs)
         variables = model.trainable_variables
         model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
     def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:
         losses, sizes = [], []
-        for x, y in data:
+        for x, y, _ in data.padded():
             data.loss = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
             losses.append(data.loss)
-            sizes.append(len(x))
+            sizes.append(data.samples)
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
 
     return train_fn
+
+
+def _first(output: Any, rows: Any) -> Any:
+    """Return the first rows of an output, with its Keras mask, which the loss looks for."""
+    first = output[:rows]
+    mask = getattr(output, "_keras_mask", None)
+    if mask is not None:
+        first._keras_mask = mask[:rows]
+    return first
+
+
+def _test_step_of(model: Any) -> Any:
+    """Return the model's own step of an evaluation, traced once for batches of one size."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def step(x: Any, y: Any, count: Any) -> Any:
+        return model.test_step((x[:count], y[:count]))
+
+    return step
 
 
 def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
@@ -264,8 +359,7 @@ def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
 
     On how many they are matters to it in hierarchical operations only, which are off.
     """
-    interface = {"HOROVOD_GLOO_IFACE": group.interface} if group.interface else {}
-    return interface | {
+    return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.host,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from hetctl.runtime.group import TIMEOUT_S, WiredGroup
+from hetctl.runtime.interfaces import gloo_over
 
 
 def meet(group: WiredGroup) -> None:
@@ -21,11 +21,10 @@ def meet(group: WiredGroup) -> None:
         store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
     port = group.agree(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
-    if group.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = group.interface
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
+    with gloo_over("GLOO_SOCKET_IFNAME", group.interface):
+        dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:
@@ -44,6 +43,12 @@ def average(tensors: Iterable[torch.Tensor]) -> None:
             values = tensor / dist.get_world_size()
             dist.all_reduce(values)
             tensor.copy_(values)
+
+
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of all ranks' values, on every rank."""
+    dist.all_reduce(values)
+    return values
 
 
 class Averaging:
