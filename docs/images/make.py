@@ -15,7 +15,7 @@ from rich.console import Console
 from hetctl.report.page import render_page
 from hetctl.report.tables import status_table
 from hetctl.runner.project import Project
-from hetctl.runner.status import run_status
+from hetctl.runner.status import compared, run_status
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 1200, 1055
@@ -31,7 +31,7 @@ CHROMIUM = (
 def main(project: str) -> None:
     """Write ``status.svg`` and ``report.png`` beside this file."""
     os.chdir(project)
-    status = run_status(Project.here(), None)
+    status = compared(Project.here(), run_status(Project.here(), None))
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=84, file=nowhere, force_terminal=True, highlight=False)
         console.print(status_table(status))

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from hetctl.catalog.database import errors_in_words, open_database
+from hetctl.catalog.database import errors_in_words, open_database, open_to_read
 from hetctl.catalog.ingest import (
     Row,
     allocation_rows,
@@ -107,6 +107,19 @@ class Catalog:
             If another process keeps it busy.
         """
         return cls(path, open_database(path))
+
+    @classmethod
+    def open_to_read(cls, path: Path) -> Catalog:
+        """Open the catalog at `path` so that nothing can change the file.
+
+        Raises
+        ------
+        BadInputError
+            If the file is no catalog, is of a newer hetctl, or cannot be read.
+        LockedError
+            If another process keeps it busy.
+        """
+        return cls(path, open_to_read(path))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -264,6 +277,10 @@ class Catalog:
         chosen = select(RUNS) if ensemble is None else select(RUNS).where(RUNS.c.ensemble == ensemble)
         return [decode(RunRecord, row) for row in self._rows(chosen.order_by(RUNS.c.created_at, RUNS.c.id))]
 
+    def run_names(self) -> list[str]:
+        """Return the names of all runs, the oldest first."""
+        return [row["name"] for row in self._rows(select(RUNS.c.name).order_by(RUNS.c.created_at, RUNS.c.id))]
+
     def run(self, name: str) -> RunRecord | None:
         """Return the run of that name."""
         row = self._first(select(RUNS).where(RUNS.c.name == name))
@@ -310,7 +327,7 @@ class Catalog:
         key = {"run": run, "round": round_index}
         with self._write_run(run) as connection:
             fresh = _unseen(connection, key, events)
-            _insert(connection, EVENTS, [{**key, **encode(event)} for event in fresh])
+            _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
             _insert(connection, _earliest_report(), [{**key, **row} for row in epoch_rows(fresh)])
             _insert(connection, CHECKPOINTS, [{**key, **row} for row in checkpoint_rows(fresh)])
             _save_round(connection, key, planned_of(round_file) if round_file else None, fresh)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.pool import StaticPool
 
 from hetctl.catalog.schema import REVISION
 from hetctl.core.errors import BadInputError, HetctlError, LockedError
 from hetctl.core.layout import make_private_folder
 
 BUSY_TIMEOUT_S = 5.0
+COUNTER = slice(24, 28)
+Stamp = tuple[bytes, int, int]
 
 # What SQLite says -> what it means here. The first fragment found in its message counts.
 TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
@@ -72,13 +79,77 @@ def open_database(path: Path) -> Engine:
     """
     with errors_in_words(path):
         _create_private(path)
-        engine = _engine(path)
+        engine = _engine(URL.create("sqlite", database=str(path)), on_connect="PRAGMA journal_mode = DELETE")
         try:
             _migrate(engine, path)
         except BaseException:
             engine.dispose()
             raise
     return engine
+
+
+def open_to_read(path: Path) -> Engine:
+    """Return an engine on the catalog at `path` that cannot change the file.
+
+    A catalog of an older schema, or that a crash left in the midst of a change, is read as the next
+    writer will find it, from a copy in memory.
+
+    Raises
+    ------
+    BadInputError
+        If the file is not a catalog, is of a newer schema, or cannot be read.
+    LockedError
+        If another process keeps it busy.
+    """
+    with errors_in_words(path):
+        engine = _read_only(path)
+        try:
+            if _is_current(engine, path):
+                return engine
+        except DatabaseError as error:
+            # SQLite would have to write to roll a change back.
+            if "readonly" not in str(error.orig):
+                engine.dispose()
+                raise
+        except BaseException:
+            engine.dispose()
+            raise
+        engine.dispose()
+        return _copied(path)
+
+
+def _read_only(path: Path) -> Engine:
+    name = f"file:{quote(os.fspath(path))}"
+    return _engine(URL.create("sqlite", database=name, query={"mode": "ro", "uri": "true"}))
+
+
+def _copied(path: Path) -> Engine:
+    """Roll back and migrate a copy."""
+    memory = sqlite3.connect(":memory:", check_same_thread=False)
+    with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
+        copy = Path(folder) / path.name
+        for file in (path, path.with_name(f"{path.name}-journal")):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(file, copy.with_name(file.name))
+        with closing(sqlite3.connect(copy)) as source:
+            source.backup(memory)
+    engine = _engine(URL.create("sqlite"), creator=lambda: memory, poolclass=StaticPool)
+    _migrate(engine, path)
+    return engine
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what is another after every change of the catalog; None if it cannot be read.
+
+    SQLite counts transactions in bytes 24 to 27 of the file ("The Database File Format", 1.3.3). Time and
+    size tell a transaction that was rolled back from the next one.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            return file.read(COUNTER.stop)[COUNTER], found.st_mtime_ns, found.st_size
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -107,15 +178,14 @@ def _create_private(path: Path) -> None:
         os.close(descriptor)
 
 
-def _engine(path: Path) -> Engine:
-    url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+def _engine(url: URL, *, on_connect: str = "", **how: Any) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, **how)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: object) -> None:
         # Python's driver would begin only at the first write; `_begin` does it where we say.
         connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute(on_connect)
         connection.execute("PRAGMA foreign_keys = ON")
 
     @event.listens_for(engine, "begin")
@@ -126,18 +196,23 @@ def _engine(path: Path) -> Engine:
 
 
 def _migrate(engine: Engine, path: Path) -> None:
+    if _is_current(engine, path):
+        return
+    with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
+        _upgrade(connection)
+
+
+def _is_current(engine: Engine, path: Path) -> bool:
+    """Compare the schema: true for this one, false for an older one, BadInputError for a newer one."""
     with engine.begin() as connection:
         stored = _stored_revision(connection, path)
-    if stored == REVISION:
-        return
     if stored > REVISION:
         raise BadInputError(
             f"the catalog {path} was written by a newer hetctl "
             f"(schema {stored}; this one knows up to {REVISION})",
             "upgrade hetctl",
         )
-    with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
-        _upgrade(connection)
+    return stored == REVISION
 
 
 def _stored_revision(connection: Connection, path: Path) -> str:

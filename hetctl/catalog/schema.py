@@ -90,6 +90,12 @@ PROFILE_POINTS = Table(
     Column("evaluate_s", Float, nullable=False),
     Column("checkpoint_s", Float, nullable=False),
     Column("peak_memory_bytes", Integer, nullable=False),
+    Column("epoch_s", Float, nullable=False),
+    Column("save_s", Float),
+    Column("rate_error", Float),
+    Column("step_spread", Float),
+    Column("steps", Integer, nullable=False),
+    Column("slow_steps_s", JSON, nullable=False),
 )
 
 PREPROCESS_POINTS = Table(
@@ -200,6 +206,10 @@ EPOCHS = Table(
     Column("seconds", Float, nullable=False),
     Column("gpus", Integer, nullable=False),
     Column("finished_at", Float, nullable=False),
+    Column("rate", Float),
+    Column("batch_size", Integer),
+    Column("gpu_type", String),
+    Column("overhead_s", Float),
     # The report that counted, of those of this epoch.
     Column("reported_at", Float, nullable=False),
     Column("seq", Integer, nullable=False),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hetctl.core.events import DRIVER, Event
+from hetctl.core.steps import Step, StepFold, StepKey, Steps
 
 
 @dataclass(frozen=True)
@@ -16,30 +19,55 @@ class Usage:
     gpu_seconds: float
 
 
-def usage_of(events: Iterable[Event], now: float) -> Usage:
-    """Fold a run's events, in order of time.
+class UsageFold:
+    """The use of a run, folded from events in whatever order they are read.
 
     Steps whose end nobody has reported, since their driver was killed, count until the last event of
-    their job.
+    their job: of all rounds' last events the newest before the next job began.
     """
-    rounds, seconds, last = 0, 0.0, 0.0
-    running: dict[str, tuple[float, int]] = {}
-    for event in events:
-        if event.kind == "job_started":
-            seconds += _held_s(running, last)
-            running.clear()
-        last = event.time
-        if event.source != DRIVER:
-            continue
-        if event.kind == "round_started":
-            rounds += 1
-        elif event.kind == "step_started":
-            running[str(event.data["member"])] = event.time, int(event.data["gpus"])
-        elif event.kind == "step_ended" and event.data["member"] in running:
-            began, gpus = running.pop(str(event.data["member"]))
-            seconds += (event.time - began) * gpus
-    return Usage(rounds, seconds + _held_s(running, now))
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._jobs: list[float] = []
+        self._last_of_round: dict[int, float] = {}
+        self._ended: dict[StepKey, float] = {}
+        self._open: dict[StepKey, Step] = {}
+
+    def add(self, events: Iterable[Event], steps: Mapping[StepKey, Steps]) -> None:
+        """Fold more events, and the steps that have changed with them."""
+        for event in events:
+            self._count(event)
+        for key, states in steps.items():
+            self._ended[key] = math.fsum(step.gpu_seconds for step in states)
+            self._open.pop(key, None)
+            if states and states[-1].ended_at is None:
+                self._open[key] = states[-1]
+
+    def used(self, now: float) -> Usage:
+        """Return the use; `now` is in seconds since the epoch."""
+        newest = self._jobs[-1] if self._jobs else -math.inf
+        forsaken = [step for step in self._open.values() if step.began_at < newest]
+        running = (step for step in self._open.values() if step.began_at >= newest)
+        held = [(now - step.began_at) * step.gpus for step in running]
+        lost = [(self._lost_at(step.began_at) - step.began_at) * step.gpus for step in forsaken]
+        return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))
+
+    def _lost_at(self, began_at: float) -> float:
+        """Return when a step ended with its job."""
+        next_job = self._jobs[bisect_right(self._jobs, began_at)]
+        return max([began_at, *(last for last in self._last_of_round.values() if last < next_job)])
+
+    def _count(self, event: Event) -> None:
+        if event.source == DRIVER and event.kind == "job_started":
+            insort(self._jobs, event.time)
+            return
+        last = self._last_of_round.get(event.round, event.time)
+        self._last_of_round[event.round] = max(last, event.time)
+        self._rounds += event.source == DRIVER and event.kind == "round_started"
 
 
-def _held_s(running: Mapping[str, tuple[float, int]], now: float) -> float:
-    return sum((now - began) * gpus for began, gpus in running.values())
+def usage_of(events: Iterable[Event], now: float) -> Usage:
+    """Fold a run's events."""
+    events, fold = list(events), UsageFold()
+    fold.add(events, StepFold().add(events))
+    return fold.used(now)

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
-from hetctl.core.status import RunStatus, StepSpan
+from hetctl.core.status import StepSpan
 from hetctl.report.figures import WIDTH, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.report.palette import GREY, IDLE, INK, RULE, ink_on
-from hetctl.report.summary import end_of, job_spans, now_s
+from hetctl.report.summary import Spans, end_of, job_spans, now_s
 from hetctl.report.units import device_word, format_seconds
 
 ROW, LEAST, MOST = 21.0, 46.0, 620.0  # points: height of a row, of the smallest and of the largest chart
@@ -97,32 +97,32 @@ class Look:
     running: bool
 
 
-def gantt_svg(status: RunStatus, colours: Mapping[str, str], wording: Wording = RUN) -> str:
+def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) -> str:
     """Draw which member held which GPU when; a grey row is idle, a hatched bar failed.
 
     Rows of nodes that a job did not hold stay white, as does the time between jobs.
     """
-    layout = _layout(status)
-    title = wording.title.format(devices=device_word(status.device))
+    layout = _layout(spans)
+    title = wording.title.format(devices=device_word(spans.device))
 
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_axes(_place(layout))
-        _draw_idle(axes, status, layout)
-        _draw_steps(axes, status, colours, layout, tips, wording)
+        _draw_idle(axes, spans, layout)
+        _draw_steps(axes, spans, colours, layout, tips, wording)
         if wording.rounds:
-            _draw_rounds(axes, status, layout)
+            _draw_rounds(axes, spans, layout)
         _label_rows(axes, layout, wording)
         _finish(axes, layout, wording)
 
     return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
 
 
-def _layout(status: RunStatus) -> Layout:
-    used = {(step.node, gpu) for step in status.steps for gpu in step.gpus}
+def _layout(spans: Spans) -> Layout:
+    used = {(step.node, gpu) for step in spans.steps for gpu in step.gpus}
     ordered = sorted(used, key=lambda row: (_natural(row[0]), row[1]))
-    ordered += [(UNUSED, i) for i in range(status.gpus - len(used))]
+    ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
     longest = max((len(node) for node, _ in ordered), default=0)
-    now = now_s(status)
+    now = now_s(spans)
     return Layout(
         rows={row: i for i, row in enumerate(ordered)},
         span_s=max(now, 1.0),
@@ -146,16 +146,16 @@ def _place(layout: Layout) -> tuple[float, float, float, float]:
     )
 
 
-def _draw_idle(axes: Axes, status: RunStatus, layout: Layout) -> None:
+def _draw_idle(axes: Axes, spans: Spans, layout: Layout) -> None:
     """Paint what each job held: all rows, unless they are more than a job's GPUs; then its nodes'."""
-    same_nodes = len(layout.rows) <= status.gpus
-    jobs = {span.index: span.job for span in status.rounds}
+    same_nodes = len(layout.rows) <= spans.gpus
+    jobs = {span.index: span.job for span in spans.rounds}
     nodes: dict[int, set[str]] = {job: set() for job in jobs.values()}
-    for step in status.steps:
+    for step in spans.steps:
         nodes.get(jobs.get(step.round, -1), set()).add(step.node)
     boxes = [
         (start, row + 0.06, end, row + 0.94)
-        for job, (start, end) in job_spans(status).items()
+        for job, (start, end) in job_spans(spans).items()
         for (node, _), row in layout.rows.items()
         if same_nodes or node in nodes[job]
     ]
@@ -163,13 +163,13 @@ def _draw_idle(axes: Axes, status: RunStatus, layout: Layout) -> None:
 
 
 def _draw_steps(
-    axes: Axes, status: RunStatus, colours: Mapping[str, str], layout: Layout, tips: Tips, wording: Wording
+    axes: Axes, spans: Spans, colours: Mapping[str, str], layout: Layout, tips: Tips, wording: Wording
 ) -> None:
-    detailed = len(status.steps) <= DETAILED_STEPS
+    detailed = len(spans.steps) <= DETAILED_STEPS
     numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
     shapes: dict[Look, list[Box]] = {}
-    for step in status.steps:
-        tip = _describe(step, layout, status.device, wording) if detailed else step.member
+    for step in spans.steps:
+        tip = _describe(step, layout, spans.device, wording) if detailed else step.member
         colour = colours.get(step.member, GREY)
         look = Look(tip, colour, step.exit_code not in (None, 0), step.end_s is None)
         boxes = list(_boxes(step, layout))
@@ -222,10 +222,10 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: Layout, look
         text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.2})
 
 
-def _draw_rounds(axes: Axes, status: RunStatus, layout: Layout) -> None:
+def _draw_rounds(axes: Axes, spans: Spans, layout: Layout) -> None:
     """Mark where rounds start, and number as many as there is room for."""
     free_from = 0.0
-    for span in status.rounds:
+    for span in spans.rounds:
         axes.axvline(span.start_s, color=INK, linewidth=0.6, alpha=0.55)
         x = span.start_s / layout.span_s * layout.width
         if x >= free_from:

@@ -15,12 +15,14 @@ from hetctl.report.palette import colours_of, ink_on
 from hetctl.report.summary import (
     STATES,
     busy_fraction,
+    describe_comparison,
     describe_error,
     describe_states,
     describe_time,
     gpus_by_round,
     prediction_error,
     ranked,
+    spans_of,
 )
 from hetctl.report.template import BASE, RUN
 from hetctl.report.units import (
@@ -51,8 +53,9 @@ def render_page(status: RunStatus) -> str:
         device=device_word(status.device, 1),
         devices=device_word(status.device),
         time=describe_time(status),
+        comparison=describe_comparison(status),
         failed=[member for member in status.members if member.state == "failed"],
-        gantt=Markup(gantt_svg(status, colours)) if status.steps else None,
+        gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
         accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.report.units import format_percent, format_seconds
@@ -29,16 +30,58 @@ def describe_time(status: RunStatus) -> str:
     return f"{measured} of {predicted} predicted ({share})"
 
 
+def describe_comparison(status: RunStatus) -> str:
+    """Say what the baseline would have taken; empty where nobody asked or the run has not finished."""
+    beside = status.comparison
+    if beside is None:
+        return ""
+    simulated, baseline = format_seconds(beside.simulated_s), format_seconds(beside.baseline_s)
+    return (
+        f"Simulated with the rates that were seen, the same {beside.epochs} epochs take {baseline} with "
+        f"{beside.baseline} and {simulated} with {status.planner}; this run took "
+        f"{format_seconds(status.measured_s)}."
+    )
+
+
 def describe_error(error: float) -> str:
     """Say in words how far a prediction was off."""
     percent = format_percent(abs(error))
     return "exact to 1 %" if percent == "0 %" else f"{percent} too {'long' if error > 0 else 'short'}"
 
 
-def now_s(status: RunStatus) -> float:
+@dataclass(frozen=True)
+class Spans:
+    """From when to when members held GPUs, in a run or in a simulation of one.
+
+    Parameters
+    ----------
+    gpus : int
+        Of each job.
+    measured_s : float
+        From the start to the end, or until now.
+    """
+
+    device: str
+    gpus: int
+    measured_s: float
+    steps: Sequence[StepSpan]
+    rounds: Sequence[RoundSpan]
+
+
+def spans_of(status: RunStatus) -> Spans:
+    """Return the spans of a run."""
+    return Spans(status.device, status.gpus, status.measured_s, status.steps, status.rounds)
+
+
+def one_round(seconds: float) -> tuple[RoundSpan, ...]:
+    """Return a round that stands for all of a simulation."""
+    return (RoundSpan(0, 0, 0.0, seconds, 0.0, None),)
+
+
+def now_s(spans: Spans) -> float:
     """Return the last second that is known of, from the run's start; running steps last until then."""
-    spans: tuple[RoundSpan | StepSpan, ...] = (*status.rounds, *status.steps)
-    return max([status.measured_s, *(span.end_s or span.start_s for span in spans)])
+    each: tuple[RoundSpan | StepSpan, ...] = (*spans.rounds, *spans.steps)
+    return max([spans.measured_s, *(span.end_s or span.start_s for span in each)])
 
 
 def end_of(span: StepSpan | RoundSpan, now: float) -> float:
@@ -46,22 +89,23 @@ def end_of(span: StepSpan | RoundSpan, now: float) -> float:
     return now if span.end_s is None else span.end_s
 
 
-def job_spans(status: RunStatus) -> dict[int, tuple[float, float]]:
+def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
     """Return from when to when each job held its GPUs: its first round's start, its last one's end."""
-    now = now_s(status)
-    spans: dict[int, tuple[float, float]] = {}
-    for span in status.rounds:
+    now = now_s(spans)
+    found: dict[int, tuple[float, float]] = {}
+    for span in spans.rounds:
         end = end_of(span, now)
-        start, until = spans.get(span.job, (span.start_s, end))
-        spans[span.job] = (min(start, span.start_s), max(until, end))
-    return spans
+        start, until = found.get(span.job, (span.start_s, end))
+        found[span.job] = (min(start, span.start_s), max(until, end))
+    return found
 
 
 def busy_fraction(status: RunStatus) -> float | None:
     """Return the share of the GPU time held by jobs in which a member's step ran; None before that."""
-    held = status.gpus * sum(end - start for start, end in job_spans(status).values())
-    now = now_s(status)
-    busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in status.steps)
+    spans = spans_of(status)
+    held = spans.gpus * sum(end - start for start, end in job_spans(spans).values())
+    now = now_s(spans)
+    busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in spans.steps)
     return min(busy / held, 1.0) if held > 0 else None
 
 

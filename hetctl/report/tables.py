@@ -30,28 +30,42 @@ from hetctl.report.units import (
 __all__ = ["plan_table", "profile_table", "sites_table", "status_table"]
 
 NARROW = 80
-ROUNDS_WIDTH = 13  # seven rounds of one-digit GPU counts
+WANTED_ERROR = 0.03
+"""Points whose rates are less exact than this are named."""
+ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
 COUNTS_PER_BLOCK = 8
+MOST_MEMBERS = 200
+"""Most members that a table shows all of; of more it shows some."""
+FOREMOST = ("failed", "training", "waiting", "converged")
 MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
 RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
 
 
-def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
+def status_table(status: RunStatus, width: int = NARROW, most: int = MOST_MEMBERS) -> RenderableType:
     """Show a run: where it stands, one line per member, and why members failed.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; what goes beyond 80 shows more rounds.
+    most : int
+        Members that are shown: those that failed first, then those in training, and those that wait.
     """
-    failures = [_failure(member) for member in status.members if member.state == "failed"]
-    note = Text("rate: samples/s as profiled; best: of all epochs so far", "dim")
+    shown = _foremost(status.members, most)
+    failures = [_failure(member) for member in shown if member.state == "failed"]
+    rest = len(status.members) - len(shown)
+    more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
+    held = device_word(status.device)
+    note = Text(f"rate: samples/s on the {held} held last, profiled and seen; best: of all epochs", "dim")
+    warnings = [Text(printable(warning), "yellow") for warning in status.warnings]
     return Group(
         _status_header(status),
         Text(),
-        _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
+        _member_table(status, shown, ROUNDS_WIDTH + max(0, width - NARROW)),
+        *more,
         note,
-        *_live_table(status),
+        *warnings,
+        *_live_table(status, shown),
         *failures,
     )
 
@@ -77,11 +91,35 @@ def profile_table(
     if stale:
         note = "* stale: measured elsewhere or before the member changed; profile it again"
         parts += [Text(note, "yellow"), Text()]
+    if doubts := _doubts(points):
+        parts += [*(Text(printable(doubt), "yellow") for doubt in doubts), Text()]
     parts += [Text("Costs of a step besides training, the largest measured", "bold"), _cost_table(points)]
     if preprocess:
         parts += [Text(), Text("Preprocessing in samples/s, by cores", "bold"), _preprocess_table(preprocess)]
     machines = sorted({printable(point.machine.gpu_type) for point in points})
     return Group(*parts, Text(f"\nMeasured on {', '.join(machines) or 'nothing yet'}", "dim"))
+
+
+def _doubts(points: Sequence[ProfilePoint]) -> list[str]:
+    """Name the points whose steps were not steady."""
+    inexact = [
+        f"{point.member} on {point.gpus} ±{format_percent(point.rate_error)}"
+        for point in points
+        if point.rate_error is not None and point.rate_error > WANTED_ERROR
+    ]
+    slow = [
+        f"{point.member} on {point.gpus}: {', '.join(f'{seconds:.2g} s' for seconds in point.slow_steps_s)}"
+        for point in points
+        if point.slow_steps_s
+    ]
+    return [
+        f"{what}: {'; '.join(those)}"
+        for what, those in (
+            (f"not known within {WANTED_ERROR:.0%}, as steps vary", inexact),
+            ("steps that took far too long and do not count", slow),
+        )
+        if those
+    ]
 
 
 def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
@@ -98,7 +136,8 @@ def _status_header(status: RunStatus) -> Text:
     names = f"run {status.run} · ensemble {status.ensemble} · site {status.site} · planner {status.planner}"
     devices = f"{status.gpus} {device_word(status.device, status.gpus)}"
     where = [f"round {status.rounds[-1].index}"] if status.rounds else ["no round yet"]
-    where += [f"job {job.number} ({job.batch_id}, {job.state.value})" for job in status.jobs[-1:]]
+    for job in status.jobs[-1:]:
+        where.append(f"job {job.number} ({', '.join(filter(None, (job.batch_id, job.state.value)))})")
     reason = f": {status.reason}" if status.reason else ""
     return Text.assemble(
         (printable(f"{names} · {devices}\n"), "bold"),
@@ -119,27 +158,38 @@ def _early_ends(jobs: Sequence[Job]) -> str:
     return f"\nended early: {', '.join(ends)}" if ends else ""
 
 
-def _member_table(status: RunStatus, rounds_width: int) -> Table:
-    metrics = sorted({member.metric for member in status.members})
+def _foremost(members: Sequence[MemberStatus], most: int) -> Sequence[MemberStatus]:
+    """Choose whom to show of many members; those chosen stay in order."""
+    if len(members) <= most:
+        return members
+    ranks = {state: rank for rank, state in enumerate(FOREMOST)}
+    order = sorted(range(len(members)), key=lambda i: ranks.get(members[i].state, len(ranks)))
+    return [members[i] for i in sorted(order[:most])]
+
+
+def _member_table(status: RunStatus, shown: Sequence[MemberStatus], rounds_width: int) -> Table:
+    metrics = sorted({member.metric for member in shown})
     one_metric = len(metrics) == 1
     table = ruled_table(
         "member",
         "state",
         f"{device_word(status.device)}\nper round",
-        f">rate\n1 {device_word(status.device, 1)}",
+        ">rate\nprof.",
+        ">rate\nseen",
         ">epochs",
         _best_header(metrics[0]) if one_metric else ">best",
         ">time\npredicted",
         ">time\nmeasured",
         fold="member",
     )
-    for member in status.members:
-        best = format_metric(member.best)
+    for member in shown:
+        best, rate = format_metric(member.best), member.last_rate
         table.add_row(
             Text(printable(member.member)),
             Text(member.state, MEMBER_STYLES.get(member.state, "")),
             gpus_by_round(member.gpus_by_round, rounds_width),
-            format_rate(member.profiled_rate),
+            format_rate(rate.profiled if rate else None),
+            format_rate(rate.seen if rate else None),
             f"{member.epochs}/{member.max_epochs}",
             Text(best if one_metric else printable(f"{member.metric}\n{best}")),
             format_seconds(member.predicted_s),
@@ -148,9 +198,9 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
     return table
 
 
-def _live_table(status: RunStatus) -> list[RenderableType]:
+def _live_table(status: RunStatus, shown: Sequence[MemberStatus]) -> list[RenderableType]:
     """Show what those in training do just now; nothing if nobody is."""
-    alive = [(member.member, member.pulse) for member in status.members if member.pulse]
+    alive = [(member.member, member.pulse) for member in shown if member.pulse]
     if not alive:
         return []
     use = f">{device_word(status.device, 1)}\nin use"

@@ -26,6 +26,7 @@ section > p:not(:only-child) { margin-bottom: 12px; font-size: 13.5px; }
 .finished, .converged { background: #dff1e4; color: #14602f; }
 .running, .training { background: #dcecf9; color: #124e7c; }
 .failed { background: #fbe3e0; color: #98231a; }
+.warning { color: #8a5a00; }
 .cards { display: grid; grid-template-columns: repeat(5, 1fr); gap: 12px; }
 .card { padding: 13px 16px; background: #fff; border: 1px solid var(--rule); border-radius: 10px; }
 .card b { display: block; font-size: 23px; line-height: 1.35; letter-spacing: -.01em; }
@@ -105,6 +106,9 @@ RUN = """\
 <p><span class="state {{ status.state }}">{{ status.state }}</span> {{ status.reason }}</p>
 <p>Ensemble {{ status.ensemble }} of {{ status.members | length }} members on site {{ status.site }},
 {{ status.gpus }} {{ device if status.gpus == 1 else devices }}, planner {{ status.planner }}; {{ time }}.</p>
+{% if comparison %}
+<p>{{ comparison }}</p>
+{% endif %}
 {% endblock %}
 {% block sections %}
 {% if not gantt %}
@@ -143,10 +147,15 @@ runs. A thin line starts a round; white is time without a job.</p>
 
 <section>
 <h2>Members</h2>
-<p>Rates are in samples/s, as profiled on one {{ device }}; a dot stands for a round without the member.</p>
+<p>Rates are in samples/s, on as many {{ devices }} as the member held last; a dot stands for a round without
+the member.</p>
+{% for warning in status.warnings %}
+<p class="warning">{{ warning }}.</p>
+{% endfor %}
 <div class="wide">
 <table>
-<thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate</th>
+<thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate profiled</th>
+<th class="number">rate seen</th>
 <th class="number">epochs</th><th>metric</th><th class="number">best</th><th class="number">predicted</th>
 <th class="number">measured</th><th>why it ended</th></tr></thead>
 <tbody>
@@ -154,7 +163,8 @@ runs. A thin line starts a round; white is time without a job.</p>
 <tr><td>{{ swatches[member.member] }}{{ member.member }}</td>
 <td><span class="state {{ member.state }}">{{ member.state }}</span></td>
 <td>{{ member.gpus_by_round | rounds }}</td>
-<td class="number">{{ member.profiled_rate | rate }}</td>
+<td class="number">{{ (member.last_rate.profiled if member.last_rate else None) | rate }}</td>
+<td class="number">{{ (member.last_rate.seen if member.last_rate else None) | rate }}</td>
 <td class="number">{{ member.epochs }}/{{ member.max_epochs }}</td>
 <td>{{ member.metric }}</td>
 <td class="number">{{ member.best | metric }}</td>

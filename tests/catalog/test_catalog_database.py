@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,64 @@ def test_the_journal_is_deleted_and_foreign_keys_hold(path: Path) -> None:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
         save_something(catalog)
     assert sql(path, "PRAGMA journal_mode") == [("delete",)]
+
+
+def test_a_catalog_that_is_opened_to_read_cannot_be_changed(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        save_something(catalog)
+    before = path.read_bytes()
+    with Catalog.open_to_read(path) as catalog:
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+        with pytest.raises(BadInputError, match="cannot be written"):
+            save_something(catalog)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_reading_makes_no_catalog(path: Path) -> None:
+    path.parent.mkdir()
+    with pytest.raises(BadInputError, match="cannot be opened"):
+        Catalog.open_to_read(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_an_older_catalog_is_read_as_it_will_be_and_left_as_it_is(path: Path) -> None:
+    """There is one older schema: that of a file which a killed process has only just made."""
+    path.parent.mkdir()
+    path.touch()
+    with Catalog.open_to_read(path) as catalog:
+        assert catalog.runs() == []
+    assert path.read_bytes() == b""
+
+
+def test_a_newer_catalog_cannot_be_read(path: Path) -> None:
+    Catalog.open(path).close()
+    sql(path, "UPDATE alembic_version SET version_num = '0099'")
+    with pytest.raises(BadInputError, match="newer hetctl"):
+        Catalog.open_to_read(path)
+
+
+CRASH = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("CREATE TABLE half (text)")
+connection.executemany("INSERT INTO half VALUES (?)", [("x" * 4000,)] * 500)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_change_that_a_crash_cut_short_is_not_seen_and_not_rolled_back(path: Path) -> None:
+    """SQLite would have to write, which it may not: it calls the database read-only."""
+    with Catalog.open(path) as catalog:
+        save_something(catalog)
+    subprocess.run([sys.executable, "-c", CRASH, str(path)], check=False)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert set(before) == {"catalog.db", "catalog.db-journal"}
+    with Catalog.open_to_read(path) as catalog:
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+    with Catalog.open(path) as catalog:
+        assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+    assert "half" not in str(sql(path, "SELECT name FROM sqlite_master"))

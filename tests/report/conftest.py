@@ -8,19 +8,19 @@ import pytest
 
 from hetctl.core.job import Job, JobState
 from hetctl.core.profile import EpochResult
-from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.core.status import MemberRate, MemberStatus, RoundSpan, RunStatus, StepSpan
 
 MakeRun = Callable[..., RunStatus]
 
 
 def _member(name: str, best: float, rounds: int) -> MemberStatus:
     if rounds == 0:
-        return MemberStatus(name, "waiting", (), 1234.5, 0, 30, "val_accuracy", None, 90.0, None)
+        return MemberStatus(name, "waiting", (), 0, 30, "val_accuracy", None, 90.0, None)
     return MemberStatus(
         member=name,
         state="converged",
         gpus_by_round=(1,) * rounds,
-        profiled_rate=1234.5,
+        rates=(MemberRate(1, None, 1234.5, 1234.5, 1250.5),),
         epochs=2 * rounds,
         max_epochs=30,
         metric="val_accuracy",

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 
-from hetctl.core.status import RunStatus
+from hetctl.core.status import Comparison, MemberRate, RunStatus
 from hetctl.report.page import render_page
 from hetctl.report.palette import COLOURS, colours_of, ink_on
 
@@ -175,3 +175,22 @@ def test_colours_repeat_after_twenty_and_text_on_them_reads() -> None:
     assert len(set(colours[:20])) == 20
     assert colours[20:] == colours[:5]
     assert {ink_on(colour) for colour in COLOURS} == {"#22262e", "#ffffff"}
+
+
+def test_page_says_what_the_baseline_would_have_taken(make_run: MakeRun) -> None:
+    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166))
+    words = (
+        "Simulated with the rates that were seen, the same 166 epochs take 3:34 min with independent "
+        "and 3:00 min with flotilla; this run took 5:00 min."
+    )
+    assert words in Outline(render_page(run)).texts["p"]
+    assert not any("Simulated" in text for text in Outline(render_page(make_run())).texts["p"])
+
+
+def test_page_shows_profiled_and_seen_rates_and_warns_of_a_plan_that_was_off(make_run: MakeRun) -> None:
+    run = make_run()
+    off = replace(run.members[0], rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),))
+    warning = "the plan's rates were off by more than 20%"
+    outline = Outline(render_page(replace(run, members=(off, run.members[1]), warnings=(warning,))))
+    assert f"{warning}." in outline.texts["p"]
+    assert {"593", "1,300"} <= set(outline.texts["td"])

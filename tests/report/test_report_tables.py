@@ -39,7 +39,7 @@ def test_status_names_the_run_and_has_one_line_per_member(make_run: MakeRun) -> 
     assert lines[1] == "finished: every member is done · round 2 · job 0 (4711, finished)"
     assert lines[2] == "measured 5:00 min, predicted 4:39 min (7 % too short)"
     words = line_of(lines, "cnn-residual").split()
-    assert words[1:] == ["converged", *"111", "1,234", "6/30", "0.91", "1:30", "min", "1:40", "min"]
+    assert words[1:] == ["converged", *"111", "1,234", "1,250", "6/30", "0.91", "1:30", "min", "1:40", "min"]
 
 
 def test_status_says_gpus_where_the_site_has_gpus(make_run: MakeRun) -> None:
@@ -64,6 +64,17 @@ def test_status_of_members_with_unlike_metrics_names_each(make_run: MakeRun) -> 
     lines = show(status_table(replace(run, members=(other, run.members[1]))))
     assert "val_loss" in line_of(lines, "mlp")
     assert any(line.split() == ["0.25"] for line in lines)
+
+
+def test_of_many_members_those_are_shown_that_need_to_be_seen(make_run: MakeRun) -> None:
+    run = make_run(tuple(f"m{number}" for number in range(9)))
+    states = {"m3": "waiting", "m5": "training", "m7": "failed"}
+    members = tuple(replace(m, state=states.get(m.member, m.state)) for m in run.members)
+    lines = show(status_table(replace(run, members=members), most=4))
+    named = [line.split()[0] for line in lines if line[1:2].isdigit()]
+    assert named[:4] == ["m0", "m3", "m5", "m7"]
+    assert "and 5 more members, which `hetctl status --json` has" in lines
+    assert "6 converged, 1 training, 1 waiting, 1 failed" in lines
 
 
 def test_an_empty_run_has_a_table(make_run: MakeRun) -> None:
@@ -144,6 +155,14 @@ def test_profile_has_rates_by_gpus_costs_and_stale_marks() -> None:
     assert line_of(lines, "* stale")
     assert line_of(lines, "rate").split() == ["rate", "5,000"]
     assert lines[-1] == "Measured on A100"
+
+
+def test_profile_names_points_whose_steps_were_not_steady() -> None:
+    vague = replace(a_point("mlp", 2, 190), rate_error=0.08)
+    jerky = replace(a_point("cnn", 1, 10), rate_error=0.02, slow_steps_s=(12.0,))
+    lines = show(profile_table([vague, jerky], set(), [], "slot"))
+    assert "not known within 3%, as steps vary: mlp on 2 ±8 %" in lines
+    assert "steps that took far too long and do not count: cnn on 1: 12 s" in lines
 
 
 def test_a_fresh_profile_has_no_footnote_and_wide_ones_continue_below() -> None:

@@ -68,6 +68,12 @@ def upgrade() -> None:
         sa.Column("evaluate_s", sa.Float(), nullable=False),
         sa.Column("checkpoint_s", sa.Float(), nullable=False),
         sa.Column("peak_memory_bytes", sa.Integer(), nullable=False),
+        sa.Column("epoch_s", sa.Float(), nullable=False),
+        sa.Column("save_s", sa.Float(), nullable=True),
+        sa.Column("rate_error", sa.Float(), nullable=True),
+        sa.Column("step_spread", sa.Float(), nullable=True),
+        sa.Column("steps", sa.Integer(), nullable=False),
+        sa.Column("slow_steps_s", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint(
             "ensemble", "site", "member", "gpus", "gpu_type", "fingerprint", name=op.f("pk_profile_points")
         ),
@@ -119,6 +125,10 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Float(), nullable=False),
         sa.Column("gpus", sa.Integer(), nullable=False),
         sa.Column("finished_at", sa.Float(), nullable=False),
+        sa.Column("rate", sa.Float(), nullable=True),
+        sa.Column("batch_size", sa.Integer(), nullable=True),
+        sa.Column("gpu_type", sa.String(), nullable=True),
+        sa.Column("overhead_s", sa.Float(), nullable=True),
         sa.Column("reported_at", sa.Float(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
         sa.Column("round", sa.Integer(), nullable=False),

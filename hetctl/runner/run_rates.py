@@ -1,0 +1,62 @@
+"""The rates of a run: as the plan had them, and as they were seen in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetctl.core.ensemble import Member
+from hetctl.core.profile import MemberProfile, Progress
+from hetctl.core.site import Site
+from hetctl.core.status import MemberRate, MemberStatus
+from hetctl.perf.scaling import rate_curve, usable_rates
+from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
+
+
+def rates_of(
+    member: Member, profile: MemberProfile | None, progress: Progress, site: Site
+) -> tuple[MemberRate, ...]:
+    """Return the rates on one GPU and on all numbers of GPUs that the member has trained on."""
+    seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size)
+    known = {(gpu_type, n): rate for gpu_type, rates in seen.items() for n, rate in rates.items()}
+    types = {gpu_type for gpu_type, _ in known} or {""}
+    points = sorted({*known, *((gpu_type, 1) for gpu_type in types)})
+    return tuple(
+        MemberRate(
+            gpus=count,
+            gpu_type=gpu_type or None,
+            profiled=_rate(profile, gpu_type, count, site),
+            planned=_rate(profile and known_rates(profile), gpu_type, count, site),
+            seen=known.get((gpu_type, count)),
+        )
+        for gpu_type, count in points
+    )
+
+
+def wrong_rates(member: MemberStatus) -> list[str]:
+    """Say which of a member's planned rates were off by more than `NOTEWORTHY`."""
+    return [
+        f"{member.member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
+        for rate in member.rates
+        if rate.planned and rate.seen and is_noteworthy(rate.planned, rate.seen)
+    ]
+
+
+def rate_warnings(members: Iterable[MemberStatus]) -> tuple[str, ...]:
+    """Say which of the plan's rates were off, and what follows; nothing where none was."""
+    off = [words for member in members for words in wrong_rates(member)]
+    if not off:
+        return ()
+    return (
+        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {'; '.join(off)}. Planners go by"
+        " what is seen, in this run and in later ones; `hetctl profile --force` measures anew",
+    )
+
+
+def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) -> float | None:
+    """Return a profile's rate on a number of GPUs, measured or predicted."""
+    if profile is None:
+        return None
+    rates = profile.rates_by_type.get(gpu_type, profile.rates)
+    if not usable_rates(rates):
+        return None
+    return rate_curve(rates, count, site.gpus_per_node)[0][count]
