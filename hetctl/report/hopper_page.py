@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hetctl.core.status import RunStatus, StepSpan
-from hetctl.report.as_run import as_run
+from hetctl.core.status import StepSpan
 from hetctl.report.gantt import HOPS, gantt_svg
 from hetctl.report.hopper_table import HopperFigures, headline
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
+from hetctl.report.summary import Spans, one_round
 from hetctl.report.units import format_percent, format_seconds
 
 MOST_DRAWN = 20_000
@@ -96,6 +96,7 @@ def render_hopper(
         other than 0 means that a failure undid it.
     """
     colours = colours_of(configs)
+    spans = Spans("slot", figures.workers, figures.makespan, steps, one_round(figures.makespan))
     drawn = 0 < len(steps) <= MOST_DRAWN
     return fill(
         TEMPLATE,
@@ -105,7 +106,7 @@ def render_hopper(
         prices=figures.prices,
         cards=_cards(figures),
         hops=len(steps),
-        gantt=Markup(gantt_svg(_as_run(figures, steps), colours, HOPS)) if drawn else None,
+        gantt=Markup(gantt_svg(spans, colours, HOPS)) if drawn else None,
         tables=[
             ("Worker", _rows(workers, [(step.node, step) for step in steps]), False),
             ("Configuration", _rows(configs, [(step.member, step) for step in steps]), True),
@@ -139,16 +140,4 @@ def _row(name: str, steps: Sequence[StepSpan]) -> Row:
         began_s=min((step.start_s for step in steps), default=None),
         done_s=max((end_s for _, end_s in ends), default=None),
         busy_s=sum(end_s - step.start_s for step, end_s in ends),
-    )
-
-
-def _as_run(figures: HopperFigures, steps: Sequence[StepSpan]) -> RunStatus:
-    return as_run(
-        "hopper",
-        device="slot",
-        planner=figures.scheduler,
-        gpus=figures.workers,
-        lower_bound_s=figures.lower_bound,
-        makespan_s=figures.makespan,
-        steps=tuple(steps),
     )

@@ -66,6 +66,11 @@ class HopperRequest:
                 f"unknown scheduler {self.scheduler!r}", hint=nearest(self.scheduler, SCHEDULERS)
             )
 
+    @property
+    def search(self) -> SearchOptions:
+        """What a scheduler is told."""
+        return SearchOptions(seed=self.seed, seconds=self.plan_seconds)
+
 
 @dataclass(frozen=True)
 class HopperOutcome:
@@ -144,6 +149,8 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
 def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[Away] = ()) -> HopperOutcome:
     """Plan, and run the hopper along the plan; with `randomized` it draws as it goes, as in CEREBRO.
 
+    What is left is planned anew when workers fail, return or join late.
+
     Raises
     ------
     BadInputError
@@ -160,6 +167,7 @@ def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[Away] = ())
         seed=request.seed,
         epochs=epochs,
         outages=_outages(away, chosen.groups),
+        reschedule=None if drawn else request.search,
     )
     return chosen.outcome(request, course.stays, epochs)
 
@@ -278,13 +286,12 @@ def _outages(away: Iterable[Away], groups: Mapping[str, str]) -> list[Outage]:
 def _choose(request: HopperRequest) -> _Chosen:
     units = _units(request.unit_times, read_unit_times(request.unit_times))
     rule = ways(len(units.configs), len(units.workers))
-    options = SearchOptions(seed=request.seed, seconds=request.plan_seconds)
     started = time.perf_counter()
     priced = price(
         units,
         rule if request.mode == AUTO else (request.mode,),
         efficiency=lambda size: request.efficiency if size > 1 else 1.0,
-        schedule=lambda times: SCHEDULERS[request.scheduler](times, options),
+        schedule=lambda times: SCHEDULERS[request.scheduler](times, request.search),
     )
     return _Chosen(units.workers, priced, time.perf_counter() - started)
 

@@ -112,7 +112,7 @@ class HopClock:
             while self._events and self._events[0][0] <= self._now_s:
                 _, event, _, what = heapq.heappop(self._events)
                 _HAPPENS[event](self, what)
-            for visit in self._hopper.dispatch():
+            for visit in self._hopper.dispatch(self._now_s):
                 self._since[visit.worker] = self._now_s
                 length_s = self._seconds(visit.config, visit.partition, visit.worker)
                 self._expect(self._now_s + length_s, Event.UNIT_ENDS, visit)

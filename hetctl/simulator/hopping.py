@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from hetctl.planners.hopper.machine import Hopper
+from hetctl.planners.hopper.options import SearchOptions
+from hetctl.planners.hopper.reschedule import Rescheduler
 from hetctl.planners.hopper.units import UnitTimes
 from hetctl.planners.hopper.visits import Visit
 from hetctl.simulator.hop_clock import Course, HopClock, Outage
@@ -19,6 +21,7 @@ def simulate_hops(
     seed: int = 0,
     epochs: int | Mapping[str, int] = 1,
     outages: Iterable[Outage] = (),
+    reschedule: SearchOptions | None = None,
 ) -> Course:
     """Run a hopper until every configuration has visited every partition in each of its epochs.
 
@@ -31,6 +34,9 @@ def simulate_hops(
         What the hopper follows; empty: it draws.
     epochs : int or mapping of str to int
         Of every configuration, or by configuration; one that has 0 or is missing does not join.
+    reschedule : SearchOptions or None
+        Of new plans when workers fail, return or join late; None: the plan stays in force for all that
+        it can. The virtual clock stands still meanwhile.
 
     Raises
     ------
@@ -38,7 +44,12 @@ def simulate_hops(
         If a partition is lost for good before everybody has visited it.
     """
     wanted = epochs if isinstance(epochs, Mapping) else dict.fromkeys(units.configs, epochs)
-    hopper = Hopper(units.partitions, seed=seed, plan=plan)
+    hopper = Hopper(
+        units.partitions,
+        seed=seed,
+        plan=plan,
+        reschedule=Rescheduler(units, wanted, reschedule) if reschedule else None,
+    )
     configs, partitions, workers = (
         {name: i for i, name in enumerate(names)}
         for names in (units.configs, units.partitions, units.workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from hetctl.core.profile import Candidate
@@ -33,7 +33,7 @@ class WaitingQueue:
         at = bisect_left(self._keys, self._waiting.pop(name))
         del self._keys[at], self.candidates[at]
 
-    def without(self, names: set[str]) -> Sequence[Candidate]:
+    def without(self, names: Set[str]) -> Sequence[Candidate]:
         """Return the candidates but for those of `names`."""
         if not names:
             return self.candidates

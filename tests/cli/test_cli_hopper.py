@@ -82,6 +82,15 @@ def test_workers_fail_and_return(folder, scheduler):
     assert len(found) == 13
 
 
+def test_a_plan_is_made_anew_where_a_replay_keeps_it(folder):
+    """In so little time the first plan is taken on any machine."""
+    times, away = ("--unit-times", "times.csv"), ("--away", "w2@10-40")
+    wishes = (*times, "--scheduler", "approximate", "--plan-seconds", "0.000001", "--epochs", "4")
+    figures(folder, "simulate", *wishes, "--trace", "whole.jsonl")
+    kept = figures(folder, "simulate", *times, "--replay", "whole.jsonl", *away)
+    assert figures(folder, "simulate", *wishes, *away)["makespan"] < kept["makespan"]
+
+
 def order(found, of):
     """Return what each configuration, or worker, did, in its order."""
     orders = {}

@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from hetctl.planners.hopper.approximate import approximate
-from hetctl.planners.hopper.dense import dense
+from hetctl.planners.hopper.dense import NOISES, dense
 from hetctl.planners.hopper.options import SearchOptions
 from hetctl.planners.hopper.replicas import settled
 from hetctl.planners.hopper.schedule import PRECISION, Schedule
@@ -21,8 +21,6 @@ MOST_PLACES = 600
 """Units, times the workers of each: with more the solver finds nothing in seconds."""
 MOST_BOUNDED = 20_000
 """With more, and replicas, the bound takes longer than it is worth."""
-NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)
-"""Shares of the longest configuration's time."""
 DRAWS, DRAWS_SHARE = 100, 0.5
 """Dense schedules before the solver, and the most of the time that they may take."""
 

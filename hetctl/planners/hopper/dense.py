@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetctl.planners.hopper.dispatch import Numbers, Rule, dispatch
+from hetctl.planners.hopper.dispatch import Numbers, Rule, dispatch_residual
+from hetctl.planners.hopper.residual import Residual
 from hetctl.planners.hopper.schedule import Schedule
 from hetctl.planners.hopper.units import UnitTimes
+
+NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)
+"""Shares of the longest configuration's time, for a search to go through."""
 
 
 def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
@@ -19,14 +23,20 @@ def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
     noise : float
         Share of the longest configuration's time, up to which a random part is added to what is left.
     """
-    return dispatch(units, _longest_left(units, noise, np.random.default_rng(seed)))
+    return dense_residual(Residual.whole(units), noise, seed)
 
 
-def _longest_left(units: UnitTimes, noise: float, draw: np.random.Generator) -> Rule:
-    seconds = units.fastest
-    configs_s, partitions_s = seconds.sum(axis=1), seconds.sum(axis=0)
+def dense_residual(residual: Residual, noise: float = 0.0, seed: int = 0) -> Schedule:
+    """Return such a schedule of what is left; epochs to come count as left, too."""
+    return dispatch_residual(residual, _longest_left(residual, noise, np.random.default_rng(seed)))
+
+
+def _longest_left(residual: Residual, noise: float, draw: np.random.Generator) -> Rule:
+    seconds = residual.units.fastest
+    left_s = seconds * (residual.waiting + residual.epochs[:, None])
+    configs_s, partitions_s = left_s.sum(axis=1), left_s.sum(axis=0)
     spread_s = noise * configs_s.max()
-    count = len(units.partitions)
+    count = seconds.shape[1]
 
     def rule(_worker: int, ready: Numbers) -> int:
         configs, partitions = np.divmod(ready, count)

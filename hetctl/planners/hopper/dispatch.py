@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from hetctl.planners.hopper.residual import Residual
 from hetctl.planners.hopper.schedule import Hop, Schedule
 from hetctl.planners.hopper.units import UnitTimes
 
@@ -25,11 +26,21 @@ def dispatch(units: UnitTimes, rule: Rule) -> Schedule:
     Time goes from one completion to the next instead of by WAIT_TIME. The schedule is *dense*: no
     worker waits while a unit is ready for it.
     """
-    floor = _Floor(units)
+    return dispatch_residual(Residual.whole(units), rule)
+
+
+def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
+    """Return the dense schedule of what is left, from now on.
+
+    Workers that are absent are taken to return when nothing else is left that can be done without
+    them: the hops before that hold however long they stay away.
+    """
+    floor = _Floor(residual)
     hops: list[Hop] = []
-    running: list[tuple[float, int, int]] = []
+    running = sorted(residual.running)
+    absent = set(residual.absent)
     now_s = 0.0
-    while len(hops) < floor.waiting.size:
+    while True:
         for worker in sorted(floor.idle):
             ready = floor.ready_for(worker)
             if not len(ready):
@@ -38,11 +49,16 @@ def dispatch(units: UnitTimes, rule: Rule) -> Schedule:
                 hop = floor.begin(int(rule(worker, ready)), worker, now_s)
                 heapq.heappush(running, (hop.end_s, worker, hop.config))
                 hops.append(hop)
-        now_s = running[0][0]
+        if running:
+            now_s = running[0][0]
+        elif absent:
+            floor.idle.update(absent)
+            absent.clear()
+        else:
+            return Schedule(tuple(hops))
         while running and running[0][0] <= now_s:
             _, worker, config = heapq.heappop(running)
             floor.end(worker, config)
-    return Schedule(tuple(hops))
 
 
 class _Floor:
@@ -51,18 +67,25 @@ class _Floor:
     Parameters
     ----------
     waiting : array of shape (configs, partitions)
-        Q in the paper.
+        Q in the paper, of the epochs that configurations are in.
     ready : array of shape (configs, partitions)
         Units that are waiting while their configuration is idle.
     """
 
-    def __init__(self, units: UnitTimes) -> None:
+    def __init__(self, residual: Residual) -> None:
+        units = residual.units
         self._seconds = units.seconds
         available = np.isfinite(units.seconds).reshape(-1, len(units.workers))
         self._at = [np.flatnonzero(here) for here in available.T]
-        self.waiting = np.ones(units.seconds.shape[:2], dtype=bool)
-        self.ready = self.waiting.copy()
-        self.idle = set(range(len(units.workers)))
+        self._epochs = residual.epochs.tolist()
+        self._epochs_left = sum(self._epochs)
+        self.waiting = residual.waiting.copy()
+        self.ready = np.zeros_like(self.waiting)
+        busy = {worker for _, worker, _ in residual.running}
+        self.idle = set(range(len(units.workers))) - busy - residual.absent
+        training = {config for _, _, config in residual.running}
+        for config in set(range(len(units.configs))) - training:
+            self._make_ready(config)
 
     def ready_for(self, worker: int) -> Numbers:
         """Return the units that a worker could begin."""
@@ -71,7 +94,7 @@ class _Floor:
 
     def dismiss(self, worker: int) -> None:
         """Ask a worker no more if it has nothing left to wait for."""
-        if not self.waiting.ravel()[self._at[worker]].any():
+        if not self._epochs_left and not self.waiting.ravel()[self._at[worker]].any():
             self.idle.remove(worker)
 
     def begin(self, unit: int, worker: int, now_s: float) -> Hop:
@@ -84,5 +107,13 @@ class _Floor:
 
     def end(self, worker: int, config: int) -> None:
         """Make a worker and a configuration idle again (Algorithm 2)."""
-        self.ready[config] = self.waiting[config]
+        self._make_ready(config)
         self.idle.add(worker)
+
+    def _make_ready(self, config: int) -> None:
+        """Let a configuration be begun, in its next epoch if nothing of this one is left."""
+        if self._epochs[config] and not self.waiting[config].any():
+            self.waiting[config] = True
+            self._epochs[config] -= 1
+            self._epochs_left -= 1
+        self.ready[config] = self.waiting[config]

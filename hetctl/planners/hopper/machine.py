@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.planners.hopper.queue import UnitQueue
@@ -28,6 +28,10 @@ class HopperState:
         What was done, in the order in which it ended.
     started : int
         Visits started so far.
+    since : mapping of str to float
+        When what runs now was started, by worker, in seconds as `Hopper.dispatch` is told them.
+    torn : bool
+        Whether, after the first start, a worker failed or joined since the plan was made.
     """
 
     partitions: tuple[str, ...]
@@ -38,6 +42,12 @@ class HopperState:
     running: tuple[Visit, ...] = ()
     log: tuple[Visit, ...] = ()
     started: int = 0
+    since: Mapping[str, float] = field(default_factory=dict)
+    torn: bool = False
+
+
+Reschedule = Callable[[HopperState, float], Sequence[Visit]]
+"""From a state and the seconds at which it is seen to a plan of what is left."""
 
 
 class Hopper:
@@ -53,6 +63,9 @@ class Hopper:
     does not have, or has on a worker that is gone, is drawn at random among what an idle worker could
     do, as is everything without a plan. A log is a plan: following it is a replay.
 
+    With `reschedule`, `dispatch` asks for a new plan if workers failed, returned or joined late since the
+    last one, or if there is none or it is used up.
+
     Parameters
     ----------
     partitions : iterable of str
@@ -63,9 +76,17 @@ class Hopper:
         In an order in which the visits could start, as `visits_of` and `log` return them.
     """
 
-    def __init__(self, partitions: Iterable[str], *, seed: int = 0, plan: Sequence[Visit] = ()) -> None:
+    def __init__(
+        self,
+        partitions: Iterable[str],
+        *,
+        seed: int = 0,
+        plan: Sequence[Visit] = (),
+        reschedule: Reschedule | None = None,
+    ) -> None:
         self._partitions = tuple(partitions)
         self._seed = seed
+        self._reschedule = reschedule
         self._queue = UnitQueue(plan)
         self._epochs: dict[str, int] = {}
         self._running: dict[str, Visit] = {}
@@ -73,12 +94,16 @@ class Hopper:
         self._log: list[Visit] = []
         self._done: set[Unit] = set()
         self._started = 0
+        self._since: dict[str, float] = {}
+        self._torn = False
 
     @classmethod
-    def resume(cls, state: HopperState) -> Hopper:
+    def resume(cls, state: HopperState, reschedule: Reschedule | None = None) -> Hopper:
         """Return the hopper that had this state; both say the same from here on."""
-        hopper = cls(state.partitions, seed=state.seed, plan=state.plan)
+        hopper = cls(state.partitions, seed=state.seed, plan=state.plan, reschedule=reschedule)
         hopper._started = state.started
+        hopper._since = dict(state.since)
+        hopper._torn = state.torn
         hopper._log = list(state.log)
         hopper._done = {visit.unit for visit in state.log}
         for unit in hopper._done:
@@ -103,6 +128,8 @@ class Hopper:
             running=tuple(self._running.values()),
             log=self.log,
             started=self._started,
+            since=dict(self._since),
+            torn=self._torn,
         )
 
     @property
@@ -133,6 +160,7 @@ class Hopper:
 
     def follow(self, plan: Sequence[Visit]) -> None:
         """Change the plan for all that waits, as after replanning; an empty one: draw from now on."""
+        self._torn = False
         earlier, self._queue = self._queue, UnitQueue(plan)
         for unit in self._done:
             self._queue.is_done(unit)
@@ -180,6 +208,7 @@ class Hopper:
         if unknown := set(has).difference(self._partitions):
             raise ValueError(f"worker {worker} has unknown partitions: {', '.join(sorted(unknown))}")
         lost = self.worker_fails(worker)
+        self._torn = self._started > 0
         running = (visit.unit for visit in self._running.values())
         self._queue.worker_joins(worker, has, self._done.union(running))
         return lost
@@ -187,6 +216,8 @@ class Hopper:
     def worker_fails(self, worker: str) -> Visit | None:
         """Do without a worker; what it was running goes back from Q' to Q (section 4.6), and is returned."""
         lost = self._running.get(worker)
+        if worker in self._queue.homes:
+            self._torn = self._started > 0
         self._queue.worker_leaves(worker)
         if lost:
             self.unit_failed(lost)
@@ -216,14 +247,34 @@ class Hopper:
             self._queue.add(visit.unit)
         return True
 
-    def dispatch(self) -> tuple[Visit, ...]:
-        """Start whatever can start now, what is planned first (Algorithm 1, lines 6 to 15)."""
+    def dispatch(self, now_s: float = 0.0) -> tuple[Visit, ...]:
+        """Start whatever can start now, what is planned first (Algorithm 1, lines 6 to 15).
+
+        Parameters
+        ----------
+        now_s : float
+            Seconds since any fixed time; only rescheduling needs them.
+        """
+        if self._reschedule and self._needs_plan:
+            self.follow(self._reschedule(self.state, now_s))
         return tuple(
-            self._start(unit, worker)
+            self._start(unit, worker, now_s)
             for choice in (self._planned, self._drawn)
             for worker in self._queue.homes
             if worker not in self._running and (unit := choice(worker)) is not None
         )
+
+    @property
+    def _needs_plan(self) -> bool:
+        """Return true if the plan is for other workers than those there, or ends before what waits.
+
+        One that was made before the first start still holds if all its workers have come.
+        """
+        if not self._queue:
+            return False
+        if self._started == 0:
+            return not self._queue.plan or bool(self._queue.missing)
+        return self._torn or self._queue.is_used_up
 
     def _planned(self, worker: str) -> Unit | None:
         unit = self._queue.next_planned(worker, self._busy)
@@ -239,18 +290,19 @@ class Hopper:
         loose = self._queue.loose(worker, self._busy)
         return random.Random(f"{self._seed}:{self._started}").choice(loose) if loose else None
 
-    def _start(self, unit: Unit, worker: str) -> Visit:
+    def _start(self, unit: Unit, worker: str, now_s: float) -> Visit:
         visit = Visit(self._started, *unit, worker)
         self._started += 1
         self._queue.remove(unit)
         self._running[worker] = visit
+        self._since[worker] = now_s
         self._busy.add(unit.config)
         return visit
 
     def _release(self, visit: Visit) -> bool:
         if self._running.get(visit.worker) != visit:
             return False
-        del self._running[visit.worker]
+        del self._running[visit.worker], self._since[visit.worker]
         self._busy.discard(visit.config)
         return True
 

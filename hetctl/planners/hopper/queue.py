@@ -56,6 +56,16 @@ class UnitQueue:
         """What is followed, without the turns that were missed."""
         return tuple(visit for visit in self._plan if visit.unit in self._turns)
 
+    @property
+    def is_used_up(self) -> bool:
+        """Return true if there was a plan, and all of it is done."""
+        return bool(self._plan) and not any(self._planned_at.values())
+
+    @property
+    def missing(self) -> set[str]:
+        """Workers that the plan counts on and that are not there."""
+        return {worker for worker, units in self._planned_at.items() if units} - self.homes.keys()
+
     def add(self, unit: Unit) -> None:
         """Let a unit wait."""
         self._waiting.add(unit)

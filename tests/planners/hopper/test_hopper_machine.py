@@ -6,17 +6,33 @@ import json
 from collections import Counter
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.core.codec import decode, encode
 from hetctl.planners.hopper.machine import Hopper, HopperState
+from hetctl.planners.hopper.options import SearchOptions
+from hetctl.planners.hopper.reschedule import Rescheduler
+from hetctl.planners.hopper.units import UnitTimes
 from hetctl.planners.hopper.visits import Unit, Visit
 
 CONFIGS, PARTITIONS = ("a", "b", "c", "d"), ("p0", "p1", "p2")
 HOMES = {"w0": ("p0",), "w1": ("p1", "p0"), "w2": ("p2",), "w3": ("p2", "p1")}
 UNITS = [Unit(config, 0, partition) for config, partition in product(CONFIGS, PARTITIONS)]
+SECONDS = [
+    [
+        [i + 2 * j + k + 1 if PARTITIONS[j] in homes else np.inf for k, homes in enumerate(HOMES.values())]
+        for j in range(3)
+    ]
+    for i in range(4)
+]
+RESCHEDULE = Rescheduler(
+    UnitTimes(CONFIGS, PARTITIONS, tuple(HOMES), np.array(SECONDS)),
+    dict.fromkeys(CONFIGS, 1),
+    SearchOptions(seconds=0),
+)
 
 
 @st.composite
@@ -26,8 +42,8 @@ def plans(draw: st.DrawFn) -> tuple[Visit, ...]:
     return tuple(Visit(i, *unit, draw(st.sampled_from([*HOMES, "w9"]))) for i, unit in enumerate(units))
 
 
-def hopper_with(plan=(), seed=0, homes=HOMES, configs=CONFIGS) -> Hopper:
-    hopper = Hopper(PARTITIONS, seed=seed, plan=plan)
+def hopper_with(plan=(), seed=0, homes=HOMES, configs=CONFIGS, reschedule=None) -> Hopper:
+    hopper = Hopper(PARTITIONS, seed=seed, plan=plan, reschedule=reschedule)
     for worker, partitions in homes.items():
         hopper.worker_joins(worker, partitions)
     for config in configs:
@@ -35,21 +51,23 @@ def hopper_with(plan=(), seed=0, homes=HOMES, configs=CONFIGS) -> Hopper:
     return hopper
 
 
-def restarted(hopper: Hopper) -> Hopper:
-    return Hopper.resume(decode(HopperState, json.loads(json.dumps(encode(hopper.state)))))
+def restarted(hopper: Hopper, reschedule=None) -> Hopper:
+    return Hopper.resume(decode(HopperState, json.loads(json.dumps(encode(hopper.state)))), reschedule)
 
 
 class Executor:
     """Obeys a hopper, and holds it to what it promises."""
 
-    def __init__(self, hopper: Hopper, homes=HOMES) -> None:
-        self.hopper, self.homes = hopper, homes
+    def __init__(self, hopper: Hopper, homes=HOMES, reschedule=None) -> None:
+        self.hopper, self.homes, self.reschedule = hopper, homes, reschedule
+        self.now_s = 0.0
         self.alive = set(homes)
         self.running: dict[str, Visit] = {}
         self.orders: list[Visit] = []
 
     def dispatch(self) -> None:
-        for visit in self.hopper.dispatch():
+        self.now_s += 1
+        for visit in self.hopper.dispatch(self.now_s):
             assert visit.worker in self.alive
             assert visit.partition in self.homes[visit.worker]
             assert visit.worker not in self.running, "exclusive access"
@@ -91,7 +109,7 @@ class Executor:
 
     def restart(self, _at: int) -> None:
         state = self.hopper.state
-        self.hopper = restarted(self.hopper)
+        self.hopper = restarted(self.hopper, self.reschedule)
         assert self.hopper.state == state
 
     def live(self, story) -> None:
@@ -123,9 +141,14 @@ STORIES = st.lists(
 )
 
 
-@given(plan=st.just(()) | plans(), story=STORIES, seed=st.integers(0, 9))
-def test_whatever_happens_every_unit_is_done_once(plan, story, seed):
-    executor = Executor(hopper_with(plan, seed))
+@given(
+    plan=st.just(()) | plans(),
+    story=STORIES,
+    seed=st.integers(0, 9),
+    reschedule=st.sampled_from([None, RESCHEDULE]),
+)
+def test_whatever_happens_every_unit_is_done_once(plan, story, seed, reschedule):
+    executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
     executor.live(story)
     executor.work()
     assert Counter(visit.unit for visit in executor.hopper.log) == Counter(UNITS)
@@ -133,12 +156,19 @@ def test_whatever_happens_every_unit_is_done_once(plan, story, seed):
 
 
 @settings(max_examples=50)
-@given(plan=st.just(()) | plans(), before=STORIES, after=STORIES, seed=st.integers(0, 9))
-def test_a_hopper_that_is_resumed_says_the_same(plan, before, after, seed):
-    executor = Executor(hopper_with(plan, seed))
+@given(
+    plan=st.just(()) | plans(),
+    before=STORIES,
+    after=STORIES,
+    seed=st.integers(0, 9),
+    reschedule=st.sampled_from([None, RESCHEDULE]),
+)
+def test_a_hopper_that_is_resumed_says_the_same(plan, before, after, seed, reschedule):
+    executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
     executor.live(before)
-    other = Executor(restarted(executor.hopper))
+    other = Executor(restarted(executor.hopper, reschedule), reschedule=reschedule)
     other.running, other.alive = dict(executor.running), set(executor.alive)
+    other.now_s = executor.now_s
     executor.orders.clear()
     for one in (executor, other):
         one.live(after)
@@ -300,3 +330,77 @@ def test_a_plan_may_come_or_change_on_the_way():
             hopper.unit_done(visit)
         seen += [visit.config for visit in hopper.dispatch()]
     assert seen == rest
+
+
+class Planner:
+    """Counts how often it is asked, and returns the plans that it is given."""
+
+    def __init__(self, *plans) -> None:
+        self.plans, self.asked = list(plans), []
+
+    def __call__(self, state, now_s):
+        self.asked.append((now_s, sorted(state.workers), state.since))
+        return self.plans.pop(0)
+
+
+def turns(worker, configs, epoch=0):
+    return [Visit(i, config, epoch, "p0", worker) for i, config in enumerate(configs)]
+
+
+def test_a_plan_is_kept_as_long_as_its_workers_are_there():
+    planner = Planner()
+    plan = [*turns("w0", "ab"), *turns("w1", "cd")]
+    hopper = hopper_with(plan, homes={"w0": ("p0",), "w1": ("p0",), "w2": ("p0",)}, reschedule=planner)
+    for visit in hopper.dispatch(1.0):
+        hopper.unit_done(visit)
+    (again, _) = hopper.dispatch(2.0)
+    hopper.unit_failed(again)
+    assert [visit.unit for visit in hopper.dispatch(3.0)] == [again.unit]
+    assert planner.asked == []
+
+
+def test_failures_at_a_time_make_one_plan():
+    planner = Planner(turns("w2", "dcab"), turns("w1", "b"))
+    homes = {"w0": ("p0",), "w1": ("p0",), "w2": ("p0",)}
+    hopper = hopper_with(turns("w0", "abcd"), homes=homes, reschedule=planner)
+    hopper.dispatch(1.0)
+    hopper.worker_fails("w0")
+    hopper.worker_fails("w1")
+    assert hopper.state.torn
+    (started,) = hopper.dispatch(2.0)
+    assert (started.config, started.worker) == ("d", "w2")
+    hopper.dispatch(3.0)
+    hopper.worker_fails("w9")
+    hopper.dispatch(4.0)
+    assert planner.asked == [(2.0, ["w2"], {})]
+    hopper.worker_joins("w1", ["p0"])
+    assert [visit.unit for visit in hopper.dispatch(5.0)] == [Unit("b", 0, "p0")]
+    assert planner.asked[1:] == [(5.0, ["w1", "w2"], {"w2": 2.0})]
+    assert hopper.state.since == {"w2": 2.0, "w1": 5.0}
+
+
+def test_what_starts_without_a_worker_of_the_plan_is_planned_anew():
+    planner = Planner(turns("w1", "dcba"), turns("w1", "c"))
+    hopper = hopper_with(turns("w0", "abcd"), homes={"w1": ("p0",)}, reschedule=planner)
+    (started,) = hopper.dispatch()
+    assert started.unit == Unit("d", 0, "p0")
+    hopper.worker_joins("w0", ["p0"])
+    hopper.dispatch()
+    assert [workers for _, workers, _ in planner.asked] == [["w1"], ["w0", "w1"]]
+
+
+def test_a_plan_that_is_used_up_is_followed_by_another():
+    planner = Planner(turns("w0", "ba"), turns("w0", "dc"))
+    hopper = hopper_with(homes={"w0": ("p0",)}, reschedule=planner)
+    done = []
+    for _ in CONFIGS:
+        (visit,) = hopper.dispatch()
+        hopper.unit_done(visit)
+        done.append(visit.config)
+    assert done == ["b", "a", "d", "c"]
+
+
+def test_nothing_is_planned_when_nothing_waits():
+    hopper = Hopper(PARTITIONS, reschedule=Planner())
+    hopper.worker_joins("w0", ["p0"])
+    assert hopper.dispatch() == ()
