@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from hetctl.core.simulation import Interval, Simulation
-from hetctl.core.status import RoundSpan, RunStatus, StepSpan
-from hetctl.report.as_run import as_run
+from hetctl.core.status import RoundSpan, StepSpan
 from hetctl.report.gantt import gantt_svg
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
+from hetctl.report.summary import Spans, one_round
 from hetctl.report.units import format_percent, format_seconds
 
 MOST_DRAWN = 20_000
@@ -88,7 +88,7 @@ def render_simulation(title: str, simulation: Simulation, arrivals: Mapping[str,
         arrivals=arrivals,
         cards=_cards(simulation),
         marked=simulation.rounds <= MOST_MARKED,
-        gantt=Markup(gantt_svg(_as_run(title, simulation), colours)) if drawn else None,
+        gantt=Markup(gantt_svg(_spans(simulation), colours)) if drawn else None,
     )
 
 
@@ -115,20 +115,12 @@ def _rounds(simulation: Simulation) -> tuple[RoundSpan, ...]:
     )
 
 
-def _as_run(title: str, simulation: Simulation) -> RunStatus:
-    """Show many rounds as one."""
-    return as_run(
-        title,
-        device="gpu",
-        planner=simulation.planner,
-        gpus=simulation.gpus,
-        lower_bound_s=simulation.lower_bound_s,
-        makespan_s=simulation.makespan_s,
-        steps=tuple(
-            _span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement
-        ),
-        rounds=_rounds(simulation) if simulation.rounds <= MOST_MARKED else (),
-    )
+def _spans(simulation: Simulation) -> Spans:
+    """Return what the chart shows; many rounds are shown as one."""
+    steps = [_span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement]
+    marked = simulation.rounds <= MOST_MARKED
+    rounds = _rounds(simulation) if marked else one_round(simulation.makespan_s)
+    return Spans("gpu", simulation.gpus, simulation.makespan_s, steps, rounds)
 
 
 def _span(interval: Interval, node: str, gpus: tuple[int, ...]) -> StepSpan:

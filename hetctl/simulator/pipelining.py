@@ -1,22 +1,15 @@
-"""Virtual workers under a virtual clock: pipelined passes on their GPUs, waves between them (HetPipe).
-
-Each GPU runs one task at a time, under the three conditions of section 4 ("Partition Scheduling"): forward
-passes in the order of minibatches, backward passes too, and of both the one that could start first. In the
-last stage a minibatch's backward pass follows its forward pass as one task. Which minibatch may enter is
-decided by `hetctl.control.wsp`, as in a real run.
-"""
+"""Virtual workers under a virtual clock (HetPipe), and what their GPUs did: the flow that planners run."""
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
-from hetctl.control.wsp import Bounds, Clock, GlobalClock
+from hetctl.control.wsp import Bounds
+from hetctl.planners.pipeline.flow import Flow, run_waves
 
 
 @dataclass(frozen=True)
@@ -127,122 +120,25 @@ def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int
     """Run until every virtual worker has completed so many waves, at least 2."""
     if waves < 2:
         raise ValueError(f"{waves} waves are too few for a rate")
-    return _Simulation(pipelines, bounds).run(waves)
+    flows = [_flow(pipeline, bounds) for pipeline in pipelines]
+    ends = run_waves(flows, bounds)
+    end_s = max(next(islice(ends, waves - 1, None)))
+    # Until then the others are ahead of the slowest.
+    next(True for ends_s in ends if min(ends_s) >= end_s)
+    tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow, end_s))
+    completed_s = tuple(tuple(at_s for at_s in flow.completed_s if at_s <= end_s) for flow in flows)
+    return PipelineRun(bounds, tuple(sorted(tasks, key=lambda task: task.start_s)), completed_s)
 
 
-class _Worker:
-    """A virtual worker at some time: its clock, and what waits at each GPU, first come first."""
-
-    def __init__(self, number: int, pipeline: Pipeline, bounds: Bounds) -> None:
-        self.number, self.pipeline, self.clock = number, pipeline, Clock(bounds)
-        self.queues: list[deque[tuple[int, Pass, float]]] = [deque() for _ in pipeline.stages]
-        self._seconds = [_seconds(stage) for stage in pipeline.stages]
-        self.busy = [False] * len(pipeline.stages)
-        self.held = [0] * len(pipeline.stages)
-        self.completed_s: list[float] = []
-        self.pushing_until_s = 0.0
-        self.pulling = False
-
-    def admit(self, now: float) -> None:
-        """Let all minibatches in that may start."""
-        while self.clock.may_start:
-            self.clock = self.clock.start()
-            self.arrive(0, self.clock.started, Pass.FORWARD, now)
-
-    def arrive(self, stage: int, minibatch: int, what: Pass, now: float) -> None:
-        """Queue a pass that can start as soon as the GPU is free; the last one has all passes in one."""
-        last = stage == len(self.queues) - 1
-        self.queues[stage].append((minibatch, Pass.BOTH if last else what, now))
-
-    def next_task(self, stage: int, now: float) -> Task | None:
-        """Start the first task that waits for a GPU and fits its memory, if the GPU is free."""
-        if self.busy[stage]:
-            return None
-        queue, room = self.queues[stage], self.held[stage] < self.pipeline.stages[stage].most_held
-        waiting = next((one for one in queue if room or one[1] is Pass.BACKWARD), None)
-        if waiting is None:
-            return None
-        queue.remove(waiting)
-        minibatch, what, ready_s = waiting
-        self.busy[stage] = True
-        self.held[stage] += what is not Pass.BACKWARD
-        return Task(self.number, stage, minibatch, what, ready_s, now, now + self._seconds[stage][what])
-
-    def finish(self, task: Task, now: float) -> bool:
-        """Hand on what a task has computed; return whether that completes the minibatch."""
-        self.busy[task.stage] = False
-        if task.what is Pass.FORWARD:
-            self.arrive(task.stage + 1, task.minibatch, Pass.FORWARD, now)
-            return False
-        self.held[task.stage] -= 1
-        if task.stage > 0:
-            self.arrive(task.stage - 1, task.minibatch, Pass.BACKWARD, now)
-            return False
-        self.completed_s.append(now)
-        self.clock = self.clock.complete()
-        return True
+def _flow(pipeline: Pipeline, bounds: Bounds) -> Flow:
+    passes = tuple((stage.forward_s, stage.backward_s) for stage in pipeline.stages)
+    rooms = [stage.most_held for stage in pipeline.stages]
+    return Flow(passes, rooms, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
 
 
-def _seconds(stage: StageTimes) -> dict[Pass, float]:
-    both_s = stage.forward_s + stage.backward_s
-    return {Pass.FORWARD: stage.forward_s, Pass.BACKWARD: stage.backward_s, Pass.BOTH: both_s}
-
-
-class _Simulation:
-    """All virtual workers and the parameter servers, and what is going to happen."""
-
-    def __init__(self, pipelines: Sequence[Pipeline], bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._workers = [_Worker(i, pipeline, bounds) for i, pipeline in enumerate(pipelines)]
-        self._global = GlobalClock((0,) * len(self._workers))
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._count = 0
-        self._tasks: list[Task] = []
-
-    def run(self, waves: int) -> PipelineRun:
-        for worker in self._workers:
-            self._go_on(worker, 0.0)
-        while any(worker.clock.waves < waves for worker in self._workers):
-            now, _, happen = heapq.heappop(self._events)
-            happen(now)
-        completed_s = tuple(tuple(worker.completed_s) for worker in self._workers)
-        return PipelineRun(self._bounds, tuple(self._tasks), completed_s)
-
-    def _at(self, time_s: float, happen: Callable[[float], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, happen))
-
-    def _go_on(self, worker: _Worker, now: float) -> None:
-        """Start whatever can start."""
-        worker.admit(now)
-        for stage in range(len(worker.queues)):
-            task = worker.next_task(stage, now)
-            if task is not None:
-                self._tasks.append(task)
-                self._at(task.end_s, partial(self._end, worker, task))
-
-    def _end(self, worker: _Worker, task: Task, now: float) -> None:
-        waves = worker.clock.waves
-        if worker.finish(task, now) and worker.clock.waves > waves:
-            worker.pushing_until_s = max(now, worker.pushing_until_s) + worker.pipeline.push_s
-            self._at(worker.pushing_until_s, partial(self._pushed, worker, waves))
-            self._pull(worker, now)
-        self._go_on(worker, now)
-
-    def _pushed(self, worker: _Worker, wave: int, now: float) -> None:
-        self._global = self._global.push(worker.number, wave)
-        for each in self._workers:
-            self._pull(each, now)
-
-    def _pull(self, worker: _Worker, now: float) -> None:
-        """Begin to fetch the global weights if they are wanted and there."""
-        clock = worker.clock
-        if clock.must_pull and not worker.pulling and self._global.now >= clock.waves_wanted:
-            worker.pulling = True
-            self._at(now + worker.pipeline.pull_s, partial(self._pulled, worker, self._global.now))
-
-    def _pulled(self, worker: _Worker, waves: int, now: float) -> None:
-        worker.pulling = False
-        worker.clock = worker.clock.pull(waves)
-        self._pull(worker, now)
-        self._go_on(worker, now)
+def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[Task]:
+    last = max(ran.stage for ran in flow.tasks)
+    for ran in flow.tasks:
+        if ran.start_s <= end_s:
+            what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
+            yield Task(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hetctl.control.wsp import Bounds
 from hetctl.planners.pipeline.cluster import PipelineCluster
 from hetctl.planners.pipeline.communication import Links
-from hetctl.planners.pipeline.flow import Passes, wave_ends
 from hetctl.planners.pipeline.layers import Layer, LayerProfile
-from hetctl.planners.pipeline.memory import minibatches_held
 from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, PipelinePlan, Stage, VirtualWorker, Waves
 from hetctl.planners.pipeline.plan import plan as made
 from hetctl.planners.pipeline.waves import PLACEMENTS
 from hetctl.simulator.pipelines import pipelines_of, simulate_plan
-from hetctl.simulator.pipelining import Pipeline, StageTimes, simulate_pipelines
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
 CLUSTER = PipelineCluster(
@@ -57,33 +48,6 @@ def test_the_last_stage_holds_one_minibatch_and_the_first_what_is_in_flight() ->
     for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [3, 1])):
         (one,) = pipelines_of(plan(worker((0, 0), (1, 0), in_flight=in_flight)), LAYERS, CLUSTER, "local")
         assert [stage.most_held for stage in one.stages] == held
-
-
-def pipeline(passes: Passes, in_flight: int, sync_s: float) -> Pipeline:
-    stages = (
-        StageTimes(*times, minibatches_held(len(passes) - number, in_flight))
-        for number, times in enumerate(passes, start=1)
-    )
-    return Pipeline(tuple(stages), sync_s, sync_s)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=5).map(tuple),
-        min_size=1,
-        max_size=3,
-    ),
-    st.integers(1, 7),
-    st.integers(0, 3),
-    st.floats(0.01, 30),
-)
-def test_the_planner_counts_on_what_is_simulated(workers, in_flight, distance, sync_s) -> None:
-    pipelines = [pipeline(passes, in_flight, sync_s) for passes in workers]
-    run = simulate_pipelines(pipelines, Bounds(in_flight, distance), 6)
-    simulated = list(zip(*(times[in_flight - 1 :: in_flight] for times in run.completed_s), strict=False))
-    planned = list(islice(wave_ends(workers, in_flight, sync_s, distance), len(simulated)))
-    assert np.array(planned) == pytest.approx(np.array(simulated))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

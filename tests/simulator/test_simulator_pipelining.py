@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.control.wsp import Bounds
+from hetctl.control.wsp import Bounds, Clock, GlobalClock
 from hetctl.simulator.pipelining import Pass, Pipeline, PipelineRun, StageTimes, Task, simulate_pipelines
 
 
@@ -127,3 +128,40 @@ def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tupl
     one = pipeline(*times)
     run = simulate_pipelines([one], Bounds(4 * len(times) + 1), 32)
     assert run.throughput >= 0.95 / one.bottleneck_s
+
+
+@given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
+@settings(max_examples=40, deadline=None)
+def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
+    pipelines: list[Pipeline], bounds: Bounds
+) -> None:
+    """A replay of what was complete and sent at the time of each entry, by `hetctl.control.wsp`.
+
+    Times are quarters of seconds and sums of these, so that they are exact.
+    """
+    run = simulate_pipelines(pipelines, bounds, 5)
+    sent_s = [
+        list(accumulate(times[bounds.in_flight - 1 :: bounds.in_flight], later_by(one.push_s), initial=0.0))
+        for one, times in zip(pipelines, run.completed_s, strict=True)
+    ]
+    for number, one in enumerate(pipelines):
+        entries_s = [t.ready_s for t in run.tasks if (t.worker, t.stage) == (number, 0) and is_forward(t)]
+        for minibatch, entry_s in enumerate(entries_s, start=1):
+            completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
+            sent = GlobalClock(
+                tuple(sum(at_s <= entry_s - one.pull_s for at_s in those) - 1 for those in sent_s)
+            )
+            clock = Clock(bounds, minibatch - 1, completed, max(sent.now, 0))
+            assert clock.may_start
+            before = sum(at_s < entry_s for at_s in run.completed_s[number])
+            full = not Clock(bounds, minibatch - 1, before, minibatch).may_start
+            assert entry_s == 0 or full or bounds.waves_needed(minibatch) > 0
+
+
+def later_by(push_s: float) -> Callable[[float, float], float]:
+    """Return when a wave has been sent: after the one before it."""
+    return lambda before_s, end_s: max(before_s, end_s) + push_s
+
+
+def is_forward(task: Task) -> bool:
+    return task.what is not Pass.BACKWARD
