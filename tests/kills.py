@@ -18,9 +18,10 @@ from workbench import ProjectFolder
 
 TRACED = (
     *("/hetctl/runner/submission.py", "/hetctl/runner/running.py", "/hetctl/runner/collect.py"),
-    *("/hetctl/runner/rendering.py", "/hetctl/runner/next_state.py"),
+    *("/hetctl/runner/rendering.py", "/hetctl/runner/next_state.py", "/hetctl/runner/profile_jobs.py"),
     *("/hetctl/runner/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
-    *("/hetctl/core/layout.py", "/hetctl/batch/process.py", "/hetctl/batch/local.py"),
+    *("/hetctl/core/layout.py", "/hetctl/core/measurement.py"),
+    *("/hetctl/batch/process.py", "/hetctl/batch/local.py", "/hetctl/batch/functions.py"),
     *("/hetctl/batch/slurm.py", "/hetctl/batch/ends.py", subprocess.__file__),
 )
 

@@ -26,17 +26,24 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
 
     Example: hetctl report -o report.html
     """
+    from hetctl.core.codec import encode
     from hetctl.core.errors import BadInputError
     from hetctl.report.page import render_page
+    from hetctl.report.summary import describe_comparison
     from hetctl.runner.project import Project
-    from hetctl.runner.status import run_status
+    from hetctl.runner.status import compared_status
 
-    status = run_status(Project.here(), run)
+    project = Project.here()
+    status = compared_status(project, run)
     try:
         output.write_text(render_page(status), encoding="utf-8")
     except OSError as error:
         raise BadInputError(f"cannot write {output}: {error.strerror}") from None
     if as_json:
-        print_json({"run": status.run, "path": str(output.resolve())})
+        print_json(
+            {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
+        )
     else:
         click.echo(f"wrote {output}")
+        if status.comparison:
+            click.echo(describe_comparison(status))

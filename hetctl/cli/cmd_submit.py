@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,11 +12,23 @@ from hetctl.cli.options import (
     json_option,
     plan_request,
     planner_options,
+    said_options,
     sharing_option,
     site_options,
     warn,
 )
 from hetctl.cli.output import print_json
+
+if TYPE_CHECKING:
+    from hetctl.core.ensemble import Ensemble
+    from hetctl.core.run import Budget
+    from hetctl.runner.asked import Asked
+    from hetctl.runner.project import Project
+    from hetctl.runner.rendering import SubmitRequest
+    from hetctl.runner.running import Advance
+
+WHAT_AND_WHERE = {"ensemble", "site", "account", "gpus", "time", "queue", "planner", "sharing"}
+"""The other shared options are the planner's own."""
 
 
 @click.command("submit")
@@ -32,7 +45,10 @@ from hetctl.cli.output import print_json
 @click.option("--max-rounds", type=click.IntRange(min=1), help="Stop after so many rounds.")
 @click.option("--gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Stop after so much use.")
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     dry_run: bool,
     wait: bool,
     new: bool,
@@ -46,35 +62,95 @@ def command(
 ) -> None:
     """Start a run: jobs that hold as many rounds as fit, one after the other, until all have converged.
 
-    If the ensemble has an unfinished run, that one goes on from its checkpoints.
+    If the ensemble has an unfinished run, that one goes on from its checkpoints, with what is given now and
+    may change.
 
     Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
     """
-    from hetctl.cli.cmd_render import print_submission, submission_fields
     from hetctl.core.run import Budget
     from hetctl.runner.project import Project
-    from hetctl.runner.rendering import SubmitRequest, preview
-    from hetctl.runner.running import submit
+    from hetctl.runner.records import unfinished_run
+    from hetctl.runner.rendering import SubmitRequest
+    from hetctl.runner.running import go_on
 
     project = Project.here()
-    budget = Budget(max_jobs, max_rounds, gpu_hours)
-    plan, _ = plan_request(project, budget=budget, **wishes)
-    request = SubmitRequest(plan, budget, retries, new, chain)
-    if dry_run:
-        submission = preview(project, request)
-        if as_json:
-            print_json(submission_fields(submission))
-        else:
-            print_submission(submission)
+    asked = _asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours))
+    ensemble = project.ensemble(wishes["ensemble"])
+    run = None if new else unfinished_run(project, ensemble.name)
+    if run is not None and dry_run:
+        _preview_next(project, run, ensemble, asked, as_json=as_json)
+    elif run is not None:
+        _tell(project, go_on(project, run, ensemble, asked), wait=wait, as_json=as_json)
+    else:
+        plan, _ = plan_request(project, budget=asked.budget, **wishes)
+        request = SubmitRequest(plan, asked.budget, retries, new, chain, asked.given)
+        _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
+
+
+def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) -> Asked:
+    """Return what was said of a run, without the defaults of what was not."""
+    from hetctl.runner.asked import Asked
+
+    said = {name: context.params[name] for name in said_options(context)}
+    return Asked(
+        site=said.get("site"),
+        account=said.get("account"),
+        gpus=said.get("gpus"),
+        wall_s=said.get("time"),
+        queue=said.get("queue"),
+        planner=said.get("planner"),
+        sharing=said.get("sharing"),
+        options={name: said[name] for name in wishes.keys() & said.keys() - WHAT_AND_WHERE},
+        retries=said.get("retries"),
+        chain=said.get("chain"),
+        budget=budget,
+    )
+
+
+def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: bool, as_json: bool) -> None:
+    from hetctl.cli.cmd_render import print_submission, submission_fields
+    from hetctl.runner.rendering import preview
+    from hetctl.runner.running import submit
+
+    if not dry_run:
+        outcome = submit(project, request)
+        warn(project, request.plan)
+        _tell(project, outcome, wait=wait, as_json=as_json)
+    elif as_json:
+        print_json(submission_fields(preview(project, request)))
+    else:
+        print_submission(preview(project, request))
+
+
+def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, *, as_json: bool) -> None:
+    """Print the next job of an unfinished run; stdout has its script alone."""
+    from hetctl.cli.cmd_render import print_submission, submission_fields
+    from hetctl.core.codec import encode
+    from hetctl.runner.rendering import preview_next
+
+    shown = preview_next(project, run, ensemble, asked)
+    if as_json:
+        print_json({**submission_fields(shown.submission), "changed": encode(shown.changed)})
         return
-    outcome = submit(project, request)
-    warn(project, request.plan)
+    for change in shown.changed:
+        click.echo(f"# {change}", err=True)
+    if shown.behind:
+        click.echo(f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}", err=True)
+    print_submission(shown.submission)
+
+
+def _tell(project: Project, outcome: Advance, *, wait: bool, as_json: bool) -> None:
+    """Say what was changed and submitted; with `wait`, follow the run."""
+    if as_json and not wait:
+        print_json(outcome)
+        return
+    if not as_json:
+        for change in outcome.changed:
+            click.echo(str(change))
     if wait:
         from hetctl.cli.following import follow
 
-        follow(project, outcome.run, as_json=as_json, advancing=True)
-    elif as_json:
-        print_json(outcome)
+        follow(project, outcome.run, as_json=as_json, advancing=True, changed=outcome.changed)
     else:
         click.echo(f"run {outcome.run}: {outcome.reason}")
         click.echo("follow it with: hetctl status --watch")

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from hetctl.cli.output import console, leave, print_json, print_table
+from hetctl.core.codec import encode
 from hetctl.core.errors import LockedError, MembersFailedError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetctl.core.status import RunStatus
+    from hetctl.runner.changes import Change
     from hetctl.runner.project import Project
 
 POLL_S = 1.0
-UNDER_WAY = ("queued", "running", "between-jobs")
+ADVANCED = ("between-jobs", "in-doubt")
+"""States that only a job's script, or another command, ends."""
+UNDER_WAY = ("queued", "running", *ADVANCED)
 
 
-def follow(project: Project, run: str, *, as_json: bool, advancing: bool) -> None:
+def follow(
+    project: Project, run: str, *, as_json: bool, advancing: bool, changed: Sequence[Change] | None = None
+) -> None:
     """Show a run until it ends; with `advancing`, submit its next jobs where nobody else does.
+
+    Parameters
+    ----------
+    changed : sequence of Change or None
+        What the run has otherwise by the command that follows it; JSON has it with the result.
 
     Raises
     ------
@@ -34,10 +46,10 @@ def follow(project: Project, run: str, *, as_json: bool, advancing: bool) -> Non
     except KeyboardInterrupt:
         click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
         raise
-    show(status, as_json=as_json)
+    show(status, as_json=as_json, changed=changed)
 
 
-def show(status: RunStatus, *, as_json: bool) -> None:
+def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None = None) -> None:
     """Print a run.
 
     Raises
@@ -47,7 +59,8 @@ def show(status: RunStatus, *, as_json: bool) -> None:
     """
     failure = _failure(status)
     if as_json:
-        print_json(status, failure)
+        more = {} if changed is None else {"changed": encode(changed)}
+        print_json({**encode(status), **more}, failure)
     else:
         print_table(_table(status))
     leave(failure, as_json=as_json)
@@ -71,14 +84,14 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
     watch = RunWatch(project, run)
     status = watch.look()
     quiet = as_json or not sys.stdout.isatty()
-    with Live(None if quiet else _table(status), console=console(), transient=True) as live:
+    with Live(None if quiet else _screen(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(POLL_S)
-            if advancing and status.state == "between-jobs":
+            if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
             status = watch.look()
             if not quiet:
-                live.update(_table(status))
+                live.update(_screen(status))
     return status
 
 
@@ -90,6 +103,13 @@ def _advance(project: Project, run: str) -> None:
         advance(project, run)
     except LockedError:
         return
+
+
+def _screen(status: RunStatus) -> RenderableType:
+    """Show no more members than the terminal has lines."""
+    from hetctl.report.tables import status_table
+
+    return status_table(status, console().width, console().height)
 
 
 def _table(status: RunStatus) -> RenderableType:

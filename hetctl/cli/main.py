@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import click
 
 from hetctl import __version__
-from hetctl.cli.output import fail, wants_json
-from hetctl.core.errors import HetctlError
+from hetctl.cli.output import fail, last_words, wants_json
+from hetctl.core.errors import HetctlError, InterruptedCommandError
 
 COMMANDS = {
     "init": "Start a project from an example.",
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: hetctl init demo --example digits; cd demo; hetctl profile",
+    epilog="Start with: hetctl init demo --example digits; cd demo; hetctl profile --site local",
 )
 @click.version_option(__version__, prog_name="hetctl")
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = leave.exit_code
     except click.ClickException as error:
         code = fail("bad-input", error.format_message(), _usage_hint(error), 2, as_json=wants_json(given))
+    except InterruptedCommandError as error:
+        code = last_words(error, as_json=wants_json(given))
     except HetctlError as error:
         code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=wants_json(given))
     except (KeyboardInterrupt, click.Abort):

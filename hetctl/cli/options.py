@@ -88,6 +88,12 @@ class OutputFile(click.Path):
         return path
 
 
+def said_options(context: click.Context) -> set[str]:
+    """Return the names of the parameters that were given, on the command line or by a variable."""
+    said = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return {name for name in context.params if context.get_parameter_source(name) in said}
+
+
 def given_options(context: click.Context) -> list[str]:
     """Return the names of the parameters that the command line gives, not a variable or a default."""
     written = ParameterSource.COMMANDLINE

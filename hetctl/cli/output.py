@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,18 @@ def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int
     if hint:
         click.echo(f"hint: {hint}", err=True)
     return code
+
+
+def last_words(failure: HetctlError, *, as_json: bool) -> int:
+    """Report what a signal interrupted, if anybody is left to read it; return the exit code."""
+    try:
+        fail(failure.kind, failure.message, failure.hint, failure.exit_code, as_json=as_json)
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # or Python fails once more when it flushes them at its end
+            os.dup2(nowhere, stream)
+    return failure.exit_code
 
 
 def _error(kind: str, message: str, hint: str) -> dict[str, str]:

@@ -56,3 +56,20 @@ class LockedError(HetctlError):
 
     exit_code = 6
     kind = "locked"
+
+
+class InterruptedCommandError(HetctlError):
+    """A signal ended the command before its work was done.
+
+    Parameters
+    ----------
+    number : int
+        Of the signal; the exit code is 128 more.
+    """
+
+    exit_code = 130
+    kind = "interrupted"
+
+    def __init__(self, number: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.exit_code = 128 + number

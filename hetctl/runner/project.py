@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from hetctl.files.ensemble_file import read_ensemble
 from hetctl.files.site_file import detect_site, find_site, list_sites, trace_site
 
 ENSEMBLE_FILE = "ensemble.yaml"
+DEFAULT_SITE = "local"
+SUBMIT_COMMANDS = {"sbatch": ("Slurm", "slurm"), "bsub": ("LSF", "lsf")}
+"""Of batch systems: the system's name, and that of the general site that others extend."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Project:
 
     @contextmanager
     def reading(self) -> Iterator[Catalog]:
-        """Open the catalog to look at it.
+        """Open the catalog to look at it, without the means to change it.
 
         Raises
         ------
@@ -53,7 +57,7 @@ class Project:
             If there is none yet.
         """
         self._require_catalog()
-        with Catalog.open(self.home.catalog) as catalog:
+        with Catalog.open_to_read(self.home.catalog) as catalog:
             yield catalog
 
     @contextmanager
@@ -81,11 +85,15 @@ class Project:
         return self._ensemble_of_catalog(reference)
 
     def site(self, name: str | None) -> Site:
-        """Return a site by name or file; by default the one whose machine this is."""
-        if name is None:
-            known = [self.site(found) for found, _ in self.sites()]
-            name = detect_site(socket.getfqdn(), known)
-        return find_site(name, project=self.folder, home=Path.home())
+        """Return a site by name or file; by default the one whose machine this is.
+
+        Raises
+        ------
+        BadInputError
+            If there is no such site, or its file is wrong; or none is named and none fits, although
+            jobs could be submitted from this machine.
+        """
+        return find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
 
     def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
         """Return a site by name or file, and where each of its keys stands."""
@@ -98,6 +106,13 @@ class Project:
     def batch_system(self, site: Site) -> BatchSystem:
         """Return the batch system of a site."""
         return batch_system_of(site, self.home.path / "local-jobs")
+
+    def _site_of_this_machine(self) -> str:
+        host = socket.getfqdn()
+        if found := detect_site(host, [self.site(known) for known, _ in self.sites()]):
+            return found
+        _refuse_login_node(host)
+        return DEFAULT_SITE
 
     def _require_catalog(self) -> None:
         if not self.home.catalog.exists():
@@ -122,3 +137,18 @@ class Project:
                 "name an ensemble file with --ensemble FILE.yaml",
             )
         return found
+
+
+def _refuse_login_node(host: str) -> None:
+    """Raise BadInputError where a batch system's submit command is on the PATH."""
+    found = {command: path for command in SUBMIT_COMMANDS if (path := shutil.which(command))}
+    if not found:
+        return
+    systems = " and ".join(f"{SUBMIT_COMMANDS[command][0]} ({path})" for command, path in found.items())
+    general = " or ".join(SUBMIT_COMMANDS[command][1] for command in found)
+    raise BadInputError(
+        f"no site fits host {host}, from which jobs can be submitted to {systems}:"
+        " it may be a login node, which is not to be trained on",
+        "name its site with --site or HETCTL_SITE; `hetctl sites` lists them, and a site file of yours can"
+        f" extend {general}; --site local trains on this machine",
+    )

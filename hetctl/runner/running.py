@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from hetctl.batch.base import SubmissionInDoubtError
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.control.budget import exceeded_by_jobs
-from hetctl.core.errors import BadInputError, LockedError
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BatchSystemError, LockedError
 from hetctl.core.job import Job, JobState
 from hetctl.core.plan import Plan
-from hetctl.core.run import Budget, RunSpec, write_spec
+from hetctl.core.run import RunSpec, write_spec
+from hetctl.runner.asked import Asked
+from hetctl.runner.changes import Change
 from hetctl.runner.collect import collect, refresh_jobs
+from hetctl.runner.continuing import continued, is_done
 from hetctl.runner.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
 from hetctl.runner.planning import make_plan
 from hetctl.runner.project import Project
+from hetctl.runner.records import record_of, unfinished
 from hetctl.runner.rendering import SubmitRequest, new_spec
-from hetctl.runner.submission import adopt, new_job, rendered, submit_last
+from hetctl.runner.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
 
 LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
 
@@ -31,33 +37,55 @@ class Advance:
     ----------
     job : Job or None
         The job that was submitted now.
+    changed : tuple of Change
+        What the run has otherwise from now on.
     """
 
     run: str
     state: str
     reason: str
     job: Job | None = None
+    changed: tuple[Change, ...] = ()
 
 
 def submit(project: Project, request: SubmitRequest) -> Advance:
-    """Start a run, or go on with the ensemble's unfinished one.
+    """Start a run.
 
     Raises
     ------
     LockedError
-        If another process is submitting, or a job of the run is queued or running.
+        If another process is submitting, or has just started a run.
     BatchSystemError
-        If the batch system cannot be reached or refuses; a new run is then not begun.
+        If the batch system cannot be reached or refuses; the run is then not begun.
     """
     with project.writing() as catalog:
-        unfinished = _unfinished(catalog, request.plan.ensemble.name)
-        if unfinished and (settled := _settle(project, catalog, unfinished)):
+        earlier = unfinished(catalog, request.plan.ensemble.name)
+        if earlier and (settled := _settle(project, catalog, earlier)):
             return settled
-        if unfinished and not request.new:
-            return _go_on(project, catalog, unfinished, request.budget)
+        if earlier and not request.new:
+            raise LockedError(
+                f"run {earlier.spec.run} is under way: another process has just started it",
+                "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
+            )
         plan = make_plan(catalog, request.plan)
         spec = replace(new_spec(project, catalog, request), planner=plan.planner)
         return _begin(project, catalog, spec, plan)
+
+
+def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Advance:
+    """Go on with an unfinished run, with what was asked for now as far as it may change.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        As `continued` does; nothing is then changed.
+    LockedError
+        If another process is submitting, or a job of the run is queued or running.
+    BatchSystemError
+        If the batch system cannot be reached or refuses; the run is then as it was.
+    """
+    with project.writing() as catalog:
+        return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
 
 
 def advance(project: Project, run: str | None, *, after_job: int | None = None) -> Advance:
@@ -125,49 +153,55 @@ def cancel(project: Project, run: str | None) -> Advance:
     )
 
 
-def settle(project: Project, run: str) -> None:
-    """Finish a submission that was cut short, unless another process is at it."""
-    with suppress(LockedError), project.writing() as catalog:
-        _settle(project, catalog, record_of(catalog, run))
+def _go_on(
+    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
+) -> Advance:
+    run, folder = record.spec.run, project.home.run(record.spec.run)
+    if record.state in (FINISHED, FAILED):
+        return Advance(run, record.state, record.reason)
+    if is_done(folder, record.spec):
+        catalog.set_run_state(run, QUEUED, "to be ended")
+        return _advance(project, catalog, record_of(catalog, run))
+    spec, changed = continued(project, record.spec, ensemble, asked)
+    jobs = catalog.jobs(run)
+    next_job = next_job_of(spec, catalog.identity, folder, jobs)
+    rendered(project, spec, [*jobs[: next_job.number], next_job])
+    if settled := _settle(project, catalog, record, spec if changed else None):
+        return replace(settled, changed=changed)
+    _refuse_under_way(project, catalog, spec)
+    with _kept_if_refused(project, catalog, record.spec):
+        _save(project, catalog, spec)
+        catalog.set_run_state(run, QUEUED, "taken up again")
+        advanced = _advance(project, catalog, record_of(catalog, run), taken_up=True)
+    return replace(advanced, changed=changed)
 
 
-def record_of(catalog: Catalog, run: str | None) -> RunRecord:
-    """Return a run's record, by default the newest's.
-
-    Raises
-    ------
-    BadInputError
-        If there is no such run.
-    """
-    records = catalog.runs()
-    found = [record for record in records if run in (None, record.spec.run)]
-    if not found:
-        names = ", ".join(record.spec.run for record in records) or "none"
-        raise BadInputError(
-            f"no run {run or ''} in the catalog, which has: {names}", "start one with `hetctl submit`"
-        )
-    return found[-1]
-
-
-def _unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
-    records = catalog.runs(ensemble)
-    return records[-1] if records and records[-1].state not in (FINISHED, FAILED) else None
-
-
-def _go_on(project: Project, catalog: Catalog, record: RunRecord, budget: Budget) -> Advance:
-    """Take a run up as it was submitted, but for the budget, which is granted anew."""
-    spec = replace(record.spec, budget=budget)
-    folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
-    for job in refresh_jobs(catalog, batch, folder):
+def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    for job in refresh_jobs(catalog, project.batch_system(spec.site), project.home.run(spec.run)):
         if not job.state.over:
             raise LockedError(
                 f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
-                "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
+                "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
+                " `hetctl submit --new` starts another",
             )
-    write_spec(folder, spec)
+
+
+@contextmanager
+def _kept_if_refused(project: Project, catalog: Catalog, spec: RunSpec) -> Iterator[None]:
+    """Have a run as it was if the batch system does not take its next job."""
+    try:
+        yield
+    except SubmissionInDoubtError:
+        raise
+    except BatchSystemError:
+        if catalog.run(spec.run):
+            _save(project, catalog, spec)
+        raise
+
+
+def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    write_spec(project.home.run(spec.run), spec)
     catalog.save_spec(spec)
-    catalog.set_run_state(spec.run, QUEUED, "taken up again as it was submitted")
-    return _advance(project, catalog, record_of(catalog, spec.run), taken_up=True)
 
 
 def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Advance:
@@ -214,15 +248,24 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
 
 
 def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Advance:
-    job = new_job(spec, catalog.identity, len(jobs), project.home.run(spec.run).next_index())
+    job = next_job_of(spec, catalog.identity, project.home.run(spec.run), jobs)
     catalog.save_job(spec.run, job)
-    return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs, job]))
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs[: job.number], job]))
 
 
-def _settle(project: Project, catalog: Catalog, record: RunRecord) -> Advance | None:
-    """Finish a submission that was cut short; None if there is none, or the run has been ended since."""
+def _settle(
+    project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
+) -> Advance | None:
+    """Finish a submission that was cut short; None if there is none, or the run has been ended since.
+
+    Parameters
+    ----------
+    changed : RunSpec or None
+        What the run is to be from now on: a job that the batch system does not have is submitted so, and
+        one that it has is left to the caller.
+    """
     spec, jobs = record.spec, catalog.jobs(record.spec.run)
-    if not _in_submission(jobs):
+    if not in_submission(jobs):
         return None
     batch = project.batch_system(spec.site)
     job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1])
@@ -232,13 +275,15 @@ def _settle(project: Project, catalog: Catalog, record: RunRecord) -> Advance | 
         else:
             catalog.remove_job(spec.run, jobs[-1].number)
         return None
+    if job is not None and changed is not None:
+        return None
     if job is not None:
         return _queued(catalog, spec, job, "is found: its submission had been cut short")
-    return _queued(catalog, spec, submit_last(project, catalog, spec, jobs))
-
-
-def _in_submission(jobs: Sequence[Job]) -> bool:
-    return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
+    if changed is None:
+        return _submit_next(catalog, project, spec, jobs)
+    with _kept_if_refused(project, catalog, spec):
+        _save(project, catalog, changed)
+        return _submit_next(catalog, project, changed, jobs)
 
 
 def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:

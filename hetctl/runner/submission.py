@@ -23,6 +23,9 @@ from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import Job, JobState
 from hetctl.core.layout import RunFolder, write_private
 from hetctl.core.run import RunSpec, write_spec
+from hetctl.core.site import Cluster
+from hetctl.launchers import LAUNCHERS, Step
+from hetctl.launchers.agents import agent_command
 from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
 from hetctl.runner.project import Project
@@ -33,13 +36,23 @@ SETTLE_S = 3.0
 
 @dataclass(frozen=True)
 class Submission:
-    """A job's script and the command that submits it."""
+    """A job's script and the command that submits it.
+
+    Parameters
+    ----------
+    step : Step
+        Starts the agents, on nodes with names that stand for those that the batch system will give.
+    packing : tuple of str
+        A line for each node of the first round, where that is known.
+    """
 
     run: str
     job: int
     path: Path
     script: str
     command: tuple[str, ...]
+    step: Step
+    packing: tuple[str, ...] = ()
 
 
 def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
@@ -61,6 +74,18 @@ def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
         wall_s=spec.wall_s,
         submitted_at=time.time(),
     )
+
+
+def next_job_of(spec: RunSpec, identity: str, folder: RunFolder, jobs: Sequence[Job]) -> Job:
+    """Return the job that comes after a run's jobs; one in doubt is made anew, as it would be now."""
+    if in_submission(jobs):
+        return new_job(spec, identity, jobs[-1].number, jobs[-1].first_round)
+    return new_job(spec, identity, len(jobs), folder.next_index())
+
+
+def in_submission(jobs: Sequence[Job]) -> bool:
+    """Whether nobody knows if the batch system has the last one of a run's jobs."""
+    return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
 
 
 def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Submission:
@@ -85,7 +110,15 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Submission
         chain=spec.chain,
     )
     text = render_job(script, project.template_folders)
-    return Submission(spec.run, job.number, script.first_round.script, text, submit_command(script))
+    path, command = script.first_round.script, submit_command(script)
+    return Submission(spec.run, job.number, path, text, command, _agents_of(spec, script))
+
+
+def _agents_of(spec: RunSpec, script: JobScript) -> Step:
+    nodes = Cluster.at(spec.site, spec.gpus).nodes
+    python = spec.site.python or script.python
+    command = agent_command(script.first_round.path, spec.ensemble.framework, spec.site.cores_per_gpu, python)
+    return LAUNCHERS[spec.site.launcher](spec.site, nodes, command)
 
 
 def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> Job:

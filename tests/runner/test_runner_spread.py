@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.core.measurement import Point
-from hetctl.runner import profiling
+from hetctl.runner import profile_following
 from hetctl.runner.profiling import split
 
 POINTS = st.lists(st.builds(Point, st.sampled_from("abcdef"), st.integers(1, 16)), min_size=1, max_size=40)
@@ -29,12 +29,12 @@ def test_shares_differ_by_one_point_at_most(points, jobs):
 
 def test_the_batch_system_is_asked_ever_less_often(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(profile_following.time, "monotonic", lambda: now[0])
     asked = []
-    for ask in profiling._moments_to_ask():
+    for ask in profile_following.moments_to_ask():
         if ask:
             asked.append(now[0])
-        now[0] += profiling.LOOK_S
+        now[0] += profile_following.LOOK_S
         if now[0] > 600:
             break
     pauses = [after - before for before, after in zip([0.0, *asked], asked, strict=False)]

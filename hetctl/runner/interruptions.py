@@ -1,0 +1,81 @@
+"""Signals that ask a command to end: kept until it can be left without leaving anything half done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption(KeyboardInterrupt):
+    """A signal asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Interruptions:
+    """Keeps signals within a ``with`` block, and raises them within `heeded` alone.
+
+    A signal that was ignored before stays ignored, so that `nohup` works.
+    """
+
+    def __init__(self) -> None:
+        self._kept: int | None = None
+        self._heeding = False
+        self._before: dict[signal.Signals, signal.Handlers] = {}
+
+    def __enter__(self) -> Interruptions:
+        for number in HEEDED:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self._before[number] = before  # type: ignore[assignment]
+                signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Raise a signal that has come, or comes within the block, but only one.
+
+        Raises
+        ------
+        Interruption
+            As soon as there is a signal.
+        """
+        self._heeding = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._heeding = False
+
+    def check(self) -> None:
+        """Raise a signal that has come.
+
+        Raises
+        ------
+        Interruption
+            If there is one.
+        """
+        if self._kept is not None:
+            number, self._kept = self._kept, None
+            self._receive_heeded(number)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._heeding:
+            self._receive_heeded(number)
+        self._kept = number
+
+    def _receive_heeded(self, number: int) -> None:
+        self._heeding = False
+        raise Interruption(number)
