@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from hetctl.core.event_forms import well_formed
 
 DRIVER = "driver"
+HEAD = b'{"kind": '
+"""Beginning of every line of an event file."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Event:
         ``step_started``, ``epoch``, ``converged``, ..: see docs/files.md.
     time : float
         Seconds since the epoch, on the writer's clock.
+    round : int
+        Index of the round in whose folder the file lies; 0 where there are no rounds.
     """
 
     source: str
@@ -39,6 +44,12 @@ class Event:
     kind: str
     time: float
     data: Mapping[str, Any]
+    round: int = 0
+
+    @property
+    def order(self) -> tuple[float, str, int, int]:
+        """By time; at one time by writer, and by line."""
+        return self.time, self.source, self.round, self.seq
 
 
 class EventWriter:
@@ -112,17 +123,52 @@ def read_events(path: Path) -> Iterator[Event]:
         text = path.read_bytes()
     except FileNotFoundError:
         return
-    for seq, line in enumerate(text.split(b"\n")[:-1]):
-        try:
-            data = json.loads(line)
-            kind, when = str(data.pop("kind")), float(data.pop("time"))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            continue
-        if math.isfinite(when) and well_formed(kind, data):
-            yield Event(path.stem, seq, kind, when, data)
+    yield from parse_events(text.split(b"\n")[:-1], path.stem)
 
 
 def read_folder(folder: Path) -> list[Event]:
     """Read all event files of a folder, in order of time."""
     events = [event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path)]
-    return sorted(events, key=lambda event: (event.time, event.source, event.seq))
+    return in_order(events)
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Sort events by time."""
+    return sorted(events, key=lambda event: event.order)
+
+
+def parse_events(
+    lines: Iterable[bytes], source: str, first_seq: int = 0, round_index: int = 0
+) -> Iterator[Event]:
+    """Turn lines of a file into events; torn and garbled ones are passed over.
+
+    Parameters
+    ----------
+    first_seq : int
+        Number of the first line.
+    """
+    for seq, data in enumerate(_values(list(lines)), first_seq):
+        try:
+            kind, when = str(data.pop("kind")), float(data.pop("time"))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue
+        if math.isfinite(when) and well_formed(kind, data):
+            yield Event(source, seq, kind, when, data, round_index)
+
+
+def _values(lines: list[bytes]) -> list[Any]:
+    """Decode JSON, a value for each line; None for a torn or garbled one."""
+    if all(line.startswith(HEAD) and line.endswith(b"}") for line in lines):
+        # In one go: whole lines are balanced, so that a torn one among them leaves all unbalanced.
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(b"[" + b",".join(lines) + b"]")
+            if len(values) == len(lines):
+                return list(values)
+    return [_value(line) for line in lines]
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

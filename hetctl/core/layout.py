@@ -78,26 +78,9 @@ class RoundFolder:
         """Output of the job and of each step."""
         return self.path / "logs"
 
-    @property
-    def stop(self) -> Path:
-        """Trainers checkpoint and leave as soon as this file exists; its text says why."""
-        return self.path / "stop"
-
     def events_of(self, member: str) -> Path:
         """Return the file of a member's events."""
         return self.events / f"{member}.jsonl"
-
-    def pulse_of(self, member: str) -> Path:
-        """Return the file of what a member in training does just now."""
-        return self.events / f"{member}.pulse"
-
-    def stop_of(self, member: str) -> Path:
-        """Return what `stop` is for one member alone."""
-        return self.path / f"stop-{member}"
-
-    def stops(self, member: str, job: int) -> tuple[Path, ...]:
-        """Return all files that a member's trainers have to look for, in a round of that job."""
-        return self.stop, self.stop_of(member), RunFolder(self.path.parent).job_stop(job)
 
     def log_of(self, member: str) -> Path:
         """Output of a member's step."""
@@ -128,12 +111,16 @@ class RunFolder:
 
     @property
     def spec(self) -> Path:
-        """What was submitted; written once."""
+        """The run as submitted, with later changes."""
         return self.path / "run.json"
 
     def job_stop(self, number: int) -> Path:
         """Return what a job's script writes when its end is near; the text says why, and may be missing."""
         return self.path / f"stop-job-{number:04d}"
+
+    def pulses(self, number: int) -> Path:
+        """Return the file of live metrics of a job's members, there while it runs."""
+        return self.path / f"pulses-job-{number:04d}.json"
 
     def claim(self, number: int) -> Path:
         """Return the file, made by a job's script, with the batch system's number of that job."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 _LIBC = ctypes.CDLL(None)
 
 
@@ -79,6 +80,11 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), number)
 
     return ask_for_signal
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process as ps(1) and top(1) show it, of which the kernel keeps 15 characters."""
+    _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _is_hidden(pid: int) -> bool:

@@ -2,43 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 from hetctl.core.codec import decode
-from hetctl.core.ends import FREE_NODE_FAILURES, Why
-from hetctl.core.ensemble import Ensemble, Member
-from hetctl.core.events import DRIVER, Event, read_folder
+from hetctl.core.ends import FAULTS, FREE_NODE_FAILURES, Why
+from hetctl.core.ensemble import Ensemble, Member, StopRule
+from hetctl.core.event_log import EventLog
+from hetctl.core.events import DRIVER, Event, in_order
 from hetctl.core.layout import RunFolder
+from hetctl.core.ordered_fold import OrderedFold
 from hetctl.core.profile import EpochResult, Progress
+
+OF_MEMBERS = frozenset({"epoch", "converged", "stopped", "failed"})
+"""Kinds of event in a member's file that its progress depends on."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A member's progress, and what its trainer said when it failed."""
+
+    progress: Progress
+    error: str = ""
+
+
+class ProgressFold:
+    """The progress of every member, folded from a run's events in whatever order they are read."""
+
+    def __init__(self, ensemble: Ensemble, retries: int) -> None:
+        self._folds = {
+            member.name: OrderedFold(_State(Progress(member.name)), partial(_next, member, retries))
+            for member in ensemble.members
+        }
+        self._progress = {name: fold.state.progress for name, fold in self._folds.items()}
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """By member, in the ensemble's order."""
+        return self._progress
+
+    def add(self, events: Iterable[Event]) -> set[str]:
+        """Fold more events; return the members that they are about."""
+        fresh: dict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            if (name := _member_of(event)) in self._folds:
+                fresh[name].append(event)
+        for name, told in fresh.items():
+            self._folds[name].add(told)
+            self._progress[name] = self._folds[name].state.progress
+        return set(fresh)
 
 
 def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:
     """Fold a run's events, in order of time, into the progress of every member.
 
     An epoch counts once, however often it is reported: a trainer that was killed between its
-    checkpoint and its event reports the epoch again when it resumes.
+    checkpoint and its event reports the epoch again when it resumes. A member that converged by a limit
+    of epochs which was raised since goes on.
     """
     members = {member.name: member for member in ensemble.members}
-    progress = {name: Progress(name) for name in members}
-    errors: dict[str, str] = {}
+    states = {name: _State(Progress(name)) for name in members}
     for event in events:
-        name = str(event.data.get("member")) if event.source == DRIVER else event.source
-        if name not in progress:
-            continue
-        if event.kind == "failed":
-            errors[name] = str(event.data.get("error", ""))
-        if event.kind == "step_ended" and progress[name].active:
-            progress[name] = _after_step(progress[name], members[name], event, errors.pop(name, ""), retries)
-        else:
-            progress[name] = _after(progress[name], event)
-    return progress
+        if (name := _member_of(event)) in states:
+            states[name] = _next(members[name], retries, states[name], event)
+    return {name: state.progress for name, state in states.items()}
 
 
 def events_in(folder: RunFolder) -> list[Event]:
     """Read all events below a run's folder, in order of time."""
-    events = [event for rounds in folder.rounds() for event in read_folder(rounds.events)]
-    return sorted(events, key=lambda event: (event.time, event.source, event.seq))
+    return in_order(EventLog(folder).fresh())
 
 
 def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str, Progress]:
@@ -46,14 +80,31 @@ def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str
     return progress_of(ensemble, events_in(folder), retries)
 
 
-def _after(progress: Progress, event: Event) -> Progress:
+def _member_of(event: Event) -> str:
+    """Return the member whose progress an event may change; empty if it changes none's."""
+    if event.source == DRIVER:
+        return str(event.data.get("member")) if event.kind == "step_ended" else ""
+    return event.source if event.kind in OF_MEMBERS else ""
+
+
+def _next(member: Member, retries: int, state: _State, event: Event) -> _State:
+    progress = state.progress
+    if event.kind == "failed":
+        return _State(progress, str(event.data.get("error", "")))
+    if event.kind == "step_ended":
+        return (
+            _State(_after_step(progress, member, event, state.error, retries)) if progress.active else state
+        )
+    return replace(state, progress=_after(progress, member.stop, event))
+
+
+def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
     if event.kind == "epoch":
-        return _with_epoch(progress, decode(EpochResult, dict(event.data)))
+        return _with_epoch(progress, event)
     if event.kind == "converged":
-        return replace(progress, converged=str(event.data["reason"]))
-    if event.kind == "stopped":
-        return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
-    return progress
+        history = tuple(done.metrics[rule.metric] for done in progress.epochs if rule.metric in done.metrics)
+        return replace(progress, converged=rule.still_converged(str(event.data["reason"]), history))
+    return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
 
 
 def _after_step(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
@@ -63,14 +114,17 @@ def _after_step(progress: Progress, member: Member, event: Event, error: str, re
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
         return replace(progress, batch_size=smaller) if smaller else replace(progress, failed=cause)
     nodes = progress.node_failures + (why is Why.NODE_FAILURE)
-    counts = why in (Why.PROGRAM_ERROR, Why.KILLED) or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
+    counts = why in FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
     failures = progress.failures + counts
     failed = (error or cause) if failures > retries else None
     return replace(progress, node_failures=nodes, failures=failures, failed=failed)
 
 
-def _with_epoch(progress: Progress, result: EpochResult) -> Progress:
-    if any(done.epoch == result.epoch for done in progress.epochs):
+def _with_epoch(progress: Progress, event: Event) -> Progress:
+    known = progress.epochs
+    if any(done.epoch == event.data["epoch"] for done in known):
         return progress
-    epochs = tuple(sorted((*progress.epochs, result), key=lambda done: done.epoch))
+    epochs = (*known, decode(EpochResult, event.data))
+    if known and known[-1].epoch > epochs[-1].epoch:
+        epochs = tuple(sorted(epochs, key=lambda done: done.epoch))
     return replace(progress, epochs=epochs, failures=0, part_samples=0)

@@ -11,6 +11,48 @@ from hetctl.core.pulse import Pulse
 
 
 @dataclass(frozen=True)
+class MemberRate:
+    """A member's rate on a number of GPUs, in samples/s.
+
+    Parameters
+    ----------
+    gpu_type : str or None
+        Of the GPUs, where a site has several types.
+    profiled, planned : float or None
+        As it was profiled, or predicted from that, and as the plan had it, which knows what earlier runs
+        had seen; None: there is no profile.
+    seen : float or None
+        Of the last epochs; None: none was trained so.
+    """
+
+    gpus: int
+    gpu_type: str | None
+    profiled: float | None
+    planned: float | None
+    seen: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished run beside simulations of it, with the rates that were seen and the epochs trained.
+
+    Parameters
+    ----------
+    baseline : str
+        Name of the planner that the run is compared with.
+    baseline_s, simulated_s : float
+        The makespan with that planner, and with the run's own.
+    epochs : int
+        Of all members together.
+    """
+
+    baseline: str
+    baseline_s: float
+    simulated_s: float
+    epochs: int
+
+
+@dataclass(frozen=True)
 class MemberStatus:
     """One line of the status table.
 
@@ -20,8 +62,6 @@ class MemberStatus:
         ``waiting``, ``training``, ``converged`` or ``failed``.
     gpus_by_round : tuple of int
         GPUs held in each round of the run, 0 where it was not in the round.
-    profiled_rate : float or None
-        Samples/s on one GPU.
     best : float or None
         Best value so far of the stop rule's `metric`.
     predicted_s, measured_s : float or None
@@ -32,12 +72,13 @@ class MemberStatus:
         End of the log of a failed member.
     pulse : Pulse or None
         What a member in training does just now.
+    rates : tuple of MemberRate
+        On one GPU, and on every number that it has trained on.
     """
 
     member: str
     state: str
     gpus_by_round: tuple[int, ...]
-    profiled_rate: float | None
     epochs: int
     max_epochs: int
     metric: str
@@ -47,6 +88,14 @@ class MemberStatus:
     cause: str | None = None
     log_tail: tuple[str, ...] = ()
     pulse: Pulse | None = None
+    rates: tuple[MemberRate, ...] = ()
+
+    @property
+    def last_rate(self) -> MemberRate | None:
+        """The rate on as many GPUs as it had last, or on one."""
+        held = next((gpus for gpus in reversed(self.gpus_by_round) if gpus), 1)
+        found = {rate.gpus: rate for rate in self.rates}
+        return found.get(held) or found.get(1)
 
 
 @dataclass(frozen=True)
@@ -88,13 +137,18 @@ class RunStatus:
     Parameters
     ----------
     state : str
-        ``queued``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled`` or ``stopped``.
+        ``queued``, ``in-doubt``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled`` or
+        ``stopped``.
     predicted_s : float
         Of the whole run, by the plan that was submitted.
     measured_s : float
-        From the start of the first job to the end of the last, or until now.
+        From the start of the first job to the end of the last, or until now if the run is under way.
     history : mapping of str to tuple of EpochResult
         By member.
+    warnings : tuple of str
+        What a person should know of the run.
+    comparison : Comparison or None
+        Of a finished run, where it was asked for.
     """
 
     run: str
@@ -113,3 +167,5 @@ class RunStatus:
     steps: tuple[StepSpan, ...]
     jobs: tuple[Job, ...]
     history: Mapping[str, tuple[EpochResult, ...]]
+    warnings: tuple[str, ...] = ()
+    comparison: Comparison | None = None

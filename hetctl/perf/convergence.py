@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ LEAST_POINTS = 3
 """Equation 1 has three parameters; fewer points than this say nothing about them."""
 FLOORS = 64
 """Values of beta_2 that are tried."""
+TOGETHER = 128
+"""Members that are fitted at once, at most: what is computed of them stays in the processor's cache."""
 USUAL_NOISE = 0.02
 """Of losses, as a share of them; it counts as much as `USUAL_POINTS` residuals of a history's own, as
 few points on a curve of three parameters say little of their noise."""
@@ -26,6 +30,8 @@ USUAL_POINTS = 4
 LEAST_NOISE = 0.005
 """Losses are never taken to be more exact than this share of them."""
 MOST_EPOCHS = 1e4
+LEAST_WEIGHT = 1e-12
+"""Least likelihood of all curves together, over that of the likeliest, for any of them to be possible."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,31 @@ class Guess:
     spread: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Likelihood:
     """Curves that may have given a history, one for each floor tried.
 
     Parameters
     ----------
-    curves : tuple of LossCurve
-        Fitted by non-negative least squares.
-    logs : tuple of float
+    slopes, starts, floors : array
+        Of the curves, fitted by non-negative least squares.
+    noise : float
+        As in `LossCurve`, the same for all.
+    logs : array
         Logarithms of their likelihoods; the best has 0.
     """
 
-    curves: tuple[LossCurve, ...]
-    logs: tuple[float, ...]
+    slopes: Array
+    starts: Array
+    floors: Array
+    noise: float
+    logs: Array
 
     @property
     def best(self) -> LossCurve:
         """The most likely curve."""
-        return self.curves[self.logs.index(max(self.logs))]
+        i = self.logs.argmax()
+        return LossCurve(float(self.slopes[i]), float(self.starts[i]), float(self.floors[i]), self.noise)
 
 
 def fit_losses(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
@@ -94,54 +106,85 @@ def fit_losses(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
     non-negative least squares, weighted so that noise in proportion to the loss counts alike in all
     epochs; floors are compared by the residuals of the losses themselves.
     """
+    (found,) = fit_histories([losses])
+    return found
+
+
+def fit_histories(histories: Sequence[Sequence[float]]) -> list[tuple[Likelihood | None, str]]:
+    """Fit the losses of several members as `fit_losses` does, those of one length at once."""
+    found: list[tuple[Likelihood | None, str]] = [(None, _unfit(losses)) for losses in histories]
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for i, losses in enumerate(histories):
+        if not found[i][1]:
+            by_length[len(losses)].append(i)
+    for same in by_length.values():
+        for at in range(0, len(same), TOGETHER):
+            chosen = same[at : at + TOGETHER]
+            for i, fit in zip(chosen, _fit([histories[i] for i in chosen]), strict=True):
+                found[i] = fit, "" if fit else "the loss does not follow Equation 1: no fit"
+    return found
+
+
+def _unfit(losses: Sequence[float]) -> str:
+    """Say why losses cannot be fitted; empty if they may be."""
     if len(losses) < LEAST_POINTS:
-        return None, f"{len(losses)} epochs are too few for a fit: {LEAST_POINTS} are needed"
+        return f"{len(losses)} epochs are too few for a fit: {LEAST_POINTS} are needed"
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
-        return None, "a loss that is not a number above 0 cannot be fitted"
+        return "a loss that is not a number above 0 cannot be fitted"
     half = len(losses) // 2
     if _mean(losses[half:]) >= _mean(losses[:half]):
-        return None, "the loss does not fall: no fit"
+        return "the loss does not fall: no fit"
+    return ""
+
+
+def _fit(histories: Sequence[Sequence[float]]) -> list[Likelihood | None]:
+    """Fit histories of one length."""
     import numpy as np
 
+    observed = np.asarray(histories, dtype=float)[:, None, :]
+    epochs = np.arange(1.0, observed.shape[-1] + 1)
     with np.errstate(all="ignore"):  # what comes of it is not usable, and left out
-        return _fit(losses)
+        floors = (observed.min(axis=-1) * (1 - _shares()))[:, :, None]
+        above = observed - floors
+        slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
+        expected = 1 / (slope[..., None] * epochs + start[..., None]) + floors
+        squares = (((observed - expected) / observed) ** 2).sum(axis=-1)
+    usable = (slope > 1e-9) & (start >= 0) & np.isfinite(squares)
+    free = observed.shape[-1] - LEAST_POINTS
+    rows = zip(slope, start, floors[..., 0], squares, usable, strict=True)
+    return [_likelihood(a[kept], b[kept], c[kept], d[kept], free) for a, b, c, d, kept in rows]
 
 
-def _fit(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
+def _likelihood(slopes: Array, starts: Array, floors: Array, squares: Array, free: int) -> Likelihood | None:
+    """Weigh curves by their residuals; None if there are none."""
+    if not len(squares):
+        return None
+    least = float(squares.min())
+    variance = (USUAL_POINTS * USUAL_NOISE**2 + least) / (USUAL_POINTS + free)
+    return Likelihood(slopes, starts, floors, math.sqrt(variance), (least - squares) / (2 * variance))
+
+
+@functools.cache
+def _shares() -> Array:
+    """Return how far below the least loss floors are tried, as shares of it."""
     import numpy as np
 
-    observed = np.asarray(losses, dtype=float)
-    epochs = np.arange(1.0, len(observed) + 1)
-    floors = (observed.min() * (1 - np.geomspace(1e-3, 1, FLOORS)))[:, None]
-    above = observed - floors
-    slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
-    expected = 1 / (slope[:, None] * epochs + start[:, None]) + floors
-    squares = (((observed - expected) / observed) ** 2).sum(axis=1)
-    usable = (slope > 1e-9) & (start >= 0) & np.isfinite(squares)
-    if not usable.any():
-        return None, "the loss does not follow Equation 1: no fit"
-    slope, start, floor, squares = slope[usable], start[usable], floors[usable, 0], squares[usable]
-    free = len(losses) - LEAST_POINTS
-    variance = (USUAL_POINTS * USUAL_NOISE**2 + squares.min()) / (USUAL_POINTS + free)
-    logs = -(squares - squares.min()) / (2 * variance)
-    noise = math.sqrt(variance)
-    curves = zip(slope.tolist(), start.tolist(), floor.tolist(), strict=True)
-    return Likelihood(tuple(LossCurve(*c, noise) for c in curves), tuple(logs.tolist())), ""
+    return np.geomspace(1e-3, 1, FLOORS)
 
 
 def _line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
-    """Return slope and start, both >= 0, that fit each row of `values` best: NNLS in two variables.
+    """Return slope and start, both >= 0, that fit `values` best along the last axis: NNLS in two variables.
 
     Where the free optimum has a negative start, the best one with start 0 is a line through the origin.
     """
     import numpy as np
 
-    total = weights.sum(axis=1)
-    x = (weights * epochs).sum(axis=1) / total
-    y = (weights * values).sum(axis=1) / total
-    slope = (weights * (epochs - x[:, None]) * (values - y[:, None])).sum(axis=1)
-    slope /= (weights * (epochs - x[:, None]) ** 2).sum(axis=1)
-    through_origin = (weights * epochs * values).sum(axis=1) / (weights * epochs**2).sum(axis=1)
+    total = weights.sum(axis=-1)
+    x = (weights * epochs).sum(axis=-1) / total
+    y = (weights * values).sum(axis=-1) / total
+    slope = (weights * (epochs - x[..., None]) * (values - y[..., None])).sum(axis=-1)
+    slope /= (weights * (epochs - x[..., None]) ** 2).sum(axis=-1)
+    through_origin = (weights * epochs * values).sum(axis=-1) / (weights * epochs**2).sum(axis=-1)
     start = y - slope * x
     return np.where(start < 0, through_origin, np.maximum(slope, 0)), np.where(
         start < 0, 0, np.where(slope > 0, start, y)
@@ -185,13 +228,55 @@ def predict_epochs(
     if likelihood is None:
         start = guess or Guess(float(stop.planned_epochs), 0.5)
         return _beyond(start, done), start.spread
-    logs = [math.log(min(max(epochs_to_converge(c, stop), 1.0), MOST_EPOCHS)) for c in likelihood.curves]
-    beliefs = [fit + _belief(log, guess) for fit, log in zip(likelihood.logs, logs, strict=True)]
+    logs = log_epochs(likelihood, stop).tolist()
+    return weighted_epochs(likelihood.logs.tolist(), logs, done, guess)
+
+
+def log_epochs(likelihood: Likelihood, stop: StopRule) -> Array:
+    """Return the logarithm of the epochs to convergence of each curve, as in `epochs_to_converge`."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):  # what is beyond all numbers is `max_epochs`
+        epochs = np.fmin(_all_to_target(likelihood, stop.target), _all_to_standstill(likelihood, stop))
+        found: Array = np.log(np.clip(np.fmin(epochs, stop.max_epochs), 1.0, MOST_EPOCHS))
+    return found
+
+
+def _all_to_target(curves: Likelihood, target: float | None) -> Array | float:
+    import numpy as np
+
+    if target is None:
+        return math.inf
+    epochs = np.maximum((1 / (target - curves.floors) - curves.starts) / curves.slopes, 1.0)
+    return np.where(target > curves.floors, epochs, math.inf)
+
+
+def _all_to_standstill(curves: Likelihood, stop: StopRule) -> Array:
+    import numpy as np
+
+    least_gains = stop.min_delta or curves.noise * np.where(curves.floors > 0, curves.floors, LEAST_NOISE)
+    steps = curves.slopes * stop.patience
+    lasts = (np.sqrt(steps * steps + 4 * steps / least_gains) - steps) / 2
+    epochs: Array = np.maximum((lasts - curves.starts) / curves.slopes, 0.0) + stop.patience
+    return epochs
+
+
+def weighted_epochs(
+    fits: Sequence[float], logs: Sequence[float], done: int, guess: Guess | None
+) -> tuple[float, float]:
+    """Weigh the epochs of curves as `predict_epochs` does.
+
+    Parameters
+    ----------
+    fits, logs : sequence of float
+        Logarithms of the curves' likelihoods, and of their epochs to convergence.
+    """
+    beliefs = [fit + _belief(log, guess) for fit, log in zip(fits, logs, strict=True)]
     largest = max(beliefs)
     weights = [math.exp(belief - largest) for belief in beliefs]
     possible = [(w, log) for w, log in zip(weights, logs, strict=True) if math.exp(log) > done]
     total = math.fsum(w for w, _ in possible)
-    if total <= 1e-12:
+    if total <= LEAST_WEIGHT:
         return done + max(0.5, 0.03 * done), 0.1
     mean = math.fsum(w * log for w, log in possible) / total
     variance = math.fsum(w * (log - mean) ** 2 for w, log in possible) / total

@@ -22,6 +22,18 @@ def least_step_s(candidate: Candidate, rate: float, longest_s: float = math.inf)
     return whole if whole <= longest_s else candidate.startup_s + candidate.checkpoint_s
 
 
+def has_room(
+    candidate: Candidate, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
+) -> bool:
+    """Return true if a step that starts then gets anything done before the deadline (`least_step_s`)."""
+    course = Course(candidate, rate)
+    training_s = deadline_s - (start_s + candidate.startup_s)
+    if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
+        return True
+    in_parts = not candidate.samples_per_epoch or candidate.startup_s + course.end_of(1) > longest_s
+    return in_parts and training_s > candidate.checkpoint_s
+
+
 class Course:
     """The epochs of a member that trains undisturbed; seconds count from the end of its start-up.
 
@@ -39,8 +51,7 @@ class Course:
         self.first = left - max(self.count - 1, 0) * self.each
         self.left = left
         self.rate = rate
-        evaluate_s = candidate.evaluate_s if candidate.samples_per_epoch else 0.0
-        self.overhead_s = evaluate_s + candidate.checkpoint_s
+        self.overhead_s = candidate.overhead_s
 
     def size_of(self, epoch: int) -> float:
         """Return the samples of an epoch, counted from 0."""

@@ -3,12 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.errors import BadInputError
 from hetctl.core.profile import Candidate, MemberProfile, Progress
-from hetctl.perf.outlook import predicted_epochs
+from hetctl.perf.outlook import Outlook
 from hetctl.perf.scaling import rate_curve, usable_rates
+from hetctl.perf.seen_rates import known_rates
+
+
+class Workloads:
+    """The work that a run's active members have left, kept up to date with their progress.
+
+    A member is looked at anew only when its own progress changes, or what is predicted of it.
+
+    Parameters
+    ----------
+    max_gpus, gpus_per_node : int
+        Of the cluster.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        profiles: Mapping[str, MemberProfile],
+        max_gpus: int,
+        gpus_per_node: int,
+    ) -> None:
+        self._members = {member.name: member for member in ensemble.members}
+        self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
+        self._outlook = Outlook(ensemble.members)
+        self._progress: dict[str, Progress] = {}
+        self._whole: dict[str, Candidate] = {}
+        self._left: dict[str, Candidate] = {}
+
+    @property
+    def left(self) -> Mapping[str, Candidate]:
+        """The active members, in the ensemble's order."""
+        return self._left
+
+    def update(self, changed: Mapping[str, Progress]) -> None:
+        """Take in the progress of members.
+
+        Raises
+        ------
+        BadInputError
+            If an active member has no profile, or one that does not tell how long an epoch is.
+        """
+        _refuse_gaps([self._members[name] for name in changed if changed[name].active], self._profiles)
+        self._progress |= changed
+        news = {*changed, *self._outlook.update(changed)}
+        for name in changed:
+            self._whole.pop(name, None)
+        if news:
+            self._left = self._with({name: self._workload(name) for name in news})
+
+    def _with(self, found: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
+        """Return the active members with those that have been looked at anew, in the ensemble's order."""
+        left = self._left | {name: candidate for name, candidate in found.items() if candidate}
+        for name in found.keys() & left.keys():
+            if found[name] is None:
+                del left[name]
+        if left.keys() <= self._left.keys():
+            return left
+        return {name: left[name] for name in self._members if name in left}
+
+    def _workload(self, name: str) -> Candidate | None:
+        """Return an active member; None of any other."""
+        member, progress = self._members[name], self._progress[name]
+        if not progress.active:
+            return None
+        profile = self._profiles[name]
+        if name not in self._whole:
+            self._whole[name] = _untrained(member, profile, progress, self._max_gpus, self._gpus_per_node)
+        whole = self._whole[name]
+        left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
+        return replace(whole, samples_left=left, notes=whole.notes + remarks)
 
 
 def candidates(
@@ -20,29 +91,18 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Return the active members in the ensemble's order, each with its rates and the work left.
 
+    Rates that were seen in training come before profiled ones.
     A curve of rates ends at the member's `max_gpus`, at the cluster's, or where the rate is highest,
     whichever is least.
 
     Raises
     ------
     BadInputError
-        If an active member has no profile, or one that does not tell how long an epoch is.
+        As `Workloads.update` does.
     """
-    done = {m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members}
-    active = [member for member in ensemble.members if done[member.name].active]
-    _refuse_gaps(active, profiles)
-    outlook = predicted_epochs(ensemble.members, done)
-    return tuple(
-        _candidate(
-            member,
-            profiles[member.name],
-            done[member.name],
-            outlook.get(member.name),
-            max_gpus,
-            gpus_per_node,
-        )
-        for member in active
-    )
+    workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node)
+    workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
+    return tuple(workloads.left.values())
 
 
 def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) -> None:
@@ -61,17 +121,13 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
             )
 
 
-def _candidate(
-    member: Member,
-    profile: MemberProfile,
-    progress: Progress,
-    outlook: tuple[int, str] | None,
-    max_gpus: int,
-    gpus_per_node: int,
+def _untrained(
+    member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
 ) -> Candidate:
+    """Return a member with the rates known by now, before it is looked at how much it has left."""
     limit = min(max_gpus, member.max_gpus or max_gpus)
+    profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
-    samples_left, remarks = _samples_left(member, profile, progress, outlook)
     return Candidate(
         name=member.name,
         rates=_up_to_the_peak(rates),
@@ -79,12 +135,14 @@ def _candidate(
             gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node)[0])
             for gpu_type, measured in profile.rates_by_type.items()
         },
-        samples_left=samples_left,
+        samples_left=0.0,
         samples_per_epoch=profile.samples_per_epoch,
         startup_s=profile.startup_s,
         evaluate_s=profile.evaluate_s,
         checkpoint_s=profile.checkpoint_s,
-        notes=notes + remarks,
+        epoch_s=profile.epoch_s,
+        save_s=profile.save_s,
+        notes=notes,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a site makes of typical jobs: the script, and the ranks that the driver starts in it.
+"""Typical jobs on a site: the script, and the step of agents that the driver starts in it.
 
 The files in ``tests/render/golden`` are these, and ``hetctl sites check`` tries them with any site.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hetctl.core.layout import Home
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.site import Site
+from hetctl.core.site import Node, Site
 from hetctl.launchers import LAUNCHERS, Step
-from hetctl.launchers.seats import rank_command, seat_of
+from hetctl.launchers.agents import agent_command, packing_lines
 from hetctl.render import JobScript, render_job
 from hetctl.runner.jobs import job_size
 
@@ -88,24 +88,19 @@ def script_of(site: Site, case: Case) -> JobScript:
     )
 
 
-def steps_of(site: Site, case: Case) -> tuple[Step, ...]:
-    """Return the steps of each member's first rank on each node, on nodes ``node-1``, ``node-2``, ..
-
-    The other ranks differ from them in the number of their GPU alone.
+def agents_of(site: Site, case: Case) -> Step:
+    """Return the step that starts an agent on each node of a case: ``node-1``, ``node-2``, ..
 
     Raises
     ------
     InfeasibleError
-        If the site's launcher cannot start one of them.
+        If the site's launcher cannot start it.
     """
-    launch = LAUNCHERS[site.launcher]
     folder = Home(HOME).run(RUN).round(case.first_round).path
-    placements = (place for allocation in allocations_of(case, site) for place in allocation.placement)
-    gpus = ((place.node, place.gpus[0]) for place in placements)
-    return tuple(
-        launch(site, seat_of(gpu), rank_command(gpu, folder, site.device, site.python or PYTHON))
-        for gpu in gpus
-    )
+    gpus = tuple(range(site.gpus_per_node))
+    nodes = [Node(_node(site, number), gpus) for number in range(1, case.nodes + 1)]
+    command = agent_command(folder, "pytorch", site.cores_per_gpu, site.python or PYTHON)
+    return LAUNCHERS[site.launcher](site, nodes, command)
 
 
 def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
@@ -123,9 +118,10 @@ def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
 
 
 def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> str:
-    """Write a case out: the script, and behind its end each rank as a shell would start it."""
+    """Write a case out: the script, and behind its end the agents' step and the packing of a round."""
     script = render_job(script_of(site, case), template_folders)
-    return script + "".join(_step_text(step) for step in steps_of(site, case))
+    packing = "".join(f"# {line}\n" for line in packing_lines(tuple(allocations_of(case, site))))
+    return f"{script}{_step_text(agents_of(site, case))}{packing}"
 
 
 def _node(site: Site, number: int) -> str:
@@ -133,8 +129,6 @@ def _node(site: Site, number: int) -> str:
 
 
 def _step_text(step: Step) -> str:
-    lines = [f"\n# The driver starts {step.member}:"]
-    if step.file is not None:
-        lines += [f"# {step.file_variable} names a file with", *(f"#   {line}" for line in step.file)]
     variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
-    return "\n".join([*lines, " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])]) + "\n"
+    words = " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])
+    return f"\n# The driver starts one step: an agent on each node, which forks the ranks there.\n{words}\n"

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from hetctl.batch.base import BatchSystem
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.events import Event, read_folder
+from hetctl.core.events import DRIVER, Event, in_order, read_events, read_folder
 from hetctl.core.job import Job, JobState, JobStatus
 from hetctl.core.layout import RunFolder
-from hetctl.core.progress import events_in
 from hetctl.core.run import read_round
 
+OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
+"""Kinds of event that tell of a job."""
 START_PATIENCE_S = 120
 """After this long, a job that nobody knows and that has not started is taken for gone."""
 
@@ -36,21 +37,31 @@ def refresh_jobs(
         Number of a job that is about to end, and counts as finished. It is not stored as that: only the
         batch system will know why it ended.
     """
-    jobs = current_jobs(catalog.jobs(folder.name), batch, folder, ending)
+    jobs = current_jobs(catalog.jobs(folder.name), batch, job_events(folder), ending)
     for job in jobs:
         if job.number != ending:
             catalog.save_job(folder.name, job)
     return jobs
 
 
+def job_events(folder: RunFolder) -> list[Event]:
+    """Read what the drivers of a run have reported of its jobs, in order of time."""
+    told = (event for opened in folder.rounds() for event in read_events(opened.events_of(DRIVER)))
+    return in_order(event for event in told if event.kind in OF_JOBS)
+
+
 def current_jobs(
-    jobs: Sequence[Job], batch: BatchSystem, folder: RunFolder, ending: int | None = None
+    jobs: Sequence[Job], batch: BatchSystem, events: Sequence[Event], ending: int | None = None
 ) -> tuple[Job, ...]:
-    """Ask the batch system once for all jobs that were not over, and the run's files for the unknown."""
+    """Ask the batch system once for all jobs that were not over, and the run's files for the unknown.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        As `job_events` returns them.
+    """
     alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
     statuses = batch.statuses(alive)
-    kinds = ("job_started", "job_ended", "node_failed")
-    events = [event for event in events_in(folder) if event.kind in kinds]
     return tuple(_updated(job, statuses, events, ending) for job in jobs)
 
 
@@ -70,6 +81,35 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
         detail=status.detail,
         failed_nodes=_failed_nodes(status, own),
     )
+
+
+def ended_by_files(
+    jobs: Sequence[Job], events: Sequence[Event], *, done: bool, silent: bool
+) -> tuple[Job, ...]:
+    """Return the jobs, those FINISHED that have ended by the run's own files.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        All of the run, in order of time.
+    done : bool
+        No member needs any more training.
+    silent : bool
+        The batch system does not answer, so that the jobs are as they were last seen. Where it does
+        answer, files decide only about those that it has forgotten.
+    """
+    return tuple(
+        _ended_by_files(job, events, done) if silent or job.state is JobState.UNKNOWN else job for job in jobs
+    )
+
+
+def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
+    """Finish a job whose driver has reported its end, or that has started and has nothing left to do."""
+    own = {event.kind: event for event in events if event.data.get("job") == job.number}
+    end = own.get("job_ended") or (events[-1] if done and "job_started" in own else None)
+    if job.state.over or end is None:
+        return job
+    return replace(job, state=JobState.FINISHED, ended_at=end.time)
 
 
 def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:

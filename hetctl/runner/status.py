@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hetctl.catalog.catalog import RunRecord
-from hetctl.core.codec import decode
-from hetctl.core.ensemble import Member
+from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.core.errors import BatchSystemError
-from hetctl.core.events import DRIVER, Event, read_folder
+from hetctl.core.events import Event, in_order
 from hetctl.core.job import Job, JobState
-from hetctl.core.layout import RunFolder
-from hetctl.core.plan import Placement
-from hetctl.core.profile import Progress
-from hetctl.core.progress import events_in, progress_of
-from hetctl.core.pulse import read_pulse
-from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
-from hetctl.runner.collect import current_jobs
-from hetctl.runner.logs import tail_of
+from hetctl.core.pulse import read_pulses
+from hetctl.core.status import RunStatus
+from hetctl.runner.collect import current_jobs, ended_by_files
 from hetctl.runner.next_state import QUEUED, RUNNING
 from hetctl.runner.project import Project
-from hetctl.runner.running import record_of, settle
+from hetctl.runner.records import record_of
+from hetctl.runner.run_view import RunView
 
-TRAINING = "training"
+BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
 ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
 """While a run is watched, its batch system is not asked again sooner than that."""
 
@@ -36,8 +30,14 @@ def run_status(project: Project, run: str | None) -> RunStatus:
     return RunWatch(project, run).look()
 
 
+def compared_status(project: Project, run: str | None) -> RunStatus:
+    """Return the same, with simulations of the run beside it if it has finished."""
+    watch = RunWatch(project, run)
+    return watch.compared(watch.look())
+
+
 class RunWatch:
-    """Looks at a run again and again; its files are read every time, the batch system is spared.
+    """Looks at a run again and again; of its files only what is new is read, the batch system is spared.
 
     Parameters
     ----------
@@ -47,48 +47,79 @@ class RunWatch:
 
     def __init__(self, project: Project, run: str | None) -> None:
         self._project, self._run = project, run
+        self._known: tuple[RunRecord, Sequence[Job]] | None = None
+        self._stamp: Stamp | None = None
+        self._view: RunView | None = None
         self._seen: tuple[Sequence[Job], int] = ((), 0)
         self._answer: tuple[Sequence[Job], str] = ((), "")
         self._asked_at = -math.inf
 
+    @property
+    def silent(self) -> bool:
+        """Whether the batch system did not answer when it was last asked."""
+        return bool(self._answer[1])
+
     def look(self) -> RunStatus:
         """Return the status as it is now."""
         record, jobs = self._stored()
-        if jobs and jobs[-1].state is JobState.SUBMITTING:
-            settle(self._project, record.spec.run)
-            record, jobs = self._stored()
-        folder = self._project.home.run(record.spec.run)
-        events = events_in(folder)
-        news = (jobs, sum(event.kind.startswith("job_") for event in events))
+        view = self._view_of(record)
+        view.look()
+        news = (jobs, len(view.facts.jobs))
         asking = time.monotonic() - self._asked_at >= ASK_S[record.spec.site.batch_system]
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
-            self._answer = self._ask(record, jobs, folder)
-        return _status(record, *self._answer, folder, events)
+            self._answer = self._ask(record, jobs, view.facts.jobs)
+        return _status(record, *self._answer, view)
+
+    def compared(self, status: RunStatus) -> RunStatus:
+        """Return the status of the last look with simulations of the run beside it, if it has finished."""
+        from hetctl.runner.baseline import comparison_of
+
+        record, _ = self._stored()
+        view = self._view_of(record)
+        first = [view.facts.first_step] if view.facts.first_step else []
+        return replace(status, comparison=comparison_of(record.spec, view.progress, first))
 
     def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
-        with self._project.reading() as catalog:
-            record = record_of(catalog, self._run)
+        """Read the catalog, if it has been written to since the last look."""
+        stamp = stamp_of(self._project.home.catalog)
+        if self._known is None or stamp is None or stamp != self._stamp:
+            with self._project.reading() as catalog:
+                record = record_of(catalog, self._run)
+                self._known, self._stamp = (record, catalog.jobs(record.spec.run)), stamp
             self._run = record.spec.run
-            return record, catalog.jobs(self._run)
+        return self._known
 
-    def _ask(self, record: RunRecord, jobs: Sequence[Job], folder: RunFolder) -> tuple[Sequence[Job], str]:
+    def _view_of(self, record: RunRecord) -> RunView:
+        """Return the view of the run, a new one if the run is another since it was taken up again."""
+        if self._view is None or self._view.spec != record.spec:
+            folder = self._project.home.run(record.spec.run)
+            self._view = RunView(folder, record.spec, record.plan)
+        return self._view
+
+    def _ask(
+        self, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
+    ) -> tuple[Sequence[Job], str]:
         """Return the jobs as they are, or as they were last seen and why no more is known."""
         try:
-            return current_jobs(jobs, self._project.batch_system(record.spec.site), folder), ""
+            return current_jobs(jobs, self._project.batch_system(record.spec.site), events), ""
         except BatchSystemError as error:
             return jobs, f"state of the jobs as last seen: {error.message}"
 
 
-def _status(
-    record: RunRecord, jobs: Sequence[Job], note: str, folder: RunFolder, events: Sequence[Event]
-) -> RunStatus:
-    spec = record.spec
-    progress = progress_of(spec.ensemble, events, spec.retries)
-    start = min((event.time for event in events), default=record.created_at)
+def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView) -> RunStatus:
+    spec, facts = record.spec, view.facts
+    start = record.created_at if facts.began_at is None else facts.began_at
+    done = not any(member.active for member in view.progress.values())
+    events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
+    jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
     alive = [job for job in jobs if not job.state.over]
-    steps = _steps(folder, start, bool(alive))
-    rounds = _rounds(folder, start)
+    # A run that has ended does not grow any more, whatever its last job still has to do.
+    goes_on = record.state in (QUEUED, RUNNING)
+    under_way = goes_on and bool(alive)
+    files = [view.folder.pulses(job.number) for job in alive]
+    pulses = {name: pulse for file in files for name, pulse in read_pulses(file).items()}
+    view.show(start, under_way, pulses)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,
@@ -98,18 +129,16 @@ def _status(
         planner=spec.planner,
         gpus=spec.gpus,
         state=state,
-        reason=note or reason,
+        reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,
         predicted_s=record.plan.predicted_makespan_s,
-        measured_s=_measured_s(events, start, bool(alive)),
-        members=tuple(
-            _member(member, progress[member.name], record, steps, rounds, folder)
-            for member in spec.ensemble.members
-        ),
-        rounds=rounds,
-        steps=steps,
+        measured_s=_measured_s(events, start, under_way),
+        members=view.members,
+        rounds=view.rounds(start),
+        steps=view.steps,
         jobs=tuple(jobs),
-        history={name: member.epochs for name, member in progress.items()},
+        history=view.history,
+        warnings=view.warnings,
     )
 
 
@@ -118,125 +147,31 @@ def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> 
     if record.state not in (QUEUED, RUNNING):
         return record.state, record.reason
     if not alive:
-        return "between-jobs", "`hetctl advance` submits the next job"
+        return BETWEEN_JOBS, "`hetctl advance` submits the next job"
+    known = [job for job in alive if job.state is not JobState.SUBMITTING]
+    if not known:
+        return IN_DOUBT, _doubt(alive[0])
     started = {event.data["job"] for event in events if event.kind == "job_started"}
-    if alive[-1].state is JobState.SUBMITTING:
-        return QUEUED, "its submission was cut short; `hetctl advance` finds out"
-    running = [job for job in alive if job.state is JobState.RUNNING and job.number in started]
-    job = (running or alive)[0]
-    waiting = f", job {alive[-1].batch_id} waits behind it" if alive[-1] is not job else ""
+    running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
+    job = (running or known)[0]
     why = f" ({job.why})" if job.why else ""
-    return (RUNNING if running else QUEUED), f"job {job.batch_id}{why}{waiting}"
+    behind = "" if alive[-1] is job else f", {_behind(alive[-1])}"
+    return (RUNNING if running else QUEUED), f"job {job.batch_id}{why}{behind}"
 
 
-def _measured_s(events: Sequence[Event], start: float, alive: bool) -> float:
+def _behind(job: Job) -> str:
+    return f"job {job.batch_id} waits behind it" if job.batch_id else _doubt(job)
+
+
+def _doubt(job: Job) -> str:
+    """Say what is to be done about a job of which nobody knows whether the batch system has it."""
+    return (
+        f"job {job.number} is being submitted, or that was cut short:"
+        " `hetctl advance` or `hetctl submit` finds out"
+    )
+
+
+def _measured_s(events: Sequence[Event], start: float, under_way: bool) -> float:
     if not events:
         return 0.0
-    return (time.time() if alive else events[-1].time) - start
-
-
-def _rounds(folder: RunFolder, start: float) -> tuple[RoundSpan, ...]:
-    spans = []
-    for round_folder in folder.rounds():
-        events = {e.kind: e for e in read_folder(round_folder.events) if e.source == DRIVER}
-        if "round_started" not in events:
-            continue
-        begun, ended = events["round_started"], events.get("round_ended")
-        spans.append(
-            RoundSpan(
-                index=round_folder.index,
-                job=int(begun.data["job"]),
-                start_s=begun.time - start,
-                end_s=ended.time - start if ended else None,
-                predicted_s=float(begun.data["predicted_s"]),
-                ended_by=str(ended.data["ended_by"]) if ended else None,
-            )
-        )
-    return tuple(spans)
-
-
-def _steps(folder: RunFolder, start: float, alive: bool) -> tuple[StepSpan, ...]:
-    return tuple(
-        span
-        for round_folder in folder.rounds()
-        for span in _steps_of(read_folder(round_folder.events), round_folder.index, start, alive)
-    )
-
-
-def _steps_of(events: Sequence[Event], index: int, start: float, alive: bool) -> Iterable[StepSpan]:
-    """Pair the starts and ends of a round's steps; what a killed job left open ends with its last event."""
-    driver = [event for event in events if event.source == DRIVER]
-    ends = {event.data["member"]: event for event in driver if event.kind == "step_ended"}
-    for begun in (event for event in driver if event.kind == "step_started"):
-        member = str(begun.data["member"])
-        ended = ends.get(member)
-        last_s = max(e.time for e in events if e.source in (member, DRIVER)) - start
-        for place in begun.data["placement"]:
-            placement = decode(Placement, place)
-            yield StepSpan(
-                member=member,
-                round=index,
-                node=placement.node,
-                gpus=placement.gpus,
-                start_s=begun.time - start,
-                end_s=ended.time - start if ended else None if alive else last_s,
-                exit_code=int(ended.data["exit_code"]) if ended else None,
-            )
-
-
-def _member(
-    member: Member,
-    progress: Progress,
-    record: RunRecord,
-    steps: Sequence[StepSpan],
-    rounds: Sequence[RoundSpan],
-    folder: RunFolder,
-) -> MemberStatus:
-    own = [step for step in steps if step.member == member.name]
-    held: dict[int, int] = defaultdict(int)
-    for step in own:
-        held[step.round] += len(step.gpus)
-    profile = next((p for p in record.spec.profiles if p.member == member.name), None)
-    forecast = next((f for f in record.plan.members if f.member == member.name), None)
-    metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
-    state = _member_state(progress, own)
-    return MemberStatus(
-        member=member.name,
-        state=state,
-        gpus_by_round=tuple(held.get(span.index, 0) for span in rounds),
-        profiled_rate=profile.rates.get(1) if profile else None,
-        epochs=len(progress.epochs),
-        max_epochs=member.stop.max_epochs,
-        metric=member.stop.metric,
-        best=_best(metrics, member.stop.mode),
-        predicted_s=forecast.training_s if forecast else None,
-        measured_s=_seconds(own),
-        cause=progress.failed or progress.converged,
-        log_tail=_last_log(folder, member.name) if progress.failed else (),
-        pulse=read_pulse(folder.round(own[-1].round).pulse_of(member.name)) if state == TRAINING else None,
-    )
-
-
-def _member_state(progress: Progress, steps: Sequence[StepSpan]) -> str:
-    if progress.failed:
-        return "failed"
-    if progress.converged:
-        return "converged"
-    return TRAINING if any(step.end_s is None for step in steps) else "waiting"
-
-
-def _best(metrics: Sequence[float], mode: str) -> float | None:
-    if not metrics:
-        return None
-    return max(metrics) if mode == "max" else min(metrics)
-
-
-def _seconds(steps: Sequence[StepSpan]) -> float | None:
-    """Sum over rounds; a step on several nodes counts once."""
-    by_round: Mapping[int, Any] = {step.round: step for step in steps if step.end_s is not None}
-    return sum(step.end_s - step.start_s for step in by_round.values()) if by_round else None
-
-
-def _last_log(folder: RunFolder, member: str) -> tuple[str, ...]:
-    logs = [r.log_of(member) for r in folder.rounds() if r.log_of(member).exists()]
-    return tail_of(logs[-1]) if logs else ()
+    return (time.time() if under_way else events[-1].time) - start

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
+from hetctl.core.events import DRIVER, read_events
 from hetctl.core.layout import RoundFolder, RunFolder
-from hetctl.core.progress import events_in
-from hetctl.core.run import read_round
 
 
 def began_at(folder: RunFolder) -> float:
-    """Return when the first job of the run started, in seconds since the epoch."""
-    return min((event.time for event in events_in(folder)), default=time.time())
+    """Return when the first job of the run started, in seconds since the epoch; now if this is it."""
+    drivers = (read_events(opened.events_of(DRIVER)) for opened in folder.rounds())
+    first = (min((event.time for event in events), default=None) for events in drivers)
+    return next((began for began in first if began is not None), time.time())
 
 
 def last_memory(folder: RunFolder) -> Any:
     """Return what the planner remembered when the newest round of the run was opened."""
     planned = [opened for opened in folder.rounds() if opened.file.exists()]
-    return read_round(planned[-1].file).memory if planned else None
+    return json.loads(planned[-1].file.read_text(encoding="utf-8")).get("memory") if planned else None
 
 
 def first_folder(folder: RunFolder, index: int) -> RoundFolder:

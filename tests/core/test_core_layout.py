@@ -117,10 +117,10 @@ def test_readers_see_one_text_or_the_other_while_it_is_replaced(tmp_path):
     assert seen <= set(texts)
 
 
-def test_trainers_look_for_the_stop_files_of_their_round_and_of_their_job(tmp_path):
+def test_the_files_of_a_job_bear_its_number(tmp_path):
     run = RunFolder(tmp_path)
-    names = [str(path.relative_to(tmp_path)) for path in run.round(3).stops("m", 7)]
-    assert names == ["round-0003/stop", "round-0003/stop-m", "stop-job-0007"]
+    assert run.job_stop(7) == tmp_path / "stop-job-0007"
+    assert run.pulses(7) == tmp_path / "pulses-job-0007.json"
     assert run.claim(7) == tmp_path / "claims" / "job-0007"
 
 

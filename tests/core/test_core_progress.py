@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.core.ends import FAULTS, FREE_NODE_FAILURES, Why
-from hetctl.core.ensemble import Ensemble, Functions, Member
+from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.core.events import DRIVER, Event, EventWriter
 from hetctl.core.layout import RunFolder
 from hetctl.core.progress import events_in, progress_in, progress_of
@@ -52,6 +52,13 @@ def test_failures_add_up_until_an_epoch_is_finished():
     assert fold(*failing)["a"].failures == RETRIES
     assert fold(*failing, epoch("a", 1))["a"].failures == 0
     assert fold(*failing, epoch("a", 1), *failing)["a"].active
+
+
+@pytest.mark.parametrize("why", sorted(FAULTS - {Why.OUT_OF_MEMORY}, key=lambda why: why.value))
+def test_member_is_given_up_after_its_retries_whatever_its_fault(why):
+    failing = [ended("a", why.value, f"it {why.value}")] * (RETRIES + 1)
+    assert fold(*failing[1:])["a"].active
+    assert fold(*failing)["a"].failed == f"it {why.value}"
 
 
 def test_more_failures_than_retries_end_a_member_with_its_own_error():
@@ -115,6 +122,20 @@ def test_batches_shrink_to_the_least_and_no_further(batch_size, least):
 def test_a_member_that_has_converged_cannot_fail_any_more():
     progress = fold(event("a", "converged", reason="target"), *[ended("a")] * 5)["a"]
     assert (progress.converged, progress.failed) == ("target", None)
+
+
+def test_a_member_whose_limit_was_raised_goes_on_and_can_fail_again():
+    done = [*(epoch("a", number) for number in (1, 2)), event("a", "converged", reason="2 epochs done")]
+    rule = StopRule(metric="loss", max_epochs=2)
+    limited, raised = (
+        replace(ENSEMBLE, members=(Member("a", stop=replace(rule, max_epochs=most)),)) for most in (2, 3)
+    )
+    assert progress_of(limited, done, RETRIES)["a"].converged == "2 epochs done"
+    going_on = progress_of(raised, done, RETRIES)["a"]
+    assert (going_on.active, len(going_on.epochs)) == (True, 2)
+    assert progress_of(raised, [*done, *[ended("a")] * (RETRIES + 1)], RETRIES)["a"].failed
+    again = [*done, epoch("a", 3), event("a", "converged", reason="3 epochs done")]
+    assert progress_of(raised, again, RETRIES)["a"].converged == "3 epochs done"
 
 
 def test_part_of_an_epoch_counts_until_the_epoch_is_finished():

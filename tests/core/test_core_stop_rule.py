@@ -93,3 +93,37 @@ def test_an_ensemble_knows_its_members_by_name():
     assert ensemble.member("b") == Member("b")
     with pytest.raises(KeyError, match="c"):
         ensemble.member("c")
+
+
+FLAT = (0.5, 0.4, 0.4, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "history", "still"),
+    [
+        (PATIENT, "100 epochs done", FLAT[:1] * 2, "100 epochs done"),
+        (PATIENT, "40 epochs done", FLAT[:1] * 2, None),
+        (PATIENT, "140 epochs done", FLAT[:1] * 2, "140 epochs done"),
+        (PATIENT, "40 epochs done", FLAT, "no better val_accuracy in 3 epochs"),
+        (PATIENT, "no better val_accuracy in 2 epochs", FLAT[:3], None),
+        (PATIENT, "no better val_accuracy in 3 epochs", FLAT, "no better val_accuracy in 3 epochs"),
+        (PATIENT, "val_accuracy reached 0.5", FLAT[:1], "val_accuracy reached 0.5"),
+        (PATIENT, "all epochs done", (), "all epochs done"),
+    ],
+)
+def test_a_member_goes_on_only_if_the_limit_that_ended_it_was_raised(rule, reason, history, still):
+    assert rule.still_converged(reason, history) == still
+
+
+@given(histories, st.integers(1, 10), st.integers(1, 30), st.integers(0, 5), st.integers(0, 5))
+def test_what_a_rule_says_it_still_says_and_raised_limits_never_end_earlier(
+    history, patience, most, more_patience, more
+):
+    rule = StopRule(metric="val_accuracy", mode="max", patience=patience, max_epochs=most)
+    reason = rule.reason_to_stop(history)
+    if reason is None:
+        return
+    assert rule.still_converged(reason, history) == reason
+    raised = replace(rule, patience=patience + more_patience, max_epochs=most + more)
+    if raised.reason_to_stop(history) is None:
+        assert raised.still_converged(reason, history) is None

@@ -16,9 +16,12 @@ from hetctl.perf.convergence import (
     _line,
     epochs_to_converge,
     errors_as_losses,
+    fit_histories,
     fit_losses,
+    log_epochs,
     predict_epochs,
 )
+from hetctl.perf.curve_table import CurveTable
 
 RULE = StopRule(patience=3, min_delta=0.01, max_epochs=1000)
 curves = st.builds(LossCurve, st.floats(0.05, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 2.0))
@@ -150,3 +153,34 @@ def test_metrics_of_which_more_is_better_become_losses() -> None:
     assert (found[1].mode, found[1].target) == ("min", pytest.approx(0.1))
     assert errors_as_losses([12.0, 15.0], StopRule(mode="max")) is None
     assert errors_as_losses([3.0], RULE) == ([3.0], RULE)
+
+
+@given(curves, rules, st.integers(3, 12))
+def test_epochs_of_all_curves_at_once_are_those_of_each(
+    curve: LossCurve, rule: StopRule, epochs: int
+) -> None:
+    likelihood, _ = fit_losses(history(curve, epochs))
+    assert likelihood is not None
+    columns = zip(likelihood.slopes, likelihood.starts, likelihood.floors, strict=True)
+    each = [epochs_to_converge(LossCurve(*column, likelihood.noise), rule) for column in columns]
+    assert np.exp(log_epochs(likelihood, rule)) == pytest.approx([min(max(e, 1.0), 1e4) for e in each])
+
+
+@given(st.lists(st.tuples(curves, st.integers(0, 9)), max_size=9), rules, guesses)
+def test_members_fitted_and_predicted_at_once_are_as_each_alone(
+    members: list[tuple[LossCurve, int]], rule: StopRule, guess: Guess | None
+) -> None:
+    histories = [history(curve, epochs) for curve, epochs in members]
+    table, expected = CurveTable(), {}
+    for number, (losses, (fit, why)) in enumerate(zip(histories, fit_histories(histories), strict=True)):
+        alone, why_alone = fit_losses(losses)
+        assert ((fit is None), why) == ((alone is None), why_alone)
+        if fit and alone:
+            assert [*fit.logs, *fit.slopes, fit.noise] == [*alone.logs, *alone.slopes, alone.noise]
+            table.put(str(number), fit.logs, log_epochs(fit, rule), len(losses))
+            expected[str(number)] = predict_epochs(alone, rule, len(losses), guess)[0]
+    for number in list(expected)[::2]:
+        table.drop(number)
+        del expected[number]
+    assert table.epochs(expected, guess) == pytest.approx(expected)
+    assert sorted(table) == sorted(expected)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.core.errors import BadInputError
 from hetctl.core.profile import EpochResult, MemberProfile, Progress
-from hetctl.perf.work import candidates
+from hetctl.perf.convergence import LossCurve
+from hetctl.perf.work import Workloads, candidates
 
 
 def ensemble(*members: Member) -> Ensemble:
@@ -89,3 +92,39 @@ def test_all_members_without_a_profile_are_named() -> None:
 def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
     with pytest.raises(BadInputError, match="profile of a has neither samples"):
         candidates(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)
+
+
+def after(name: str, losses: list[float], **values: str | None) -> Progress:
+    done = tuple(EpochResult(e, {"val_loss": loss}, 1.0, 1, 0.0) for e, loss in enumerate(losses, start=1))
+    return Progress(name, done, **values)  # type: ignore[arg-type]
+
+
+steps = st.tuples(st.sampled_from("abcde"), st.sampled_from([None, None, None, "converged", "failed"]))
+
+
+@given(st.lists(steps, max_size=40), st.lists(st.floats(0.1, 0.9), min_size=5, max_size=5))
+def test_workloads_kept_up_to_date_are_those_found_at_once(
+    course: list[tuple[str, str | None]], slopes: list[float]
+) -> None:
+    rule = StopRule(patience=2, min_delta=0.02, max_epochs=60)
+    whole = ensemble(member("e"), *(Member(name, stop=rule) for name in "abcd"))
+    curves = {name: LossCurve(slope, 0.2, 0.5) for name, slope in zip("abcde", slopes, strict=True)}
+    profiles = {name: profile(name) for name in "abcde"}
+    now = {name: Progress(name) for name in "abcde"}
+    workloads = Workloads(whole, profiles, 4, 4)
+    workloads.update(now)
+    for name, end in course:
+        epochs = len(now[name].epochs) + 1
+        losses = [curves[name].loss(epoch) for epoch in range(1, epochs + 1)]
+        now[name] = after(name, losses, **({end: "done"} if end else {}))
+        workloads.update({name: now[name]})
+        assert tuple(workloads.left.values()) == candidates(whole, profiles, now, 4, 4)
+
+
+def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
+    workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4, 4)
+    workloads.update({"a": progress("a"), "b": progress("b")})
+    before = workloads.left
+    workloads.update({"a": progress("a", epochs=1)})
+    assert workloads.left["b"] is before["b"]
+    assert workloads.left["a"].samples_left < before["a"].samples_left

@@ -1,0 +1,348 @@
+"""What it costs to know where a large run stands: the driver's decisions, its restart, `status`, `--watch`.
+
+The event files are written as a driver and its trainers write them, without training anything.
+
+    python tests/benchmarks/state_bench.py
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tables import Figure, Table
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.core.events import DRIVER, EventWriter
+from hetctl.core.job import Job, JobState
+from hetctl.core.layout import Home, RoundFolder, RunFolder
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
+from hetctl.core.profile import EpochResult, MemberProfile
+from hetctl.core.run import RoundFile, RunSpec, write_round, write_spec
+from hetctl.core.site import Queue, Site
+from hetctl.report.tables import status_table
+from hetctl.runner.project import Project
+from hetctl.runner.status import RunWatch
+from hetctl.runtime.members import Members
+from hetctl.runtime.rounds import OpenRound
+
+MEMBERS, ROUNDS = 10_000, 3
+IN_TRAINING = 1_000
+"""Members of the last round whose steps have not ended."""
+GPUS_PER_NODE = 8
+NEWS = 10
+"""Members that finish an epoch between two decisions, or two looks."""
+TIMES = 15
+ROUND_S = 1000.0
+EPOCH_SAMPLES = 10_000
+RUN = "large-001"
+RESTART = """
+import sys, time
+from pathlib import Path
+from hetctl.core.layout import RunFolder
+from hetctl.core.run import read_spec
+from hetctl.runtime.driver import Driver
+from hetctl.runtime.history import began_at, last_memory
+from hetctl.runtime.members import Members
+folder = RunFolder(Path(sys.argv[1]))
+spec = read_spec(folder)
+members = Members(folder, spec, spec.gpus, began_at(folder))
+last_memory(folder)
+assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
+"""
+"""What a driver does before its first decision, its imports included."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run on the disk, of which the last round is under way.
+
+    Parameters
+    ----------
+    began_at : float
+        Seconds since the epoch.
+    """
+
+    project: Project
+    spec: RunSpec
+    began_at: float
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.project.home.run(self.spec.run)
+
+    @property
+    def last(self) -> RoundFolder:
+        return self.folder.rounds()[-1]
+
+    @property
+    def training(self) -> list[str]:
+        """The members in training."""
+        return [member.name for member in self.spec.ensemble.members[:IN_TRAINING]]
+
+    def open_round(self) -> OpenRound:
+        opened = OpenRound(self.last, EventWriter(self.last.events, DRIVER), time.time(), lambda *_: None)
+        opened.active = {a.member: a for a in _allocations(self.spec.ensemble)[:IN_TRAINING]}
+        return opened
+
+
+def sample(folder: Path) -> Sample:
+    """Write a run of `MEMBERS` members and `ROUNDS` rounds, an epoch in each."""
+    home = Home(folder / ".hetctl")
+    project, spec = Project(folder, home), _spec(home)
+    began_at = time.time() - ROUNDS * ROUND_S
+    run = home.run(RUN)
+    for index in range(ROUNDS):
+        opened = run.round(index).create()
+        write_round(opened.file, _round_file(spec, index))
+        at = began_at + index * ROUND_S
+        unfinished = IN_TRAINING if index == ROUNDS - 1 else 0
+        _append(opened.events_of(DRIVER), _told_by_driver(spec, index, at, unfinished))
+        for number, member in enumerate(spec.ensemble.members):
+            _append(opened.events_of(member.name), _told_by_trainer(number, index, at, number < unfinished))
+    write_spec(run, spec)
+    _enter(home, spec, began_at)
+    return Sample(project, spec, began_at)
+
+
+def _spec(home: Home) -> RunSpec:
+    rule = StopRule("val_accuracy", "max", max_epochs=100)
+    members = tuple(
+        Member(
+            f"net-{n:05d}", {"units": 16 + n, "dropout": 0.1, "learning_rate": 1e-3}, 32, n, rule, max_gpus=4
+        )
+        for n in range(MEMBERS)
+    )
+    rates = {1: 100.0, 2: 190.0, 3: 270.0, 4: 350.0}
+    return RunSpec(
+        run=RUN,
+        ensemble=Ensemble("large", "pytorch", Functions("nets:input_fn", "nets:model_fn"), members, "/x"),
+        site=Site(
+            *("cluster", "slurm", "srun", MEMBERS // GPUS_PER_NODE, GPUS_PER_NODE, 64, 2**39),
+            (Queue("batch"),),
+        ),
+        planner="fluid",
+        gpus=MEMBERS,
+        queue="batch",
+        wall_s=86_400,
+        grace_s=300,
+        profiles=tuple(MemberProfile(m.name, rates, None, EPOCH_SAMPLES, 10.0, 5.0, 1.0) for m in members),
+        checkpoints=str(home.path / "checkpoints"),
+    )
+
+
+def _allocations(ensemble: Ensemble) -> tuple[Allocation, ...]:
+    """Give each member a GPU."""
+    places = (divmod(number, GPUS_PER_NODE) for number in range(len(ensemble.members)))
+    return tuple(
+        Allocation(member.name, 1, DATA_PARALLEL, 100.0, (Placement(f"node{node:04d}", (gpu,)),))
+        for member, (node, gpu) in zip(ensemble.members, places, strict=True)
+    )
+
+
+def _round_file(spec: RunSpec, index: int) -> RoundFile:
+    return RoundFile(
+        *(RUN, index, 0, time.time(), spec.ensemble, _allocations(spec.ensemble), spec.checkpoints)
+    )
+
+
+def _enter(home: Home, spec: RunSpec, began_at: float) -> None:
+    """Have the catalog know the run, planned in as many rounds, and its one job."""
+    rounds = tuple(Round(index, ROUND_S, _allocations(spec.ensemble)) for index in range(ROUNDS))
+    forecasts = tuple(Forecast(m.name, ROUNDS * ROUND_S, ROUNDS * ROUND_S) for m in spec.ensemble.members)
+    plan = Plan(spec.planner, "makespan", spec.gpus, GPUS_PER_NODE, 3000.0, 2900.0, 1.03, rounds, forecasts)
+    job = Job(0, "hetctl-large", 0, "17", JobState.RUNNING, spec.site.nodes, spec.wall_s, began_at)
+    with Catalog.open(home.catalog) as catalog:
+        catalog.add_run(spec, plan, began_at, job)
+        catalog.set_run_state(RUN, "running")
+
+
+def _told_by_driver(spec: RunSpec, index: int, at: float, unfinished: int) -> Iterator[dict[str, Any]]:
+    names = [member.name for member in spec.ensemble.members]
+    if index == 0:
+        yield {
+            "kind": "job_started",
+            "time": at,
+            "job": 0,
+            "batch_id": "17",
+            "nodes": [],
+            "deadline": at + 9e4,
+        }
+    yield {
+        **{"kind": "round_started", "time": at, "index": index, "job": 0},
+        **{"predicted_s": ROUND_S, "members": names},
+    }
+    for allocation in _allocations(spec.ensemble):
+        placement = encode(allocation.placement)
+        yield {
+            **{"kind": "step_started", "time": at + 1, "member": allocation.member},
+            **{"gpus": 1, "placement": placement, "batch_size": 32},
+        }
+    for number, name in enumerate(names[unfinished:]):
+        yield {
+            **{"kind": "step_ended", "time": at + 900 + number / 1000, "member": name, "exit_code": 0},
+            **{"why": "told", "cause": "told to leave", "fault": False},
+        }
+    if not unfinished:
+        yield {"kind": "round_ended", "time": at + 950, "ended_by": "alpha"}
+
+
+def _told_by_trainer(number: int, index: int, at: float, unfinished: bool) -> Iterator[dict[str, Any]]:
+    """Report an epoch, the last one of the round before again, and a checkpoint in the midst of the next."""
+    name = f"net-{number:05d}"
+    if index:
+        yield _epoch(number, index, at - 200)
+    yield {"kind": "started", "time": at + 9, "epochs": index, "part_samples": 300 if index else 0}
+    yield {"kind": "first_step", "time": at + 10, "startup_s": 9.0, "peak_memory_bytes": 2**31}
+    done = _epoch(number, index + 1, at + 800 + number % 97)
+    yield {"kind": "checkpoint", "time": done["time"], **_checkpoint(name, index + 1, 0)}
+    yield {**done, "evaluate_s": 5.25}
+    if not unfinished:
+        yield {"kind": "checkpoint", "time": at + 899, **_checkpoint(name, index + 1, 300)}
+        yield {"kind": "stopped", "time": at + 899.5, "reason": "alpha", "part_samples": 300}
+
+
+def _epoch(number: int, epoch: int, at: float) -> dict[str, Any]:
+    """Report an epoch of a member whose error falls as Equation 1 of Capes et al. has it."""
+    error = 1 / ((0.3 + number % 50 / 100) * epoch + 1.1) + 0.02
+    metrics = {"loss": 2 * error, "val_loss": 2.1 * error, "val_accuracy": 1 - error}
+    result = EpochResult(epoch, metrics, 100.0, 1, at, 98.0 + number % 5, 32, None, 6.125)
+    return {"kind": "epoch", "time": at, **encode(result)}
+
+
+def _checkpoint(name: str, epoch: int, part_samples: int) -> dict[str, Any]:
+    path = f"/shared/project/.hetctl/checkpoints/{name}/{RUN}/epoch-{epoch:05d}-{part_samples:012d}.npz"
+    size = {"bytes": 104_857_600, "sha256": "0123456789abcdef" * 4, "seconds": 0.75}
+    return {"epoch": epoch, "part_samples": part_samples, "path": path, **size}
+
+
+def _append(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def news(run: Sample, times: int) -> Iterator[list[str]]:
+    """Have some members in training finish an epoch, again and again; return who it was."""
+    for turn in range(times):
+        at = turn * NEWS % IN_TRAINING
+        for number in range(at, at + NEWS):
+            epoch = {
+                **_epoch(number, ROUNDS + 1 + turn * NEWS // IN_TRAINING, time.time()),
+                "evaluate_s": 5.0,
+            }
+            _append(run.last.events_of(f"net-{number:05d}"), [epoch])
+        yield run.training[at : at + NEWS]
+
+
+def last_to_leave(run: Sample) -> Iterator[list[str]]:
+    """End the steps of the members in training: of most at once, of the last ones a few at a time."""
+    stay = run.training[-TIMES * NEWS :]
+    _end(run, run.training[: -TIMES * NEWS])
+    for at in range(0, len(stay), NEWS):
+        _end(run, stay[at : at + NEWS])
+        yield stay[at : at + NEWS]
+
+
+def _end(run: Sample, names: list[str]) -> None:
+    end = {"exit_code": 0, "why": "told", "cause": "told to leave", "fault": False}
+    for name in names:
+        stopped = {"kind": "stopped", "time": time.time(), "reason": "alpha", "part_samples": 300}
+        _append(run.last.events_of(name), [stopped])
+    ends = ({"kind": "step_ended", "time": time.time(), "member": name, **end} for name in names)
+    _append(run.last.events_of(DRIVER), ends)
+
+
+def decisions(run: Sample, rounds: list[OpenRound], happenings: Iterable[list[str]]) -> list[float]:
+    """Return the seconds that a decision takes after each happening, all but the planner's part."""
+    members, seconds = Members(run.folder, run.spec, run.spec.gpus, run.began_at), []
+    members.seen(rounds, time.time())
+    for names in happenings:
+        began = time.process_time()
+        members.seen(rounds, time.time())
+        members.left()
+        members.used(time.time())
+        members.as_they_are(names)
+        seconds.append(time.process_time() - began)
+    return seconds
+
+
+def looks(run: Sample) -> list[float]:
+    """Return the seconds of looks of ``status --watch`` but the first, shown in 40 lines."""
+    watch, console = RunWatch(run.project, RUN), Console(file=io.StringIO(), width=120, height=40)
+    watch.look()
+    seconds = []
+    for _ in news(run, TIMES):
+        began = time.process_time()
+        console.print(status_table(watch.look(), console.width, console.height))
+        seconds.append(time.process_time() - began)
+    return seconds
+
+
+def seconds_of(*command: object, folder: Path) -> float:
+    """Run a command; return the processor time that it took."""
+    environment = {**os.environ, "HETCTL_HOME": str(folder / ".hetctl")}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def table(quick: bool = False) -> Table:
+    """Measure all, on one run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = sample(folder)
+        times = range(1 if quick else 3)
+        restarts = [seconds_of("-c", RESTART, run.folder.path, folder=folder) for _ in times]
+        statuses = [seconds_of("-m", "hetctl", "status", RUN, folder=folder) for _ in times]
+        watched = looks(run)
+        training = decisions(run, [run.open_round()], news(run, TIMES))
+        ending = decisions(run, [], last_to_leave(run))
+        files = [path.read_bytes() for path in run.folder.path.glob("round-*/events/*.jsonl")]
+    found = (
+        ("a decision as the round's last members leave, ms", [1000 * seconds for seconds in ending], 10.0),
+        ("a decision with 1,000 members in training, ms", [1000 * seconds for seconds in training], 10.0),
+        ("restart of the driver, s", restarts, 5.0),
+        ("`hetctl status`, s", statuses, 1.0),
+        ("one more look of `status --watch`, ms", [1000 * seconds for seconds in watched], 50.0),
+    )
+    events = sum(text.count(b"\n") for text in files)
+    return Table(
+        "Knowing where a large run stands",
+        ("what", "median", "most"),
+        tuple(
+            (what, f"{statistics.median(values):,.1f}", f"{max(values):,.1f}") for what, values, _ in found
+        ),
+        tuple(Figure(what, statistics.median(values), bar) for what, values, bar in found),
+        f"Processor time, files in the page cache: {MEMBERS:,} members, {ROUNDS} rounds, {events:,} events "
+        f"in {len(files):,} files. Between two decisions or looks {NEWS} of {IN_TRAINING:,} members in "
+        "training finish an epoch, or leave. A decision is all but the planner's part, with two looks at the "
+        "files. A restart is imports, run.json, all events and the work left; `status` is the whole command.",
+    )
+
+
+def main() -> int:
+    """Print the table; exit code 1: a bar is passed."""
+    result = table()
+    print(result)
+    return 0 if all(figure.holds for figure in result.figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
