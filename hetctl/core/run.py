@@ -13,7 +13,7 @@ from hetctl.core.ensemble import Ensemble
 from hetctl.core.layout import RunFolder, write_json
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import MemberProfile, PreprocessPoint
-from hetctl.core.site import Site
+from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces, Site
 
 SCHEMA_VERSION = 1
 
@@ -53,6 +53,9 @@ class RunSpec:
         a node, for all.
     preprocess : tuple of PreprocessPoint
         Measured throughput of preprocessors.
+    given : mapping
+        What the user named of `site` (a name, or an absolute path), `account`, `queue` and `planner`: it
+        holds where the site file changes.
     """
 
     run: str
@@ -71,6 +74,7 @@ class RunSpec:
     budget: Budget = field(default_factory=Budget)
     sharing: str = NONE
     preprocess: tuple[PreprocessPoint, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def checkpoint_folder(self, member: str) -> Path:
@@ -96,6 +100,10 @@ class RoundFile:
         Of a node; the cores are for all ranks and preprocessors on it.
     led : bool
         In lockstep, whether the nodes have leaders that exchange what each prepares.
+    gpu_types : mapping of str to str
+        By member: the type of its GPUs, where the site has several and a member's are of one.
+    network : NetworkInterfaces
+        As the site has them.
     """
 
     run: str
@@ -105,7 +113,6 @@ class RoundFile:
     ensemble: Ensemble
     allocations: tuple[Allocation, ...]
     checkpoints: str
-    device: str = "gpu"
     memory: Any = None
     longest_s: float | None = None
     sharing: str = NONE
@@ -113,6 +120,8 @@ class RoundFile:
     cores: int = 1
     gpus_per_node: int = 1
     led: bool = False
+    gpu_types: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkInterfaces = ANY_INTERFACES
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

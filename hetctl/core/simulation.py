@@ -21,14 +21,22 @@ class Interval:
         Trained in the rest of it.
     """
 
-    member: str
-    gpus: int
+    allocation: Allocation
+    round_index: int
     start_s: float
     end_s: float
     restart_s: float
     samples: float
-    allocation: Allocation
-    round_index: int
+
+    @property
+    def member(self) -> str:
+        """The name of the member."""
+        return self.allocation.member
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return self.allocation.gpus
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import Candidate
 from hetctl.planners.base import Decision, Planner, Request
 from hetctl.planners.doubling import double, twice
-from hetctl.planners.elastic import count_of, explain, give, given_by, jobs_of, movable_nodes
+from hetctl.planners.elastic import Job, count_of, explain, give, given_by, jobs_of, movable_nodes
 from hetctl.planners.learned import EXPLORED, STAGE_S, Known, powers_of_two, ready_s
 from hetctl.planners.room import Room
 
@@ -83,14 +83,16 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     if not any(stages.values()):
         return {}
     room = Room(movable_nodes(request))
-    explorers: dict[str, tuple[str, int]] = {}
+    explorers: dict[str, tuple[Job, int]] = {}
     for job in jobs:
         if job.fixed or not room.left or not room.change(0, 1):
             continue
         stage, key = stages[job.name], known.key(job.candidate)
         if stage and (key not in explorers or job.holds == stage > 1):
-            explorers[key] = job.name, stage
-    return {name: stage for name, stage in explorers.values() if room.change(1, stage)}
+            explorers[key] = job, stage
+    # Who is at its stage stays: asked again at once, others would take its GPUs, and nobody would get done.
+    first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
+    return {job.name: stage for job, stage in first if room.change(1, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:

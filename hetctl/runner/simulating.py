@@ -181,7 +181,15 @@ def _as_restarting(members: Sequence[Candidate], restart_s: float | None) -> lis
     if restart_s is None:
         return list(members)
     return [
-        replace(member, startup_s=0.0, restart_s=restart_s, evaluate_s=0.0, checkpoint_s=0.0)
+        replace(
+            member,
+            startup_s=0.0,
+            restart_s=restart_s,
+            epoch_s=0.0,
+            evaluate_s=0.0,
+            checkpoint_s=0.0,
+            save_s=None,
+        )
         for member in members
     ]
 

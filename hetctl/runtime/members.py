@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hetctl.core.ensemble import Member
-from hetctl.core.events import Event, read_events
 from hetctl.core.layout import RunFolder
-from hetctl.core.profile import Candidate, Progress
-from hetctl.core.progress import progress_in
+from hetctl.core.profile import Candidate
 from hetctl.core.run import RunSpec
-from hetctl.perf.work import candidates
+from hetctl.core.run_state import RunState
+from hetctl.core.steps import StepReport
+from hetctl.core.usage import Usage
+from hetctl.perf.work import Workloads
 from hetctl.planners.base import Held
 from hetctl.runtime.rounds import OpenRound
 
@@ -38,6 +39,9 @@ class Seen:
 class Members:
     """The members of a run that still need training.
 
+    `left`, `seen` and `rates_seen` take in what is on the disk when they are called, and read each event
+    once; what else is asked for is as of then.
+
     Parameters
     ----------
     gpus : int
@@ -47,55 +51,77 @@ class Members:
     """
 
     def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int, began_at: float) -> None:
-        self._folder, self._spec, self._began_at = folder, spec, began_at
+        self._began_at = began_at
         self._profiles = {profile.member: profile for profile in spec.profiles}
-        self._gpus = gpus
+        self._members = {member.name: member for member in spec.ensemble.members}
+        self._state = RunState(folder, spec.ensemble, spec.retries)
+        self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
 
-    def left(self) -> dict[str, Candidate]:
+    def left(self) -> Mapping[str, Candidate]:
         """Return all, in training or not, as their finished epochs and their checkpoints tell."""
-        return self._left(self._progress())
+        self._look()
+        return self._workloads.left
 
     def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
         """Return members with the batch sizes that they have come down to."""
-        progress = self._progress()
-        members = (self._spec.ensemble.member(name) for name in names)
+        progress = self._state.progress
+        members = (self._members[name] for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
 
     def peak_memory(self, name: str) -> int:
         """Return the most bytes that the member held when it was profiled; 0 if nobody knows."""
         return self._profiles[name].peak_memory_bytes
 
+    def used(self, now: float) -> Usage:
+        """Return what the run has used; `now` is in seconds since the epoch."""
+        return self._state.used(now)
+
     def seen(self, rounds: Iterable[OpenRound], now: float) -> Seen:
         """Look at all members; `now` is in seconds since the epoch."""
-        progress, rounds = self._progress(), tuple(rounds)
-        left = self._left(progress)
+        self._look()
+        left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
-        waiting = tuple(candidate for candidate in left.values() if candidate.name not in busy)
-        in_training = (
-            self._held(left[name], progress[name].part_samples, open_round, now)
-            for open_round in rounds
-            for name in open_round.active
-            if name in left and name not in open_round.leaving
-        )
+        waiting = tuple([candidate for name, candidate in left.items() if name not in busy])
+        in_training = (held for open_round in rounds for held in self._held(open_round, now))
         return Seen(left, waiting, tuple(in_training))
 
-    def _progress(self) -> dict[str, Progress]:
-        return progress_in(self._folder, self._spec.ensemble, self._spec.retries)
+    def rates_seen(self, rounds: Iterable[OpenRound]) -> dict[str, float]:
+        """Return the rate, in samples/s, of the last epoch of each member in training that has one."""
+        self._look()
+        return {
+            name: rate
+            for opened in rounds
+            for name, report in self._reports(opened).items()
+            if (rate := report.rate)
+        }
 
-    def _left(self, progress: Mapping[str, Progress]) -> dict[str, Candidate]:
-        spec = self._spec
-        found = candidates(spec.ensemble, self._profiles, progress, self._gpus, spec.site.gpus_per_node)
-        return {candidate.name: candidate for candidate in found}
+    def _look(self) -> None:
+        """Take in what is new on the disk."""
+        progress = self._state.progress
+        self._workloads.update({name: progress[name] for name in self._state.look().members})
 
-    def _held(self, candidate: Candidate, part_samples: int, open_round: OpenRound, now: float) -> Held:
-        allocation = open_round.active[candidate.name]
-        events = read_events(open_round.folder.events_of(candidate.name))
-        now_left = as_of_now(candidate, part_samples, allocation.rate, events, now)
-        return Held(now_left, allocation, open_round.opened_at - self._began_at)
+    def _reports(self, opened: OpenRound) -> dict[str, StepReport]:
+        """Return what the trainers of a round's members have reported."""
+        index = opened.folder.index
+        return {name: self._state.reports[index, name] for name in opened.active}
+
+    def _held(self, opened: OpenRound, now: float) -> Iterator[Held]:
+        """Return those in training of a round that were not told to leave."""
+        since = opened.opened_at - self._began_at
+        for name, report in self._reports(opened).items():
+            candidate = self._workloads.left.get(name)
+            if candidate is None or name in opened.leaving:
+                continue
+            allocation = opened.active[name]
+            # Of several types of GPU the allocation's rate is that of its own.
+            rates = {} if candidate.rates_by_type else candidate.rates
+            rate = rates.get(allocation.gpus, allocation.rate)
+            part_samples = self._state.progress[name].part_samples
+            yield Held(as_of_now(candidate, part_samples, rate, report.epoch_since, now), allocation, since)
 
 
 def as_of_now(
-    candidate: Candidate, part_samples: int, rate: float, events: Iterable[Event], now: float
+    candidate: Candidate, part_samples: int, rate: float, epoch_since: float | None, now: float
 ) -> Candidate:
     """Return a member in training with what it is likely to have left.
 
@@ -111,19 +137,11 @@ def as_of_now(
         Samples of the unfinished epoch in that checkpoint.
     rate : float
         Samples/s, as allocated.
-    events : iterable of Event
-        The member's, of this step, in order.
-    now : float
-        Seconds since the epoch, as in the events.
+    epoch_since, now : float
+        Seconds since the epoch; None: it has not made its first step.
     """
-    steps = [event.time for event in events if event.kind == "first_step" or _is_new_epoch(event)]
-    if not steps or not candidate.samples_per_epoch:
+    if epoch_since is None or not candidate.samples_per_epoch:
         return candidate
     rest = min(max(candidate.samples_per_epoch - part_samples, 0), candidate.samples_left)
-    trained = min(max(now - steps[-1], 0.0) * rate, rest)
+    trained = min(max(now - epoch_since, 0.0) * rate, rest)
     return replace(candidate, samples_left=candidate.samples_left - trained)
-
-
-def _is_new_epoch(event: Event) -> bool:
-    """Tell an epoch that this step has trained from one that it only reports again."""
-    return event.kind == "epoch" and "evaluate_s" in event.data

@@ -70,7 +70,7 @@ class Opener:
         events.write(
             "round_started", index=folder.index, job=self.job, predicted_s=predicted_s, members=names
         )
-        opened = OpenRound(folder, events, sum(a.gpus for a in allocations), time.time())
+        opened = OpenRound(folder, events, time.time(), self.crew.stop)
         try:
             self.exchanges.start(folder, round_file)
         except OSError as error:
@@ -90,7 +90,6 @@ class Opener:
             ensemble=replace(self.spec.ensemble, members=tuple(members)),
             allocations=tuple(allocations),
             checkpoints=self.spec.checkpoints,
-            device=self.spec.site.device,
             memory=memory,
             longest_s=self.longest_s,
             sharing=self.spec.sharing,
@@ -98,7 +97,17 @@ class Opener:
             cores=self.spec.site.cores_per_node,
             gpus_per_node=self.spec.site.gpus_per_node,
             led=self.exchanges.needed(self.spec.sharing, allocations),
+            gpu_types=self._types_of(allocations),
+            network=self.spec.site.network,
         )
+
+    def _types_of(self, allocations: Sequence[Allocation]) -> dict[str, str]:
+        """Return the types of members' GPUs, where those of a member are of one type."""
+        types = {node.name: node.gpu_type for node in self.crew.nodes}
+        held = {a.member: {types.get(place.node) for place in a.placement} for a in allocations}
+        return {
+            member: kind for member, kinds in held.items() if len(kinds) == 1 and (kind := next(iter(kinds)))
+        }
 
     def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:
         opened.events.write(
@@ -114,4 +123,3 @@ class Opener:
             self.on_failure(error)
         else:
             opened.active[member.name] = allocation
-            opened.held[member.name] = allocation.gpus

@@ -1,23 +1,19 @@
-"""A round with steps that are still running: who is in it, who was told to leave, and since when."""
+"""The files of a round with steps that are still running, and who was told to leave, since when."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetctl.control.ends import why_ended, with_peak
-from hetctl.core.ends import FAULTS, IN_ORDER, Why
-from hetctl.core.events import Event, EventWriter, read_events
+from hetctl.core.ends import FAULTS, Why
+from hetctl.core.events import EventWriter, read_events
 from hetctl.core.layout import RoundFolder
 from hetctl.core.plan import Allocation
+from hetctl.core.steps import StepReport, report_of
 from hetctl.runtime.engagement import EndedGroup
-from hetctl.runtime.steady import write_stop
-
-DEADLINE = "deadline"
-LAST_WORDS = {"converged": Why.FINISHED, "stopped": Why.TOLD}
-"""The event that a trainer ends with when all is well."""
+from hetctl.scheduling.rounds import DEADLINE
 
 
 @dataclass
@@ -26,33 +22,31 @@ class OpenRound:
 
     Parameters
     ----------
-    allocated : int
-        GPUs that the round was given.
     opened_at : float
         Seconds since the epoch.
+    stop_task : callable
+        Tells the ranks of a member to leave, and why.
     active : dict
         Members whose steps run.
-    held : dict
-        GPUs by member; a member whose step failed holds none.
     leaving : dict
         Members that were told to leave, and the time from which on they are waited for.
-    reasons : dict
-        Why, of those that were told each for itself.
     terminated : set
         Members that had to be made to leave.
+    stopped : bool
+        Whether all were told to leave.
+    reports : dict
+        What the trainers of steps that have ended had reported, by member.
     """
 
     folder: RoundFolder
     events: EventWriter
-    allocated: int
     opened_at: float
+    stop_task: Callable[[str, str], None]
     active: dict[str, Allocation] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
     leaving: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
     terminated: set[str] = field(default_factory=set)
-    stopped_by: str | None = None
-    failed: bool = False
+    stopped: bool = False
+    reports: dict[str, StepReport] = field(default_factory=dict)
 
     def stop(self, reason: str, busy_s: Mapping[str, float]) -> None:
         """Ask the trainers to checkpoint and leave; the first reason stands.
@@ -65,15 +59,14 @@ class OpenRound:
         """
         for name in self.active:
             self._expect(name, busy_s)
-        if self.stopped_by is None:
-            self.stopped_by = reason
-            write_stop(self.folder.stop, reason)
+            if not self.stopped:
+                self.stop_task(name, reason)
+        self.stopped = True
 
     def stop_member(self, name: str, reason: str, busy_s: Mapping[str, float]) -> None:
         """Ask one member's trainers to checkpoint and leave."""
         self._expect(name, busy_s)
-        self.reasons[name] = reason
-        write_stop(self.folder.stop_of(name), reason)
+        self.stop_task(name, reason)
 
     def _expect(self, name: str, busy_s: Mapping[str, float]) -> None:
         since = time.time() + busy_s.get(name, 0.0)
@@ -93,14 +86,12 @@ class OpenRound:
             Bytes of memory that the member needs as far as one knows, if its trainer cannot tell any more.
         """
         del self.active[step.name]
-        said = list(read_events(self.folder.events_of(step.name)))
-        why = self._why(step, said)
+        report = report_of(read_events(self.folder.events_of(step.name)))
+        self.reports[step.name] = report
+        why = self._why(step, report)
         cause = step.cause(why)
         if why is Why.OUT_OF_MEMORY:
-            cause = with_peak(cause, _last(said, "peak_memory_bytes") or profiled_peak)
-        if why not in IN_ORDER:
-            del self.held[step.name]
-            self.failed = True
+            cause = with_peak(cause, report.peak_memory_bytes or profiled_peak)
         self.events.write(
             "step_ended",
             member=step.name,
@@ -111,40 +102,23 @@ class OpenRound:
         )
         return why
 
-    def _why(self, step: EndedGroup, said: Sequence[Event]) -> Why:
+    def _why(self, step: EndedGroup, report: StepReport) -> Why:
         """Say why a step ended; whoever was told to leave may also be killed on the way."""
         if step.hung:
             return Why.HUNG
         if step.name in self.terminated:
             return Why.TOLD
-        if step.exit_code == 0 and (done := [e.kind for e in said if e.kind in LAST_WORDS]):
-            return LAST_WORDS[done[-1]]
-        why = why_ended(step.exit_code, step.output, _last(said, "why"))
+        if step.exit_code == 0 and report.left_as:
+            return report.left_as
+        why = why_ended(step.exit_code, step.output, report.failed_by)
+        if step.lost_nodes and why is Why.KILLED:
+            return Why.NODE_FAILURE
         return Why.TOLD if why is Why.KILLED and step.name in self.leaving else why
 
-    def end(self, left: Collection[str]) -> None:
-        """Report the end of the round.
-
-        Parameters
-        ----------
-        left : collection of str
-            Members that still need training.
-        """
-        self.events.write("round_ended", ended_by=self.stopped_by or self._ended_by(left))
-
-    def _ended_by(self, left: Collection[str]) -> str:
-        """Say why a round ended that nobody stopped: trainers see the deadline for themselves."""
-        if self.failed:
-            return "failed"
-        reasons = [self.reasons.get(name, DEADLINE) for name in self.held if name in left]
-        return reasons[-1] if reasons else "converged"
+    def end(self, reason: str) -> None:
+        """Report the end of the round."""
+        self.events.write("round_ended", ended_by=reason)
 
     def had_no_room(self, member: str) -> bool:
         """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
-        events = read_events(self.folder.events_of(member))
-        return any(event.kind == "stopped" and event.data["reason"] == DEADLINE for event in events)
-
-
-def _last(events: Sequence[Event], key: str) -> Any:
-    """Return the last value of that name in a member's events."""
-    return next((event.data[key] for event in reversed(events) if key in event.data), None)
+        return DEADLINE in self.reports[member].stop_reasons

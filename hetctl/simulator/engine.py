@@ -1,4 +1,4 @@
-"""The job driver's loop under a virtual clock: events, and what a planner makes of them."""
+"""A run under a virtual clock: the scheduling of its jobs, and members that only count samples."""
 
 from __future__ import annotations
 
@@ -7,56 +7,42 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
+from typing import Any
 
-from hetctl.control.flotilla import should_stop
+from hetctl.core.ends import Why
 from hetctl.core.errors import InfeasibleError
 from hetctl.core.plan import Allocation
-from hetctl.core.profile import Candidate
-from hetctl.perf.course import PART_SHARE, least_step_s
-from hetctl.planners.base import Decision, Held, Options, Planner, Request, ask
-from hetctl.simulator.machine import Machine
-from hetctl.simulator.queue import WaitingQueue
-from hetctl.simulator.step import Step, begin, lost, paced, stopped
+from hetctl.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.core import Core, JobOptions
+from hetctl.scheduling.events import (
+    Event,
+    JobOpened,
+    MemberArrived,
+    NodeLost,
+    StepEnded,
+    StepStarted,
+    Tick,
+)
+from hetctl.simulator.members import Members
+from hetctl.simulator.step import Step, begin_at_pace, lost, paced, stopped
 from hetctl.simulator.world import Arrival, Clock, World
 
-Observer = Callable[[Request, Decision], None]
-SOON_S = 1e-3
-"""A planner cannot ask to be asked again sooner."""
+Note = Callable[[Request, Decision], None]
 
 
-class Event(IntEnum):
-    """What may happen; of those at the same time the first one here comes first."""
+class WorldEvent(IntEnum):
+    """Kinds of events on the virtual clock; of those at the same time the first one here comes first."""
 
     STEP_ENDS = 0
     NODE_FAILS = 1
     NODE_RETURNS = 2
 
 
-@dataclass
-class Flotilla:
-    """The members of one round.
-
-    Parameters
-    ----------
-    allocated : int
-        GPUs that the round was given.
-    held : dict
-        GPUs by member, of those that have neither converged nor failed.
-    steps : set of int
-        Those that still run.
-    """
-
-    allocated: int = 0
-    held: dict[str, int] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-    stopped: bool = False
-
-
 class Engine:
-    """A run at `now` seconds: what runs, what is free and who waits.
+    """A run at `now` seconds.
 
     After `run`, `steps` holds every step in the order of their starts, and `planning_s` the seconds
     that the planner took for each decision.
@@ -68,31 +54,24 @@ class Engine:
         arrivals: Iterable[Arrival],
         world: World,
         options: Options,
-        observer: Observer | None = None,
+        note: Note | None = None,
     ) -> None:
-        self.steps: list[Step] = []
+        self._members = Members(planner, options, world.seen)
+        self.steps = self._members.steps
         self.planning_s: list[float] = []
-        self._planner, self._world, self._options, self._observer = planner, world, options, observer
+        self.now = 0.0
+        self._planner, self._world, self._options, self._note = planner, world, options, note
         self._clock = world.clock
-        self._longest_s = PART_SHARE * world.clock.usable_s
-        self._alpha = planner.stop_share(options)
-        self._machine = Machine(world.cluster)
+        self._job = JobOptions(round_overhead_s=world.clock.round_overhead_s)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
-        self._waiting = WaitingQueue(planner, options)
-        self._left: dict[str, Candidate] = {}
-        self._running: dict[str, int] = {}
-        self._leaving: set[int] = set()
-        self._pending: list[Allocation] = []
-        self._flotillas: dict[int, Flotilla] = {}
-        self._rounds = 0
-        self._events: list[tuple[float, Event, int, str]] = []
-        self._memory: object = None
-        self._again_s = math.inf
-        self._changed = True
+        self._rounds: dict[int, set[int]] = {}
+        self._touched: set[int] = set()
+        self._down: set[str] = set()
+        self._next_round, self._planner_state = 0, None
+        self._queue: list[tuple[float, WorldEvent, int, str]] = []
         self._random = random.Random(world.failures.seed if world.failures else 0)
         for node in world.cluster.nodes:
             self._schedule_failure(node.name, 0.0)
-        self._open_job(0.0)
 
     def run(self) -> Engine:
         """Go on until every member has converged.
@@ -102,281 +81,210 @@ class Engine:
         InfeasibleError
             If a job is too short for some member to get anything done.
         """
-        self._welcome()
-        while self._left or self._arrivals:
-            self._start_round()
-            if self._running or not self._left or self._machine.any_down:
-                self._go_on()
+        self._wait_until(0.0)
+        while self._members.unfinished or self._arrivals:
+            ended = self._run_job()
+            nodes_are_missing = self._fresh and ended.refused is None and self._down
+            if not self._members.unfinished or nodes_are_missing:
+                self._wait_until(self._next_s())
+            elif self._fresh:
+                raise _too_short(self._clock, *(ended.refused or ("", 0.0)))
             else:
-                self._start_job()
+                self._wait_until(self.now + self._clock.job_overhead_s)
         return self
 
-    def _open_job(self, now: float) -> None:
-        self.now, self._deadline = now, now + self._clock.usable_s
-        self._fresh = self._changed = True
-        self._resting: set[str] = set()
-        self._refused = ("", 0.0)
+    def _wait_until(self, at_s: float) -> None:
+        """Let time pass between two jobs."""
+        self.now = at_s
+        deque(self._due_events(), maxlen=0)
 
-    def _start_job(self) -> None:
-        """Go on to the next job, since nothing fits the rest of this one."""
-        if self._fresh:
-            raise _too_short(self._clock, *self._refused)
-        self._open_job(self.now + self._clock.job_overhead_s)
+    def _run_job(self) -> EndJob:
+        self._open_job()
+        self._schedule()
+        while self._ended is None:
+            self.now = max(min(self._next_s(), self._tick_at_s), self.now)
+            self._send(Tick(self.now))
+            for event in self._due_events():
+                self._send(event)
+            self._schedule()
+        return self._ended
 
-    def _start_round(self) -> None:
-        """Start whose GPUs have become free; ask the planner when nobody waits for that."""
-        if not self._pending and self._changed and self._may_plan():
-            self._changed = False
-            self._decide()
-        if self._pending:
-            self._start_pending()
+    def _open_job(self) -> None:
+        nodes = tuple(node for node in self._world.cluster.nodes if node.name not in self._down)
+        deadline_s = self.now + self._clock.usable_s
+        self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
+        self._fresh = True
+        self._ended: EndJob | None = None
+        self._core = Core(self._planner, self._options, self._job, self._members, self._ask)
+        self._send(self._opened)
 
-    def _may_plan(self) -> bool:
-        paradigm = self._planner.paradigm
-        if paradigm == "elastic":
-            return True
-        if not self._waiting.candidates or not self._machine.any_free:
-            return False
-        return paradigm == "local" or not self._running
+    def _next_s(self) -> float:
+        """Return when the next thing happens."""
+        while self._queue and self._is_stale(self._queue[0]):
+            heapq.heappop(self._queue)
+        queued_s = self._queue[0][0] if self._queue else math.inf
+        return min(queued_s, self._arrivals[0].at_s if self._arrivals else math.inf)
 
-    def _decide(self) -> None:
-        request = self._request()
-        if not request.held and not (request.candidates and request.nodes):
-            return
-        began = time.perf_counter()
-        decision, left_out = ask(self._planner, request, self._fits)
-        self.planning_s.append(time.perf_counter() - began)
-        if self._observer:
-            self._observer(request, decision)
-        self._resting.update(left_out)
-        self._memory = decision.memory
-        self._again_s = math.inf if decision.again_s is None else max(decision.again_s, self.now + SOON_S)
-        self._pending = list(decision.start)
-        for name in (*decision.stop, *(allocation.member for allocation in decision.start)):
-            if name in self._running:
-                self._stop(self._running[name])
+    def _send(self, event: Event) -> None:
+        self._carry_out(self._core.handle(event))
 
-    def _request(self) -> Request:
-        candidates = self._waiting.without(self._resting)
-        held = self._held() if self._planner.paradigm == "elastic" else ()
-        if self._world.seen is not None:
-            candidates, held = self._as_seen(self._world.seen, candidates, held)
-        return Request(
-            candidates=candidates,
-            nodes=self._machine.free,
-            gpus=self._machine.gpus,
-            round_index=self._rounds,
-            options=self._options,
-            held=held,
-            cluster=self._machine.up,
-            now_s=self.now,
-            memory=self._memory,
-        )
+    def _schedule(self) -> None:
+        self._tick_at_s = math.inf
+        self._carry_out(self._core.schedule(self.now))
+        for number in self._touched & self._rounds.keys():
+            self._set_pace(self._rounds[number])
+        self._touched.clear()
 
-    def _held(self) -> tuple[Held, ...]:
-        steps = (self.steps[index] for index in self._running.values() if index not in self._leaving)
-        return tuple(Held(self._as_of_now(s.candidate.name), s.allocation, s.start_s) for s in steps)
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            _CARRIED_OUT[type(command)](self, command)
 
-    def _as_of_now(self, name: str) -> Candidate:
-        if name not in self._running:
-            return self._left[name]
-        step = self.steps[self._running[name]]
-        return step.candidate.interrupted(step.left_at(self.now))
-
-    def _as_seen(
-        self, seen: Callable[..., Sequence[Candidate]], waiting: Sequence[Candidate], held: tuple[Held, ...]
-    ) -> tuple[Sequence[Candidate], tuple[Held, ...]]:
-        known = seen([*waiting, *(h.candidate for h in held)])
-        in_training = zip(known[len(waiting) :], held, strict=True)
-        return known[: len(waiting)], tuple(
-            Held(candidate, h.allocation, h.since_s) for candidate, h in in_training
-        )
-
-    def _fits(self, allocation: Allocation) -> bool:
-        if self._deadline == math.inf:
-            return True
-        candidate = self._as_of_now(allocation.member)
-        if begin(candidate, allocation, 0, self._next_start_s(), self._deadline, self._longest_s):
-            return True
-        self._refused = (candidate.name, least_step_s(candidate, allocation.rate, self._longest_s))
-        return False
-
-    def _next_start_s(self) -> float:
-        return self.now if self._fresh else self.now + self._clock.round_overhead_s
-
-    def _start_pending(self) -> None:
-        """Start, as one round, all that were given GPUs which are free by now."""
-        ready: list[Allocation] = []
-        waiting: list[Allocation] = []
-        for allocation in self._pending:
-            if allocation.member not in self._left:
-                continue
-            free = allocation.member not in self._running and self._machine.can_hold(allocation)
-            (ready if free else waiting).append(allocation)
-        self._pending = waiting
-        if not ready:
-            return
-        start_s = self._next_start_s()
-        for group in self._groups(ready):
-            self._start_group(group, start_s)
-
-    def _groups(self, allocations: list[Allocation]) -> Iterable[list[Allocation]]:
-        """Return who trains together: those on one type of GPU, unless types may be mixed."""
-        if not self._planner.shares or self._options.mix_types:
-            return [allocations]
-        groups: dict[str | None, list[Allocation]] = {}
+    def _start(self, command: Start) -> None:
+        allocations = [task.allocation for task in command.tasks]
+        start_s = self.now if self._fresh else self.now + self._clock.round_overhead_s
+        rate = min(a.rate for a in allocations) if self._is_lockstep else None
+        self._rounds[command.round] = set()
         for allocation in allocations:
-            groups.setdefault(self._machine.type_of(allocation), []).append(allocation)
-        return groups.values()
+            index = self._members.begin(self._begun(allocation, command.round, start_s, rate))
+            self._rounds[command.round].add(index)
+            self._expect(index)
+            self._send(StepStarted(self.now, allocation.member, start_s))
+        self._next_round, self._planner_state = command.round + 1, command.planner_state
+        self._fresh = False
 
-    def _start_group(self, group: list[Allocation], start_s: float) -> None:
-        flotilla = Flotilla()
-        rate = min(a.rate for a in group) if self._planner.shares and self._world.lockstep else None
-        for allocation in group:
-            candidate = self._left[allocation.member]
-            step = begin(candidate, allocation, self._rounds, start_s, self._deadline, self._longest_s, rate)
-            if step is not None:
-                self._start(step, flotilla)
-        if flotilla.steps:
-            self._flotillas[self._rounds] = flotilla
-            self._rounds += 1
-            self._fresh = False
+    @property
+    def _is_lockstep(self) -> bool:
+        return self._planner.shares and self._world.lockstep
 
-    def _start(self, step: Step, flotilla: Flotilla) -> None:
-        allocation = step.allocation
-        self._machine.take(allocation)
-        self._waiting.remove(step.candidate.name)
-        index = self._running[allocation.member] = len(self.steps)
-        self.steps.append(step)
-        flotilla.allocated += allocation.gpus
-        flotilla.held[allocation.member] = allocation.gpus
-        flotilla.steps.add(index)
-        self._expect(index)
+    def _begun(self, allocation: Allocation, number: int, start_s: float, rate: float | None) -> Step:
+        """Return the step of a member."""
+        candidate = self._members.unfinished[allocation.member]
+        step = begin_at_pace(candidate, allocation, number, start_s, *self._limits, rate)
+        assert step is not None
+        return step
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self._opened.deadline_s, self._opened.longest_s
+
+    def _stop(self, command: Stop) -> None:
+        one = command.member
+        for index in self._rounds[command.round] if one is None else [self._members.running[one]]:
+            self.steps[index] = stopped(self.steps[index], self.now)
+            self._expect(index)
+
+    def _end_round(self, command: EndRound) -> None:
+        del self._rounds[command.round]
+
+    def _ask_again(self, command: AskAgain) -> None:
+        self._tick_at_s = command.at_s
+
+    def _end_job(self, command: EndJob) -> None:
+        self._ended = command
 
     def _expect(self, index: int) -> None:
-        heapq.heappush(self._events, (self.steps[index].end_s, Event.STEP_ENDS, index, ""))
+        heapq.heappush(self._queue, (self.steps[index].end_s, WorldEvent.STEP_ENDS, index, ""))
 
-    def _is_stale(self, event: tuple[float, Event, int, str]) -> bool:
-        at_s, kind, index, _ = event
-        if kind != Event.STEP_ENDS:
+    def _is_stale(self, due: tuple[float, WorldEvent, int, str]) -> bool:
+        at_s, kind, index, _ = due
+        if kind != WorldEvent.STEP_ENDS:
             return False
         step = self.steps[index]
-        return step.end_s != at_s or self._running.get(step.candidate.name) != index
+        return step.end_s != at_s or self._members.running.get(step.candidate.name) != index
 
-    def _go_on(self) -> None:
-        """Go on to when the next thing happens, and let all happen that happens then."""
-        while self._events and self._is_stale(self._events[0]):
-            heapq.heappop(self._events)
-        idle = not self._running
-        next_event_s = self._events[0][0] if self._events else math.inf
-        next_arrival_s = self._arrivals[0].at_s if self._arrivals else math.inf
-        self.now = max(min(next_event_s, next_arrival_s, self._again_s), self.now)
-        self._changed = True
-        if self._again_s <= self.now:
-            self._again_s = math.inf
-        touched = set()
-        while self._events and self._events[0][0] <= self.now:
-            event = heapq.heappop(self._events)
-            if not self._is_stale(event):
-                touched.update(self._happen(*event[1:]))
-        self._welcome()
-        for round_index in touched:
-            self._look_after(round_index)
-        if idle and self._clock.wall_s is not None:
-            self._open_job(self.now)
+    def _due_events(self) -> Iterator[Event]:
+        """Let all happen that is due by now."""
+        while self._queue and self._queue[0][0] <= self.now:
+            due = heapq.heappop(self._queue)
+            if not self._is_stale(due):
+                yield from _WORLD_HANDLERS[due[1]](self, *due[2:])
+        while self._arrivals and self._arrivals[0].at_s <= self.now:
+            candidate = self._arrivals.popleft().candidate
+            self._members.add(candidate)
+            yield MemberArrived(self.now, candidate.name)
 
-    def _happen(self, kind: Event, index: int, node: str) -> set[int]:
-        """Let one event happen; return the rounds that it changed."""
-        if kind == Event.STEP_ENDS:
-            step = self.steps[index]
-            self._end(index)
-            return {step.round_index}
-        if kind == Event.NODE_FAILS:
-            return self._fail(node)
-        self._machine.repair(node)
-        return set()
+    def _step_ends(self, index: int, _node: str) -> Iterator[Event]:
+        yield self._end(index, Why.TOLD)
 
-    def _end(self, index: int) -> None:
-        step = self.steps[index]
-        name = step.allocation.member
-        self._machine.release(step.allocation)
-        del self._running[name]
-        self._leaving.discard(index)
-        flotilla = self._flotillas[step.round_index]
-        flotilla.steps.discard(index)
-        if step.converged:
-            del self._left[name], flotilla.held[name]
-        else:
-            self._left[name] = step.candidate.interrupted(step.samples_left)
-            self._waiting.add(self._left[name])
-
-    def _fail(self, node: str) -> set[int]:
+    def _node_fails(self, _index: int, node: str) -> Iterator[Event]:
+        """Let a node fail, and with it the steps that it has a part of."""
         failures = self._world.failures
         assert failures is not None
-        self._machine.fail(node)
-        self._pending = []
-        touched = set()
-        for name, index in list(self._running.items()):
-            step = self.steps[index]
-            if any(part.node == node for part in step.allocation.placement):
-                self.steps[index] = lost(step, self.now, failures.checkpoint_every_s)
-                self._end(index)
-                self._flotillas[step.round_index].held.pop(name, None)
-                touched.add(step.round_index)
         returns_s = self.now + failures.repair_s
-        heapq.heappush(self._events, (returns_s, Event.NODE_RETURNS, 0, node))
+        heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
-        return touched
+        self._down.add(node)
+        for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
+            yield self._lose(index)
+        yield NodeLost(self.now, node)
+
+    def _is_on(self, index: int, node: str) -> bool:
+        return any(part.node == node for part in self.steps[index].allocation.placement)
+
+    def _node_returns(self, _index: int, node: str) -> Iterator[Event]:
+        """Let a node come up again, for the next job."""
+        self._down.discard(node)
+        return iter(())
 
     def _schedule_failure(self, node: str, up_s: float) -> None:
         if self._world.failures is not None:
             fails_s = up_s + self._random.expovariate(1 / self._world.failures.node_mtbf_s)
-            heapq.heappush(self._events, (fails_s, Event.NODE_FAILS, 0, node))
+            heapq.heappush(self._queue, (fails_s, WorldEvent.NODE_FAILS, 0, node))
 
-    def _welcome(self) -> None:
-        while self._arrivals and self._arrivals[0].at_s <= self.now:
-            candidate = self._arrivals.popleft().candidate
-            self._left[candidate.name] = candidate
-            self._waiting.add(candidate)
+    def _lose(self, index: int) -> StepEnded:
+        """End a step whose node has failed."""
+        assert self._world.failures is not None
+        self.steps[index] = lost(self.steps[index], self.now, self._world.failures.checkpoint_every_s)
+        return self._end(index, Why.NODE_FAILURE)
 
-    def _look_after(self, round_index: int) -> None:
-        """After members left a round: stop it if too few GPUs are active, else set the pace anew."""
-        flotilla = self._flotillas[round_index]
-        if not flotilla.steps:
-            del self._flotillas[round_index]
-        elif not self._planner.shares:
+    def _end(self, index: int, why: Why) -> StepEnded:
+        """End a step: for that reason, if the member has not converged."""
+        step = self._members.end(index)
+        self._rounds[step.round_index].discard(index)
+        self._touched.add(step.round_index)
+        if step.converged:
+            return StepEnded(self.now, step.candidate.name, Why.FINISHED)
+        no_room = why is Why.TOLD and not self._was_told(step)
+        return StepEnded(self.now, step.candidate.name, why, no_room)
+
+    def _was_told(self, step: Step) -> bool:
+        """Whether the member in training was told to leave."""
+        return self._core.running[step.candidate.name].leaving
+
+    def _set_pace(self, indices: Iterable[int]) -> None:
+        """Have members that share their data go on at the pace of the slowest."""
+        if not self._is_lockstep:
             return
-        elif self._should_stop(flotilla):
-            flotilla.stopped = True
-            for index in flotilla.steps:
-                self._stop(index)
-        elif self._world.lockstep and not flotilla.stopped:
-            self._set_pace(flotilla)
-
-    def _should_stop(self, flotilla: Flotilla) -> bool:
-        return (
-            self._alpha > 0
-            and not flotilla.stopped
-            and should_stop(
-                flotilla.held,
-                flotilla.allocated,
-                self._alpha,
-                waiting=len(self._left) > len(flotilla.held),
-                max_gpus={name: self._left[name].max_gpus for name in flotilla.held},
-            )
-        )
-
-    def _set_pace(self, flotilla: Flotilla) -> None:
-        rate = min(self.steps[index].allocation.rate for index in flotilla.steps)
-        for index in flotilla.steps:
-            if self.steps[index].rate != rate and index not in self._leaving:
-                self.steps[index] = paced(self.steps[index], self.now, rate, self._deadline, self._longest_s)
+        rate = min(self.steps[index].allocation.rate for index in indices)
+        for index in indices:
+            step = self.steps[index]
+            if step.rate != rate and not self._was_told(step):
+                self.steps[index] = paced(step, self.now, rate, *self._limits)
                 self._expect(index)
 
-    def _stop(self, index: int) -> None:
-        self._leaving.add(index)
-        self.steps[index] = stopped(self.steps[index], self.now)
-        self._expect(index)
+    def _ask(
+        self, planner: Planner, request: Request, fits: Callable[[Allocation], bool]
+    ) -> tuple[Decision, tuple[str, ...]]:
+        began = time.perf_counter()
+        decision, left_out = ask(planner, request, fits)
+        self.planning_s.append(time.perf_counter() - began)
+        if self._note:
+            self._note(request, decision)
+        return decision, left_out
+
+
+_CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
+    Start: Engine._start,
+    Stop: Engine._stop,
+    EndRound: Engine._end_round,
+    AskAgain: Engine._ask_again,
+    EndJob: Engine._end_job,
+}
+_WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[Event]]] = {
+    WorldEvent.STEP_ENDS: Engine._step_ends,
+    WorldEvent.NODE_FAILS: Engine._node_fails,
+    WorldEvent.NODE_RETURNS: Engine._node_returns,
+}
 
 
 def _too_short(clock: Clock, member: str, needed_s: float) -> InfeasibleError:

@@ -71,14 +71,12 @@ def _members(arrivals: Sequence[Arrival], steps: Sequence[Step]) -> tuple[Foreca
 
 def _interval(step: Step) -> Interval:
     return Interval(
-        member=step.allocation.member,
-        gpus=step.allocation.gpus,
+        allocation=step.allocation,
+        round_index=step.round_index,
         start_s=step.start_s,
         end_s=step.end_s,
         restart_s=step.startup_s,
         samples=step.samples,
-        allocation=step.allocation,
-        round_index=step.round_index,
     )
 
 

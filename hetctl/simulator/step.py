@@ -101,12 +101,29 @@ def begin(
     )
 
 
+def begin_at_pace(
+    candidate: Candidate,
+    allocation: Allocation,
+    round_index: int,
+    start_s: float,
+    deadline_s: float,
+    longest_s: float,
+    rate: float | None,
+) -> Step | None:
+    """Return the step of a member that fits at its own rate.
+
+    If it does not at the rate of its round, the deadline comes in the midst of an epoch.
+    """
+    epochs = begin(candidate, allocation, round_index, start_s, deadline_s, longest_s, rate)
+    return epochs or begin(candidate, allocation, round_index, start_s, deadline_s, 0.0, rate)
+
+
 def paced(step: Step, now: float, rate: float, deadline_s: float, longest_s: float = math.inf) -> Step:
     """Return the step as it goes if it trains at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
     candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
-    rest = begin(candidate, step.allocation, 0, start_s, deadline_s, longest_s, rate)
+    rest = begin_at_pace(candidate, step.allocation, 0, start_s, deadline_s, longest_s, rate)
     if rest is None:
         return step
     return replace(
@@ -144,18 +161,23 @@ def stopped(step: Step, now: float) -> Step:
     return replace(step, end_s=end_s, samples_left=course.left_after(epochs + 1))
 
 
+def kept_at(step: Step, now: float) -> float:
+    """Return the samples that are left if all is lost that came after the last finished epoch."""
+    epoch = step.candidate.samples_per_epoch
+    if not epoch or now <= step.ready_s:
+        return step.candidate.samples_left
+    course = Course(step.candidate, step.rate, step.paced_left)
+    left = course.left_after(course.epochs_within(now - step.paced_s))
+    return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.candidate.samples_left)
+
+
 def lost(step: Step, now: float, checkpoint_every_s: float) -> Step:
     """Return the step if its GPUs fail at `now`: what came after the last checkpoint is lost.
 
     A checkpoint is written after each epoch, or every so many seconds by a member without epochs.
     """
-    if now <= step.ready_s:
-        return replace(step, end_s=now, samples_left=step.candidate.samples_left)
-    epoch = step.candidate.samples_per_epoch
-    if epoch:
-        course = Course(step.candidate, step.rate, step.paced_left)
-        left = course.left_after(course.epochs_within(now - step.paced_s))
-        kept = math.ceil(left / epoch - TOLERANCE) * epoch
-        return replace(step, end_s=now, samples_left=min(kept, step.candidate.samples_left))
+    end_s = max(now, step.start_s)
+    if step.candidate.samples_per_epoch or now <= step.ready_s:
+        return replace(step, end_s=end_s, samples_left=kept_at(step, now))
     last_s = now - (now - step.ready_s) % checkpoint_every_s
-    return replace(step, end_s=now, samples_left=step.left_at(last_s))
+    return replace(step, end_s=end_s, samples_left=step.left_at(last_s))

@@ -44,12 +44,14 @@ class Clock:
 class Failures:
     """How nodes fail: each for itself, after exponentially distributed times.
 
+    A failure that a member notices ends the job, as it does for the driver.
+
     Parameters
     ----------
     node_mtbf_s : float
         Mean time of a node between failures.
     repair_s : float
-        A failed node comes back after this time.
+        A failed node comes back after this time, for the jobs that begin then.
     checkpoint_every_s : float
         Members without known epochs write a checkpoint that often; others after each epoch.
     """
@@ -67,7 +69,8 @@ class World:
     Parameters
     ----------
     lockstep : bool
-        Whether members of a round that share their data all go at the slowest one's rate.
+        Whether members of a round that share their data all go at the slowest one's rate, on whatever type
+        of GPU.
     seen : callable or None
         What planners know of the members; None: everything.
     """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -123,3 +124,12 @@ def test_sharing_what_is_known_comes_close_to_knowing_it_before() -> None:
     each = simulate(EXPLORATORY, arrivals, world, Options(exploration="each")).mean_jct_s
     assert shared <= 1.15 * before
     assert each > 1.1 * shared
+
+
+def test_who_explores_stays_at_it_though_others_wait_for_its_gpus() -> None:
+    """Six members that share nothing: two at a time have two GPUs, each until that rate is known."""
+    members = [replace(member(f"m{i}", family="", samples=3e5), checkpoint_s=1.0) for i in range(6)]
+    result = simulated("shared", members, gpus=8)
+    pairs = [i for i in result.intervals if i.gpus == 2 and i.start_s < 4 * STAGE_S]
+    assert len(pairs) >= 6
+    assert all(i.end_s - i.start_s >= STAGE_S for i in pairs)

@@ -49,11 +49,11 @@ def test_one_goes_on_with_its_share_before_the_other_begins() -> None:
     assert run([a, b], 2).makespan_s == pytest.approx(10, rel=1e-3)
 
 
-@pytest.mark.parametrize("gpus", [7, 20, 48])
-def test_a_run_is_close_to_the_bound_and_restarts_are_few(gpus: int) -> None:
+@pytest.mark.parametrize(("gpus", "most"), [(7, 1.01), (20, 1.02), (48, 1.05)])
+def test_a_run_is_close_to_the_bound_and_restarts_are_few(gpus: int, most: float) -> None:
     members = ensemble(30, seed=1)
     result = run(members, gpus)
-    assert 1 <= result.ratio < 1.03
+    assert 1 <= result.ratio < most
     assert result.restarts <= 2 * len(members) + gpus
 
 

@@ -40,8 +40,6 @@ def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
     rates = {"quick": {1: 100.0}, "slow": {1: 99.0}, "late": {1: 50.0}}
     job = Job(tmp_path, members, rates=rates, options={"alpha": 0.8})
     job.drive()
-    first = job.run.round(0)
-    assert first.stop.read_text() == "alpha\n"
     assert job.events("round_ended")[0].data["ended_by"] == "alpha"
     assert job.events("stopped", "slow")[0].data["reason"] == "alpha"
     assert job.trained("slow") == list(range(1, 9))
@@ -49,19 +47,19 @@ def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
 
 
 def test_the_deadline_ends_the_job_and_leaves_the_rest_for_the_next(tmp_path):
-    job = Job(tmp_path, {"a": {"epochs": 6, "epoch_s": 0.5}, "b": {"epochs": 1}}, grace_s=2, wall_s=4)
+    job = Job(tmp_path, {"a": {"epochs": 14, "epoch_s": 0.5}, "b": {"epochs": 1}}, grace_s=2, wall_s=7)
     job.drive()
     assert job.reason == "deadline"
     assert job.progress()["a"].active
     assert job.progress()["b"].converged
     done = len(job.trained("a"))
-    assert 0 < done < 6
+    assert 0 < done < 14
     job.run.round(job.run.next_index()).create()
     last = job.run.rounds()[-1].index
     while job.progress()["a"].active:
         job.drive(number=1, first_round=last)
         last = job.run.round(job.run.next_index()).create().index
-    assert job.trained("a") == [1, 2, 3, 4, 5, 6]
+    assert job.trained("a") == list(range(1, 15))
 
 
 def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
@@ -118,7 +116,6 @@ def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
     assert any(start < spans["long"] for start in starts[1:])
     assert sum(len(members) for members in job.rounds()) == 5
     assert all(member.converged for member in job.progress().values())
-    assert not any(folder.stop.exists() for folder in job.run.rounds())
 
 
 @pytest.mark.parametrize("by", ["a signal", "the job's stop file"])
@@ -138,10 +135,10 @@ def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
 
 
 def test_a_step_that_hangs_is_terminated_and_then_killed_within_the_grace(tmp_path):
-    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=4, grace_s=3)
+    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=7, grace_s=3)
     began = time.time()
     job.drive()
-    assert time.time() - began < 4 + 1
+    assert time.time() - began < 7 + 1
     deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
     assert deaf.data["cause"] == "killed by SIGKILL"
     assert job.events("deaf", "deaf")
@@ -175,7 +172,7 @@ def test_the_job_holds_no_more_gpus_than_were_asked_for(tmp_path):
 
 
 def test_a_member_without_room_for_its_next_epoch_is_not_started_again_and_again(tmp_path):
-    job = Job(tmp_path, {"tight": {"no_room": True}, "good": {"epochs": 8}}, wall_s=6, grace_s=3)
+    job = Job(tmp_path, {"tight": {"no_room": True}, "good": {"epochs": 8}}, wall_s=9, grace_s=3)
     job.drive()
     starts = [e for e in job.events("step_started") if e.data["member"] == "tight"]
     assert len(starts) == 1

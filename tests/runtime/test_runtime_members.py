@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hetctl.core.events import Event
 from hetctl.core.profile import Candidate
+from hetctl.core.steps import report_of
 from hetctl.runtime.members import as_of_now
 
 CANDIDATE = Candidate("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)
@@ -17,7 +18,7 @@ def event(kind, time, **data):
 
 
 def left(*events, now, part=60, candidate=CANDIDATE):
-    return as_of_now(candidate, part, 10.0, events, now).samples_left
+    return as_of_now(candidate, part, 10.0, report_of(events).epoch_since, now).samples_left
 
 
 def test_before_its_first_step_a_member_has_trained_nothing():

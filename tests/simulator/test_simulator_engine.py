@@ -10,10 +10,10 @@ import pytest
 from hetctl.core.errors import InfeasibleError
 from hetctl.core.plan import Allocation, Placement
 from hetctl.core.profile import Candidate
-from hetctl.core.site import Cluster, Node
+from hetctl.core.site import Cluster
 from hetctl.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.core import POLL_S
 from hetctl.simulator.engine import Engine
-from hetctl.simulator.machine import Machine
 from hetctl.simulator.queue import WaitingQueue
 from hetctl.simulator.simulate import simulate
 from hetctl.simulator.world import Arrival, Clock, Failures, World
@@ -127,7 +127,7 @@ def test_a_planner_cannot_ask_for_the_past() -> None:
         return Decision(one_each(request).start, again_s=again_s)
 
     assert run(elastic(decide), [Arrival(member("a", 100))]) == [("a", 1, 0.0, 10.0, 100)]
-    assert asked[:3] == pytest.approx([0.0, 0.001, 0.002])
+    assert asked[:3] == pytest.approx([0.0, POLL_S, 2 * POLL_S])
 
 
 def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
@@ -205,7 +205,8 @@ def test_without_epochs_it_costs_what_came_after_the_last_checkpoint(
     ]
 
 
-def test_others_go_on_and_the_failed_goes_elsewhere(failing: Callable[..., Failures]) -> None:
+def test_a_failure_takes_its_own_members_and_the_job_goes_on(failing: Callable[..., Failures]) -> None:
+    """At 3 s node-0 fails; b trains on, and then all go by turns on the node that is left."""
     arrivals = [Arrival(member("a", 100)), Arrival(member("b", 50)), Arrival(member("c", 100))]
     rows = run(LOCAL, arrivals, gpus=2, per_node=1, failures=failing(3.0, repair_s=100.0))
     assert rows == [
@@ -214,6 +215,66 @@ def test_others_go_on_and_the_failed_goes_elsewhere(failing: Callable[..., Failu
         ("a", 1, 5.0, 15.0, 100),
         ("c", 1, 15.0, 25.0, 100),
     ]
+
+
+def test_a_job_ends_with_its_last_node_and_the_next_one_has_those_that_are_back(
+    failing: Callable[..., Failures],
+) -> None:
+    """Nodes fail at 3 s and 8 s, and are back a second later; the next job is there at 12 s."""
+    arrivals = [Arrival(member(name, 100)) for name in "ab"]
+    failures = failing(3.0, 8.0, repair_s=1.0)
+    clock = Clock(job_overhead_s=4.0)
+    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures, clock=clock) == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 8.0, 0),
+        ("a", 1, 12.0, 22.0, 100),
+        ("b", 1, 12.0, 22.0, 100),
+    ]
+
+
+def test_a_node_that_comes_back_is_there_for_the_next_job_only(failing: Callable[..., Failures]) -> None:
+    """node-0 is back at 4 s, and in no job before that which begins when node-1 fails at 8 s."""
+    arrivals = [Arrival(member(name, 100)) for name in "ab"]
+    failures = failing(3.0, 8.0, repair_s=1.0)
+    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures) == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 8.0, 0),
+        ("a", 1, 8.0, 18.0, 100),
+        ("b", 1, 18.0, 28.0, 100),
+    ]
+
+
+def test_without_any_node_the_next_job_waits_for_one(failing: Callable[..., Failures]) -> None:
+    failures = failing(3.0, repair_s=10.0)
+    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, clock=Clock(wall_s=50.0))
+    assert rows == [("a", 1, 0.0, 3.0, 0), ("a", 1, 13.0, 23.0, 100)]
+
+
+def test_the_next_job_remembers_what_was_decided_when_the_last_round_began() -> None:
+    """Asked at 0 s and, in vain, when the epoch of a ends at 10 s; then the next job begins."""
+    remembered: list[object] = []
+
+    def decide(request: Request) -> Decision:
+        remembered.append(request.memory)
+        return Decision(one_each(request).start, memory=len(remembered))
+
+    rows = run(elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=Clock(wall_s=15.0))
+    assert [start_s for _, _, start_s, _, _ in rows] == [0.0, 10.0]
+    assert remembered == [None, 1, 1, 1]
+
+
+def test_resize_that_the_planner_wanted_is_no_reason_to_ask_it_again() -> None:
+    """a is told at 4 s to have two GPUs, and has them at 6 s."""
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        if request.held and request.now_s == 4.0:
+            return Decision((given(request.held[0].candidate, 0, 1),))
+        return Decision(one_each(request).start, again_s=4.0 if request.now_s < 4 else None)
+
+    run(elastic(decide), [Arrival(member("a", 100, checkpoint_s=2.0))])
+    assert asked == pytest.approx([0.0, 4.0])
 
 
 def test_an_epoch_that_is_being_evaluated_is_lost(failing: Callable[..., Failures]) -> None:
@@ -278,6 +339,53 @@ def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
         run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0))
 
 
+def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None:
+    """c needs 30 s on one GPU: too late at 15 s of 40; at 20 s it has both, on which it needs 15 s."""
+
+    def decide(request: Request) -> Decision:
+        if len(request.candidates) > 1:
+            return one_each(request)
+        gpus = [gpu for node in request.nodes for gpu in node.gpus]
+        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+
+    arrivals = [
+        Arrival(member("a", 150)),
+        Arrival(member("b", 200)),
+        Arrival(member("c", 300, samples_per_epoch=300)),
+    ]
+    assert run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0)) == [
+        ("a", 1, 0.0, 15.0, 150),
+        ("b", 1, 0.0, 20.0, 200),
+        ("c", 2, 20.0, 35.0, 300),
+    ]
+
+
+def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again() -> None:
+    """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when nobody trains any more."""
+
+    def decide(request: Request) -> Decision:
+        if len(request.candidates) > 1:
+            return one_each(request)
+        gpus = [gpu for node in request.nodes for gpu in node.gpus]
+        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+
+    arrivals = [
+        Arrival(member("a", 199)),
+        Arrival(member("b", 200)),
+        Arrival(member("c", 300, samples_per_epoch=300)),
+    ]
+    rows = run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0))
+    assert rows[2] == ("c", 2, 20.0, 35.0, 300)
+
+
+def test_nobody_starts_again_on_as_many_gpus_as_it_had_no_room_on() -> None:
+    """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
+    slow, fast = Candidate("slow", {1: 4.0}, 100, 100), Candidate("fast", {1: 10.0}, 120, 40)
+    local = Planner("local", "local", one_each, shares=True, alpha=0.0)
+    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, clock=Clock(wall_s=29.0))
+    assert rows == [("slow", 1, 0.0, 25.0, 100), ("fast", 1, 0.0, 20.0, 80), ("fast", 1, 25.0, 29.0, 40)]
+
+
 def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
     a = member("a", 600, samples_per_epoch=300, startup_s=2.0, checkpoint_s=1.0)
     assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
@@ -298,23 +406,6 @@ def test_what_a_run_comes_to() -> None:
     result = simulate(LOCAL, arrivals, World(Cluster.of(1, 1)), Options())
     assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
     assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
-
-
-def test_a_machine_lists_what_is_free_in_the_clusters_order() -> None:
-    cluster = Cluster.of_types({"v100": (4, 2), "p100": (2, 2)})
-    machine = Machine(cluster)
-    both = Allocation("a", 3, "data-parallel", 1.0, (Placement("node-1", (0, 1)), Placement("node-0", (1,))))
-    machine.take(both)
-    assert machine.free == (Node("node-0", (0,), "v100"), Node("node-2", (0, 1), "p100"))
-    assert not machine.can_hold(both)
-    machine.fail("node-0")
-    machine.release(both)
-    assert [node.name for node in machine.free] == ["node-1", "node-2"]
-    assert (machine.gpus, machine.any_down, machine.can_hold(both)) == (4, True, False)
-    machine.repair("node-0")
-    assert machine.free == machine.up == cluster.nodes
-    assert (machine.gpus, machine.any_down, machine.can_hold(both)) == (6, False, True)
-    assert machine.type_of(both) == "v100"
 
 
 def test_who_comes_back_has_its_place_before_those_who_came_later() -> None:

@@ -3,10 +3,13 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import Candidate
-from hetctl.simulator.step import Step, begin, stopped
+from hetctl.perf.course import has_room
+from hetctl.simulator.step import Step, begin, begin_at_pace, paced, stopped
 
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
@@ -73,3 +76,26 @@ def test_a_member_that_is_evaluated_for_the_last_time_converges_though_stopped()
     assert running is not None
     ended = stopped(running, 141.5)
     assert (ended.end_s, ended.converged) == (144.0, True)
+
+
+@given(
+    st.sampled_from([0.0, 30.0, 100.0, 101.0, 300.0]),
+    st.sampled_from([None, 100, 300]),
+    st.integers(0, 60),
+    st.sampled_from([0.0, 20.0, math.inf]),
+)
+def test_a_step_begins_if_there_is_room_for_it(
+    left: float, epoch: int | None, room_s: int, longest_s: float
+) -> None:
+    member = candidate(left, epoch)
+    begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, longest_s)
+    assert has_room(member, 10.0, 100.0, 100.0 + room_s, longest_s) is (begun is not None)
+
+
+def test_alone_a_member_goes_at_its_own_pace_until_the_deadline_comes_in_mid_epoch() -> None:
+    """At 5/s it has 50 of 100 samples at 115; at 10/s 30 more by 118, with 1 s for the checkpoint."""
+    slow = begin_at_pace(candidate(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
+    assert slow is not None
+    assert (slow.end_s, slow.samples) == (118.0 + 1.0, 65.0)
+    alone = paced(slow, 115.0, 10.0, 119.0)
+    assert (alone.end_s, alone.samples) == (119.0, 80.0)

@@ -1,0 +1,1 @@
+"""The scheduling of a batch job: one state machine, which the driver and the simulator both carry out."""

@@ -1,0 +1,360 @@
+"""The scheduling of one batch job as a state machine: events in, commands out.
+
+It has no clock, opens no file and starts no process. The driver sends the events of its ranks and the
+simulator those of its virtual clock; both carry out the commands and decide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.control.flotilla import should_stop
+from hetctl.core.ends import ENDS_THE_JOB, IN_ORDER, Why
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import Candidate
+from hetctl.perf.course import has_room, least_step_s
+from hetctl.perf.rounds import round_s, step_s
+from hetctl.perf.seen_rates import is_noteworthy
+from hetctl.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling import events
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
+from hetctl.scheduling.events import Event
+from hetctl.scheduling.observer import Observer, Seen
+from hetctl.scheduling.pool import Pool
+from hetctl.scheduling.rounds import DEADLINE, Round, Running
+
+POLL_S = 0.05
+"""The planner is not asked again sooner: changes meanwhile count together."""
+LAUNCH_PAUSE_S = 5.0
+"""So long nothing is started after the batch system did not answer the launcher."""
+DEFER_SHARE = 0.005
+"""So much of a job passes before the planner is asked again about members that were left out.
+
+With thousands of members, asking takes long.
+"""
+FINISHED = "finished"
+RESIZE, PREEMPTED = "resize", "preempted"
+"""Reasons for which the planner takes a member's GPUs: to give it others, or to let it wait."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Rules of a job that do not depend on its planner.
+
+    Parameters
+    ----------
+    round_overhead_s : float
+        From the start of a round that is not the job's first to that of its steps.
+    """
+
+    round_overhead_s: float = 0.0
+
+
+Ask = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
+
+
+class Core:
+    """The scheduling of one job.
+
+    Send what has happened at a time by `handle`, one event after the other, the first of them a `Tick`;
+    then call `schedule`, which draws the conclusions. Carry out the commands of each call in their order.
+
+    Attributes
+    ----------
+    running : dict of str to Running
+        Tasks by name.
+    ending : str or None
+        Why the job ends; nothing is started any more.
+    """
+
+    def __init__(
+        self, planner: Planner, options: Options, job: JobOptions, observer: Observer, consult: Ask = ask
+    ) -> None:
+        self.running: dict[str, Running] = {}
+        self.ending: str | None = None
+        self._planner, self._options, self._job = planner, options, job
+        self._observer, self._ask = observer, consult
+        self._alpha = planner.stop_share(options)
+        self._pool = Pool()
+        self._rounds: dict[int, Round] = {}
+        self._pending: list[Allocation] = []
+        self._no_room: dict[str, int] = {}
+        self._deferred_until_s: dict[str, float] = {}
+        self._refused: tuple[str, float] | None = None
+        self._replan_at_s, self._plan_from_s, self._launch_from_s = math.inf, -math.inf, -math.inf
+        self._fresh = self._changed = True
+        self._commands: list[Command] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take note of an event; return what follows at once."""
+        _HANDLERS[type(event)](self, event)
+        return self._take_commands()
+
+    def schedule(self, now_s: float) -> list[Command]:
+        """Return what follows from all that has happened until now."""
+        self._stop_small_rounds(now_s)
+        if not self.ending and now_s >= self._launch_from_s:
+            if now_s >= self._plan_from_s and self._may_plan():
+                self._plan(now_s)
+            self._start_pending(now_s)
+        if self.ending and not self._rounds:
+            self._commands.append(EndJob(self.ending, self._refused))
+        elif (at_s := self._next_s(now_s)) < math.inf:
+            self._commands.append(AskAgain(at_s))
+        return self._take_commands()
+
+    def _take_commands(self) -> list[Command]:
+        commands, self._commands = self._commands, []
+        return commands
+
+    def _on_job_opened(self, event: events.JobOpened) -> None:
+        self._pool.add(event.nodes)
+        self._deadline_s = event.deadline_s
+        self._defer_s = DEFER_SHARE * (event.deadline_s - event.now_s)
+        self._longest_s = event.longest_s
+        self._next_round = event.first_round
+        self._planner_state = event.planner_state
+        self._on_tick(event)
+
+    def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
+        if event.now_s >= self._replan_at_s:
+            self._replan_at_s, self._changed = math.inf, True
+        if event.now_s >= self._deadline_s:
+            self._end(DEADLINE)
+
+    def _on_node_joined(self, event: events.NodeJoined) -> None:
+        self._pool.add([event.node])
+        self._changed = True
+
+    def _on_node_lost(self, event: events.NodeLost) -> None:
+        """Go on with what is left: the members that trained there have ended, and are planned anew."""
+        self._pool.remove(event.node)
+        self._pending = [allocation for allocation in self._pending if self._pool.has(allocation)]
+        self._changed = True
+        if not self._pool.nodes:
+            self._end(Why.NODE_FAILURE.value)
+
+    def _on_member_arrived(self, _event: events.MemberArrived) -> None:
+        self._changed = True
+
+    def _on_step_started(self, event: events.StepStarted) -> None:
+        self.running[event.name].since_s = event.since_s
+
+    def _on_step_ended(self, event: events.StepEnded) -> None:
+        ended = self.running.pop(event.name)
+        ended_round = self._rounds[ended.round]
+        self._pool.release(ended.task.allocation)
+        ended_round.running.discard(event.name)
+        ended_round.released = True
+        ended_round.failed |= event.why not in IN_ORDER
+        if event.why is not Why.TOLD:
+            del ended_round.held[event.name]
+        # That a member leaves whom the planner told to is nothing that it did not know.
+        self._changed |= event.why is not Why.TOLD or event.name not in ended_round.reasons
+        if event.no_room:
+            self._no_room[event.name] = ended.task.allocation.gpus
+        self._draw_consequences(event)
+        if not ended_round.running:
+            self._commands.append(EndRound(ended.round, ended_round.ended_by))
+            del self._rounds[ended.round]
+
+    def _draw_consequences(self, event: events.StepEnded) -> None:
+        """Do what the end of a step means for the job."""
+        if event.why in ENDS_THE_JOB:
+            self._end(event.why.value)
+        elif event.why is Why.NOT_LAUNCHED:
+            self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
+
+    def _on_epoch_done(self, event: events.EpochDone) -> None:
+        """Let an elastic planner be asked again if a member trains at quite another rate than it was told."""
+        step = self.running.get(event.member)
+        if step and self._planner.paradigm == "elastic" and is_noteworthy(step.rate, event.rate):
+            step.rate, self._changed = event.rate, True
+
+    def _on_job_ending(self, event: events.JobEnding) -> None:
+        self._end(event.reason)
+
+    def _end(self, reason: str) -> None:
+        """Start nothing more, and have everybody leave; the first reason stands."""
+        if self.ending:
+            return
+        self.ending = reason
+        for number in self._rounds:
+            self._stop_round(number, reason, at_once=True)
+
+    def _stop_round(self, number: int, reason: str, *, at_once: bool = False) -> None:
+        stopped = self._rounds[number]
+        stopped.stopped_by = stopped.stopped_by or reason
+        for name in stopped.running:
+            self.running[name].leaving = True
+        self._commands.append(Stop(number, reason, at_once=at_once))
+
+    def _stop_small_rounds(self, now_s: float) -> None:
+        """Stop a round when too few of its GPUs are active (FLEET, section 4.3.2, "Training")."""
+        released = [number for number, opened in self._rounds.items() if opened.released]
+        for number in released:
+            self._rounds[number].released = False
+        if not self._alpha or not released:
+            return
+        left = self._observer.left(now_s)
+        for number in released:
+            if not self._rounds[number].stopped_by and self._is_too_small(self._rounds[number], left):
+                self._stop_round(number, "alpha")
+
+    def _is_too_small(self, opened: Round, left: Mapping[str, Candidate]) -> bool:
+        active = {name: gpus for name, gpus in opened.held.items() if name in left}
+        waiting = len(left) > len(active)
+        # Where somebody waits, it does not matter what others may hold, and is long in coming.
+        max_gpus = {} if waiting else {name: left[name].max_gpus for name in active}
+        return should_stop(active, opened.allocated, self._alpha, waiting=waiting, max_gpus=max_gpus)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._rounds and not self._pending
+
+    def _may_plan(self) -> bool:
+        """Return true if something is new, nobody waits for GPUs, and the planner's paradigm allows it."""
+        if self._is_idle:
+            return True
+        if self._pending or not self._changed:
+            return False
+        return {
+            "global": not self._rounds,
+            "local": self._pool.free_gpus > 0,
+            "elastic": True,
+        }[self._planner.paradigm]
+
+    def _plan(self, now_s: float) -> None:
+        """Ask the planner; tell those to leave whose GPUs it takes, and note who gets some."""
+        self._changed = False
+        seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
+        request = self._request(seen, now_s)
+        if not request.candidates and not request.held:
+            if self._is_idle:
+                self._end(DEADLINE if seen.left else FINISHED)
+            return
+        self._plan_from_s = now_s + POLL_S
+        if not request.nodes and not request.held:
+            if not self._pool.nodes:
+                self._end(Why.NODE_FAILURE.value)
+            return
+        decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
+        self._defer(left_out, now_s)
+        self._planner_state = decision.memory
+        self._replan_at_s = math.inf if decision.again_s is None else decision.again_s
+        self._pending = list(decision.start)
+        self._tell_to_leave(decision)
+        if self._is_idle:
+            self._end(DEADLINE)
+
+    def _request(self, seen: Seen, now_s: float) -> Request:
+        return Request(
+            candidates=seen.waiting,
+            nodes=self._observer.usable(self._pool.free),
+            gpus=self._pool.gpus,
+            round_index=self._next_round,
+            options=self._options,
+            held=seen.held if self._planner.paradigm == "elastic" else (),
+            cluster=self._pool.nodes,
+            now_s=now_s,
+            memory=self._planner_state,
+        )
+
+    def _fits(self, left: Mapping[str, Candidate], allocation: Allocation, now_s: float) -> bool:
+        """Return true if the member would get something done before the deadline, with all that may be left.
+
+        Going by a guess, it might lose its GPUs and then find no room on others.
+        """
+        if self._deadline_s == math.inf:
+            return True
+        candidate = left[allocation.member]
+        start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
+        more = allocation.gpus > self._no_room.get(candidate.name, 0)
+        if more and has_room(candidate, allocation.rate, start_s, self._deadline_s, self._longest_s):
+            return True
+        self._refused = candidate.name, least_step_s(candidate, allocation.rate, self._longest_s)
+        return False
+
+    def _defer(self, left_out: Iterable[str], now_s: float) -> None:
+        """Ask no more about members without room for some time, or in this job where that is in vain.
+
+        A planner that does not look at who else is there would give them the same GPUs again.
+        """
+        in_vain = self._planner.paradigm == "local" and not self._planner.shares
+        until_s = math.inf if in_vain else now_s + self._defer_s
+        self._deferred_until_s.update((name, until_s) for name in left_out if name not in self.running)
+
+    def _deferred(self, now_s: float) -> set[str]:
+        """Return who is not asked about; if nobody trains, and the job might end, some time is no reason."""
+        return {
+            name
+            for name, until_s in self._deferred_until_s.items()
+            if until_s > now_s and (self.running or until_s == math.inf)
+        }
+
+    def _tell_to_leave(self, decision: Decision) -> None:
+        given = {allocation.member for allocation in decision.start}
+        for name in (*decision.stop, *(allocation.member for allocation in decision.start)):
+            if step := self.running.get(name):
+                step.leaving = True
+                reason = self._rounds[step.round].reasons[name] = RESIZE if name in given else PREEMPTED
+                self._commands.append(Stop(step.round, reason, name))
+
+    def _start_pending(self, now_s: float) -> None:
+        """Start all whose GPUs are free by now as one round, but for those that got done, or too late."""
+        ready: list[Allocation] = []
+        waiting: list[Allocation] = []
+        for allocation in self._pending:
+            (ready if self._is_ready(allocation) else waiting).append(allocation)
+        if not ready:
+            return
+        self._pending = waiting
+        left = self._observer.left(now_s)
+        starting = [a for a in ready if a.member in left and self._fits(left, a, now_s)]
+        self._changed |= len(starting) < len(ready)
+        if starting and (limit := self._observer.used_up()):
+            self._end(limit)
+        elif starting:
+            self._open_round(starting, left, now_s)
+
+    def _is_ready(self, allocation: Allocation) -> bool:
+        free = allocation.member not in self.running and self._pool.can_hold(allocation)
+        return free and self._observer.can_use(allocation)
+
+    def _open_round(
+        self, allocations: Sequence[Allocation], left: Mapping[str, Candidate], now_s: float
+    ) -> None:
+        number, self._next_round = self._next_round, self._next_round + 1
+        held = {allocation.member: allocation.gpus for allocation in allocations}
+        self._rounds[number] = Round(sum(held.values()), held, set(held))
+        tasks = tuple(Task(allocation) for allocation in allocations)
+        for task in tasks:
+            self._pool.take(task.allocation)
+            self.running[task.name] = Running(task, number, task.allocation.rate, now_s)
+        ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
+        self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
+        self._fresh = False
+
+    def _next_s(self, now_s: float) -> float:
+        """Return when something is due, if nothing happens before."""
+        if self.ending:
+            return math.inf
+        if now_s < self._launch_from_s:
+            return self._launch_from_s
+        return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._may_plan() else math.inf)
+
+
+_HANDLERS: Mapping[type, Callable[[Core, Any], None]] = {
+    events.JobOpened: Core._on_job_opened,
+    events.NodeJoined: Core._on_node_joined,
+    events.NodeLost: Core._on_node_lost,
+    events.MemberArrived: Core._on_member_arrived,
+    events.StepStarted: Core._on_step_started,
+    events.StepEnded: Core._on_step_ended,
+    events.EpochDone: Core._on_epoch_done,
+    events.Tick: Core._on_tick,
+    events.JobEnding: Core._on_job_ending,
+}

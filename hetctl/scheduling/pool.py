@@ -1,0 +1,72 @@
+"""The nodes of a job, and which of their GPUs nobody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetctl.core.plan import Allocation
+from hetctl.core.site import Node
+
+
+class Pool:
+    """GPUs of a job's nodes, in the order in which the nodes joined.
+
+    Of a large cluster, only the nodes that an allocation touches are looked at. GPUs of a node that has
+    been lost are held by nobody, and can be given to nobody.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._free: dict[str, Node] = {}
+        self.nodes: tuple[Node, ...] = ()
+        self.gpus = 0
+        self.free_gpus = 0
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        """Add nodes with all their GPUs free."""
+        for node in nodes:
+            self._nodes[node.name] = self._free[node.name] = node
+            self.free_gpus += len(node.gpus)
+        self._list()
+
+    def remove(self, name: str) -> None:
+        """Forget a node that has been lost, and who holds its GPUs."""
+        if self._nodes.pop(name, None):
+            self.free_gpus -= len(self._free.pop(name).gpus)
+            self._list()
+
+    def _list(self) -> None:
+        self.nodes = tuple(self._nodes.values())
+        self.gpus = sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def free(self) -> tuple[Node, ...]:
+        """The nodes with free GPUs, with those alone."""
+        return tuple(node for node in self._free.values() if node.gpus)
+
+    def has(self, allocation: Allocation) -> bool:
+        """Return true if all nodes of an allocation are in the job."""
+        return all(part.node in self._nodes for part in allocation.placement)
+
+    def can_hold(self, allocation: Allocation) -> bool:
+        """Return true if all GPUs of an allocation are free."""
+        return self.has(allocation) and all(
+            set(part.gpus).issubset(self._free[part.node].gpus) for part in allocation.placement
+        )
+
+    def take(self, allocation: Allocation) -> None:
+        """Take the GPUs of an allocation; they must be free."""
+        for part in allocation.placement:
+            left = set(self._free[part.node].gpus).difference(part.gpus)
+            self._set_free(part.node, left)
+
+    def release(self, allocation: Allocation) -> None:
+        """Give the GPUs of an allocation back."""
+        for part in allocation.placement:
+            if part.node in self._free:
+                self._set_free(part.node, {*self._free[part.node].gpus, *part.gpus})
+
+    def _set_free(self, name: str, gpus: set[int]) -> None:
+        node = self._free[name]
+        self.free_gpus += len(gpus) - len(node.gpus)
+        self._free[name] = Node(name, tuple(sorted(gpus)), node.gpu_type)

@@ -1,0 +1,348 @@
+"""The scheduling of a job alone: events that are sent to it, and what it commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.core.ends import Why
+from hetctl.core.plan import Allocation, Placement
+from hetctl.core.profile import Candidate
+from hetctl.core.site import Cluster, Node
+from hetctl.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
+from hetctl.scheduling.events import (
+    EpochDone,
+    Event,
+    JobEnding,
+    JobOpened,
+    MemberArrived,
+    NodeJoined,
+    NodeLost,
+    StepEnded,
+    StepStarted,
+    Tick,
+)
+from hetctl.scheduling.rounds import Running
+
+
+def one_each(request: Request) -> Decision:
+    slots = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
+    return Decision(
+        tuple(on(c.name, node, gpu) for c, (node, gpu) in zip(request.candidates, slots, strict=False))
+    )
+
+
+def on(member: str, node: str, *gpus: int) -> Allocation:
+    return Allocation(member, len(gpus), "data-parallel", 10.0 * len(gpus), (Placement(node, gpus),))
+
+
+GLOBAL, LOCAL = Planner("global", "global", one_each), Planner("local", "local", one_each)
+GROUP = Planner("group", "global", one_each, shares=True)
+
+
+@dataclass
+class Seen:
+    left: Mapping[str, Candidate]
+    waiting: Sequence[Candidate]
+    held: tuple[Held, ...]
+
+
+@dataclass
+class Bench:
+    """One job, and members of which it is known what they have left."""
+
+    planner: Planner
+    names: str
+    nodes: tuple[Node, ...] = Cluster.of(4, 2).nodes
+    deadline_s: float = math.inf
+    job: JobOptions = field(default_factory=JobOptions)
+    withheld: bool = False
+    limit: str | None = None
+
+    def __post_init__(self) -> None:
+        self.members = {name: self.member(name) for name in self.names}
+        self.core = Core(self.planner, Options(), self.job, self)
+        self.opening = self.core.handle(JobOpened(0.0, self.nodes, self.deadline_s, 5, "remembered"))
+
+    def member(self, name: str) -> Candidate:
+        return Candidate(name, {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, 1000.0, 1000)
+
+    def left(self, _now_s: float) -> Mapping[str, Candidate]:
+        return self.members
+
+    def seen(self, _now_s: float, running: Mapping[str, Running], deferred: AbstractSet[str]) -> Seen:
+        waiting = [c for name, c in self.members.items() if name not in running and name not in deferred]
+        held = (
+            Held(self.members[name], step.task.allocation, step.since_s)
+            for name, step in running.items()
+            if not step.leaving
+        )
+        return Seen(self.members, waiting, tuple(held))
+
+    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return () if self.withheld else nodes
+
+    def can_use(self, _allocation: Allocation) -> bool:
+        return not self.withheld
+
+    def used_up(self) -> str | None:
+        return self.limit
+
+    def at(self, now_s: float, *events: Event) -> list[Command]:
+        """Let events happen at a time; return what is commanded, but for when to send a tick."""
+        return [command for command in self.all_at(now_s, *events) if not isinstance(command, AskAgain)]
+
+    def all_at(self, now_s: float, *events: Event) -> list[Command]:
+        commands = self.core.handle(Tick(now_s))
+        for event in events:
+            commands += self.core.handle(event)
+        return commands + self.core.schedule(now_s)
+
+    def done(self, now_s: float, name: str) -> Event:
+        """Let a member converge."""
+        del self.members[name]
+        return StepEnded(now_s, name, Why.FINISHED)
+
+
+def placed(commands: Sequence[Command]) -> dict[str, Allocation]:
+    starts = [command for command in commands if isinstance(command, Start)]
+    return {task.name: task.allocation for start in starts for task in start.tasks}
+
+
+def test_rounds_count_on_and_carry_what_the_planner_remembers() -> None:
+    asked: list[Any] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append((request.memory, request.round_index))
+        return replace(one_each(request), memory="new")
+
+    (start,) = Bench(Planner("p", "global", decide), "ab").at(0.0)
+    assert isinstance(start, Start)
+    assert asked == [("remembered", 5)]
+    assert (start.round, start.planner_state, start.predicted_s) == (5, "new", 100.0)
+    assert [task.name for task in start.tasks] == ["a", "b"]
+
+
+def test_a_global_planner_is_asked_when_all_gpus_are_free_and_a_local_one_when_any_is() -> None:
+    for planner, next_ones in ((GLOBAL, []), (LOCAL, ["e"])):
+        bench = Bench(planner, "abcdef")
+        assert sorted(placed(bench.at(0.0))) == list("abcd")
+        assert list(placed(bench.at(1.0, bench.done(1.0, "a")))) == next_ones
+    bench = Bench(GLOBAL, "ab")
+    bench.at(0.0)
+    assert bench.at(1.0, bench.done(1.0, "a")) == []
+    assert bench.at(2.0, bench.done(2.0, "b")) == [EndRound(5, "converged"), EndJob("finished")]
+
+
+def test_what_happens_at_once_is_planned_for_at_once() -> None:
+    bench = Bench(LOCAL, "abcdef")
+    bench.at(0.0)
+    assert list(placed(bench.at(1.0, bench.done(1.0, "a"), bench.done(1.0, "b")))) == ["e", "f"]
+
+
+def test_a_member_that_arrives_gets_what_is_free() -> None:
+    bench = Bench(LOCAL, "a")
+    bench.at(0.0)
+    bench.members["new"] = bench.member("new")
+    assert list(placed(bench.at(1.0, MemberArrived(1.0, "new")))) == ["new"]
+
+
+def test_a_node_that_joins_is_used() -> None:
+    bench = Bench(LOCAL, "abc", Cluster.of(2, 2).nodes)
+    assert list(placed(bench.at(0.0))) == ["a", "b"]
+    assert placed(bench.at(1.0, NodeJoined(1.0, Node("late", (0,))))) == {"c": on("c", "late", 0)}
+
+
+def test_too_few_active_gpus_stop_a_round_and_all_is_planned_anew_when_it_is_over() -> None:
+    bench = Bench(GROUP, "abcdef")
+    bench.at(0.0)
+    assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
+    assert bench.at(2.0, StepEnded(2.0, "b", Why.TOLD), StepEnded(2.0, "c", Why.TOLD)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "d", Why.TOLD))
+    assert ended == EndRound(5, "alpha")
+    assert list(placed([start])) == list("bcde")
+
+
+def moved(request: Request) -> Decision:
+    """Give a the GPUs of b, too, once somebody is in training."""
+    if not request.held:
+        return one_each(request)
+    return Decision((on("a", "node-0", 0, 1),), stop=("b",)) if len(request.held) == 2 else Decision()
+
+
+def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
+    bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(2, 2).nodes)
+    bench.at(0.0)
+    assert bench.all_at(1.0) == []
+    bench.core.handle(EpochDone(1.0, "a", 20.0))
+    assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
+    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", Why.TOLD)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "b", Why.TOLD))
+    assert ended == EndRound(5, "preempted")
+    assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
+
+
+def test_a_rate_as_it_was_told_is_nothing_to_ask_an_elastic_planner_about() -> None:
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        return Decision() if request.held else one_each(request)
+
+    bench = Bench(Planner("p", "elastic", decide), "a")
+    bench.at(0.0)
+    bench.at(1.0, EpochDone(1.0, "a", 9.0))
+    assert asked == [0.0]
+    bench.at(2.0, EpochDone(2.0, "a", 5.0))
+    bench.at(3.0, EpochDone(3.0, "a", 5.0))
+    assert asked == [0.0, 2.0]
+
+
+def test_the_planner_is_asked_again_when_it_wanted_that_but_not_more_often_than_one_looks() -> None:
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        again_s = {0.0: 8.0}.get(request.now_s)
+        return Decision(one_each(request).start if not request.held else (), again_s=again_s)
+
+    bench = Bench(Planner("p", "elastic", decide), "a")
+    assert bench.all_at(0.0)[-1] == AskAgain(8.0)
+    assert bench.all_at(8.0, StepStarted(8.0, "a", 8.0)) == []
+    assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [AskAgain(8.0 + POLL_S)]
+    bench.at(8.0 + POLL_S)
+    assert asked == [0.0, 8.0, 8.0 + POLL_S]
+
+
+def test_a_job_goes_on_without_a_lost_node_until_none_is_left() -> None:
+    bench = Bench(LOCAL, "abcdef")
+    bench.at(0.0)
+    lost = [StepEnded(1.0, name, Why.NODE_FAILURE) for name in "ab"]
+    assert bench.at(1.0, *lost, NodeLost(1.0, "node-0")) == []
+    assert placed(bench.at(2.0, bench.done(2.0, "c"))) == {"a": on("a", "node-1", 0)}
+    last = [StepEnded(3.0, name, Why.NODE_FAILURE) for name in "da"]
+    assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
+
+
+def test_nobody_waits_for_gpus_of_a_node_that_is_lost() -> None:
+    bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
+    bench.at(0.0)
+    bench.at(1.0, EpochDone(1.0, "a", 50.0))
+    lost = [StepEnded(2.0, name, Why.NODE_FAILURE) for name in "ab"]
+    commands = bench.at(2.0, *lost, NodeLost(2.0, "node-0"))
+    assert placed(commands) == {"a": on("a", "node-1", 0), "b": on("b", "node-1", 1)}
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (JobEnding(1.0, "signal"), "signal"),
+        (StepEnded(1.0, "a", Why.DISK_FULL), "disk-full"),
+        (Tick(50.0), "deadline"),
+    ],
+)
+def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Event, reason: str) -> None:
+    bench = Bench(LOCAL, "abcdef", deadline_s=50.0)
+    bench.members = {name: replace(c, samples_per_epoch=10) for name, c in bench.members.items()}
+    bench.at(0.0)
+    commands = bench.at(event.now_s, event, JobEnding(event.now_s, "later"))
+    assert [c for c in commands if isinstance(c, Stop)] == [Stop(5, reason, at_once=True)]
+    ends = [StepEnded(60.0, name, Why.TOLD) for name in list(bench.core.running)]
+    assert bench.at(60.0, *ends)[-1] == EndJob(reason)
+
+
+def test_after_the_batch_system_did_not_answer_nothing_is_started_for_a_while() -> None:
+    bench = Bench(LOCAL, "a")
+    bench.at(0.0)
+    commands = bench.all_at(1.0, StepEnded(1.0, "a", Why.NOT_LAUNCHED))
+    assert commands == [EndRound(5, "failed"), AskAgain(1.0 + LAUNCH_PAUSE_S)]
+    assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
+
+
+def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:
+    bench = Bench(LOCAL, "abcde")
+    bench.at(0.0)
+    bench.limit = "--max-rounds 1 is reached"
+    commands = bench.at(1.0, bench.done(1.0, "a"))
+    assert commands == [Stop(5, bench.limit, at_once=True)]
+
+
+def test_ranks_that_are_about_to_end_neither_end_the_job_nor_get_anything_to_do() -> None:
+    bench = Bench(LOCAL, "a", withheld=True)
+    assert bench.all_at(0.0) == [AskAgain(POLL_S)]
+    bench.withheld = False
+    assert list(placed(bench.at(POLL_S))) == ["a"]
+
+
+def test_a_job_without_room_for_anybody_says_for_whom() -> None:
+    bench = Bench(LOCAL, "ab", deadline_s=150.0)
+    assert list(placed(bench.at(0.0))) == ["a", "b"]
+    ends = [StepEnded(60.0, name, Why.KILLED) for name in "ab"]
+    assert bench.at(60.0, *ends) == [EndRound(5, "failed"), EndJob("deadline", ("a", 100.0))]
+
+
+def test_who_left_for_want_of_room_starts_again_on_more_gpus_only() -> None:
+    def all_to_the_first(request: Request) -> Decision:
+        if not request.candidates or len(request.candidates) > 1:
+            return one_each(request)
+        gpus = [gpu for node in request.nodes for gpu in node.gpus][:2]
+        return Decision((on(request.candidates[0].name, request.nodes[0].name, *gpus),))
+
+    bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
+    bench.at(0.0)
+    assert bench.at(1.0, StepEnded(1.0, "a", Why.TOLD, no_room=True)) == []
+    commands = bench.at(9.0, bench.done(9.0, "b"))
+    assert placed(commands) == {"a": on("a", "node-0", 0, 1)}
+
+
+@given(
+    st.sampled_from([GLOBAL, LOCAL, GROUP, Planner("p", "elastic", one_each)]),
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["done", "told", "failed", "lost"]))),
+)
+def test_no_gpu_is_given_twice_and_every_job_comes_to_its_end(
+    planner: Planner, members: int, happenings: list[tuple[int, str]]
+) -> None:
+    bench = Bench(planner, "abcdefghi"[:members], Cluster.of(6, 2).nodes)
+    held: dict[str, Allocation] = {}
+    up = {node.name for node in bench.nodes}
+    commands = bench.at(0.0)
+    for now_s, (index, what) in enumerate([*happenings, *[(0, "done")] * 99], start=1):
+        for name, allocation in placed(commands).items():
+            gpus = {(p.node, gpu) for a in held.values() for p in a.placement for gpu in p.gpus}
+            assert gpus.isdisjoint((p.node, gpu) for p in allocation.placement for gpu in p.gpus)
+            assert {part.node for part in allocation.placement} <= up
+            held[name] = allocation
+        if isinstance(commands[-1] if commands else None, EndJob):
+            break
+        assert held, "a job with nobody in training and no end"
+        name = sorted(held)[index % len(held)]
+        commands = bench.at(now_s, *ended(bench, up, held, name, what, float(now_s)))
+    assert not held
+    assert isinstance(commands[-1], EndJob)
+
+
+def ended(
+    bench: Bench, up: set[str], held: dict[str, Allocation], name: str, what: str, now_s: float
+) -> list[Event]:
+    """Let a step end, or its node fail with all that trains on it."""
+    if what == "lost":
+        (node,) = {part.node for part in held[name].placement}
+        up.discard(node)
+        there = [n for n, a in held.items() if a.placement[0].node == node]
+        for other in there:
+            del held[other]
+        return [*(StepEnded(now_s, n, Why.NODE_FAILURE) for n in there), NodeLost(now_s, node)]
+    del held[name]
+    if what == "done":
+        return [bench.done(now_s, name)]
+    return [StepEnded(now_s, name, Why.TOLD if what == "told" else Why.KILLED)]

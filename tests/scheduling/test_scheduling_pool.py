@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from hetctl.core.plan import Allocation, Placement
+from hetctl.core.site import Cluster, Node
+from hetctl.scheduling.pool import Pool
+
+CLUSTER = Cluster.of_types({"v100": (4, 2), "p100": (2, 2)})
+BOTH = Allocation("a", 3, "data-parallel", 1.0, (Placement("node-1", (0, 1)), Placement("node-0", (1,))))
+
+
+def pool() -> Pool:
+    made = Pool()
+    made.add(CLUSTER.nodes)
+    return made
+
+
+def test_free_gpus_are_listed_in_the_clusters_order() -> None:
+    gpus = pool()
+    gpus.take(BOTH)
+    assert gpus.free == (Node("node-0", (0,), "v100"), Node("node-2", (0, 1), "p100"))
+    assert (gpus.free_gpus, gpus.gpus, gpus.can_hold(BOTH)) == (3, 6, False)
+    gpus.release(BOTH)
+    assert gpus.free == gpus.nodes == CLUSTER.nodes
+    assert (gpus.free_gpus, gpus.can_hold(BOTH)) == (6, True)
+
+
+def test_gpus_of_a_lost_node_are_gone_whoever_holds_them() -> None:
+    gpus = pool()
+    gpus.take(BOTH)
+    gpus.remove("node-1")
+    gpus.remove("node-1")
+    assert (gpus.gpus, gpus.free_gpus, gpus.has(BOTH), gpus.can_hold(BOTH)) == (4, 3, False, False)
+    gpus.release(BOTH)
+    assert gpus.free == gpus.nodes == (CLUSTER.nodes[0], CLUSTER.nodes[2])
+    gpus.add([CLUSTER.nodes[1]])
+    assert (gpus.gpus, gpus.free_gpus, gpus.can_hold(BOTH)) == (6, 6, True)
