@@ -13,6 +13,7 @@ HOROVOD = ["horovod==0.28.1"]
 TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
 PYTORCH = ["torch==2.13.0"]
 OPTUNA = ["optuna>=5,<6", "cmaes>=0.12"]
+GPU = ["nvidia-ml-py>=12.535"]
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [
     "build>=1.2",
@@ -55,6 +56,7 @@ setup(
         # TensorFlow 2.18 needs protobuf below 6, which 9.13 and later do not take.
         "ortools>=9.12,<9.13",
         "pillow>=10.0",
+        "psutil>=5.9",
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13.7",
@@ -68,6 +70,7 @@ setup(
         "horovod": HOROVOD,
         "mpi": MPI,
         "optuna": OPTUNA,
+        "gpu": GPU,
         "examples": EXAMPLES,
         "dev": DEVELOPMENT,
     },

@@ -2,7 +2,7 @@
 
 As a program this file is a Python that runs every module of hetctl as it is, but for what ranks do: in
 place of training and of measuring a point they run `train` and `measure`, which write the events and obey
-the files as those do, without TensorFlow.
+the driver as those do, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hetctl.runtime.assignment import MEASURE, TRAIN
 from hetctl.runtime.group import SingleRank, join_group
 
 TINY = Path(__file__).parent / "ensembles"
-RANK = "hetctl.runtime.rank"
+AGENT = "hetctl.runtime.agent"
 TIMEOUT_S = 90
 
 ENSEMBLE = """\
@@ -181,17 +181,32 @@ def alive(text: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def ranks_of(folder: Path, node: str | None = None) -> list[int]:
+    """The ranks whose driver has a folder, by their GPUs; those on one node, if it is named."""
+    found = {}
+    for pid in alive(str(folder)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            if name.startswith("hetctl-rank-") and (not node or f"SLURMD_NODENAME={node}" in environment):
+                found[pid] = name
+    return sorted(found, key=lambda pid: found[pid])
+
+
 def main(executable: str) -> None:
     """Run ``[-u] -m MODULE ARGUMENTS`` as Python would, but for the trainer."""
     sys.executable = executable
     arguments = [argument for argument in sys.argv[1:] if argument != "-u"]
     assert arguments.pop(0) == "-m", sys.argv
     sys.argv = arguments
-    if arguments[0] == RANK:
-        from hetctl.runtime import rank
+    if arguments[0] == AGENT:
+        from hetctl.runtime import frameworks
+        from hetctl.runtime.agent import agent
+        from hetctl.runtime.worker import worker
 
-        rank.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
-        os._exit(rank.main())
+        frameworks.BEFORE_A_FORK.clear()
+        agent.ORPHANED_S = 5.0
+        worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
@@ -201,8 +216,12 @@ def led(pretend):
     def work(assignment, desk):
         task = assignment.task
         desk.group = SingleRank()
-        desk.group = join_group(assignment.place, NoLink(), desk._announce)
-        if desk.group.rank == 0 and (code := pretend(Path(task.folder), task.name)):
+        desk.group = join_group(assignment.place, NoLink(), desk.announce)
+
+        def told():
+            return desk.stops.get(assignment.place.key)
+
+        if desk.group.rank == 0 and (code := pretend(Path(task.folder), task.name, told)):
             os._exit(code)
         desk.group.leave()
 
@@ -224,13 +243,18 @@ class NoLink:
         pass
 
 
-def measure(folder: Path, source: str) -> int:
-    """Report a rate of 100 samples/s on each GPU after ``measure_s``; ``fail``: report an error."""
+def measure(folder: Path, source: str, _told) -> int:
+    """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
+
+    ``fail``: report an error.
+    """
     measurements = read_measurements(folder)
     point = next(point for point in measurements.points if point.source == source)
     member = measurements.ensemble.member(point.member)
     print("building", point.member, flush=True)
     time.sleep(member.config.get("measure_s", 0.1))
+    while not Path(member.config.get("gate", "/")).exists():
+        time.sleep(0.05)
     events = EventWriter(folder / "events", point.source)
     if member.config.get("fail"):
         events.write("failed", error="no such layer")
@@ -243,20 +267,20 @@ def measure(folder: Path, source: str) -> int:
     return 0
 
 
-def train(path: Path, name: str) -> int:
+def train(path: Path, name: str, told) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
     SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
     does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
-    out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs.
+    out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs;
+    ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else.
     """
     folder = RoundFolder(path)
     round_file = read_round(folder.file)
     member = round_file.ensemble.member(name)
     config = member.config
     events = EventWriter(folder.events, name)
-    stops = folder.stops(name, round_file.job)
     state = round_file.checkpoint_folder(name) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0
@@ -271,8 +295,9 @@ def train(path: Path, name: str) -> int:
         signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
         while True:
             time.sleep(1)
-    while done < config.get("epochs", 3):
-        reason = "deadline" if config.get("no_room") else _wait(stops, round_file.deadline, config)
+    limit = member.stop.max_epochs if config.get("to_the_limit") else config.get("epochs", 3)
+    while done < limit:
+        reason = "deadline" if config.get("no_room") else _wait(told, round_file.deadline, config)
         if reason:
             time.sleep(config.get("leave_s", 0.0))
             events.write("stopped", reason=reason, part_samples=0)
@@ -288,17 +313,19 @@ def train(path: Path, name: str) -> int:
         if config.get("kill_after") == done and not state.with_name("killed").exists():
             state.with_name("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    events.write("converged", reason="all epochs done")
+    events.write(
+        "converged", reason=f"{limit} epochs done" if config.get("to_the_limit") else "all epochs done"
+    )
     return 0
 
 
-def _wait(stops: tuple[Path, ...], deadline: float, config) -> str:
+def _wait(told, deadline: float, config) -> str:
     """Train one epoch; return why it was not finished."""
     end = time.time() + config.get("epoch_s", 0.1)
     if end > deadline:
         return "deadline"
     while time.time() < end:
-        if stop := next((stop for stop in stops if stop.exists()), None):
-            return stop.read_text().strip()
+        if reason := told():
+            return reason
         time.sleep(0.01)
     return ""

@@ -51,6 +51,8 @@ class FunctionCall:
         If several, the jobs are the elements of one array.
     folder : Path
         Where submitit keeps the call and its output.
+    name : str
+        Unique: by it the jobs are found if nobody lived to note their ids.
     nodes, wall_s : int
         Of each job.
     at_once : int or None
@@ -86,7 +88,13 @@ class BatchSystem(Protocol):
         """
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Submit a function through submitit; return the jobs' ids, in the order of the arguments."""
+        """Submit a function through submitit; return the jobs' ids, in the order of the arguments.
+
+        Raises
+        ------
+        BatchSystemError
+            As of `submit`.
+        """
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask for many jobs at once; a job that nobody knows is UNKNOWN, never FINISHED."""
@@ -95,6 +103,15 @@ class BatchSystem(Protocol):
         """Return the ids of those of our jobs that have one of these names, by name.
 
         Jobs that are over are found, too, as long as the batch system remembers them.
+        """
+
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Return the ids of a call's jobs by its name, as `call` does; "" for each that is not to be found.
+
+        Parameters
+        ----------
+        count : int
+            How many arguments the function was called with.
         """
 
     def cancel(self, ids: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -63,14 +62,15 @@ class LocalBatch:
 
         Each of them has the whole machine, so they cannot run at the same time.
         """
-        wants = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus)]
-        token = f"{call.name}-{uuid.uuid4().hex[:6]}"
-        jobs = tuple(f"{token}-{index}" for index in range(len(call.arguments)))
-        for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
-            write_call(call, argument, job)
-            script = call.folder / f"{job}.sh"
-            write_private(script, _function_script(call.folder, job))
-            self._start(job, script, [*wants, *_after(after)], call.folder / f"{job}_0_log.out")
+        jobs = _jobs_of_call(call.name, len(call.arguments))
+        try:
+            for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
+                self._start_call(call, job, argument, after)
+        except SubmissionInDoubtError:
+            raise
+        except (BatchSystemError, OSError):
+            self.cancel(jobs)  # all or none are submitted
+            raise
         return jobs
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
@@ -81,12 +81,25 @@ class LocalBatch:
         """Return the jobs that a supervisor has claimed."""
         return {name: name for name in names if claim_file(self._folder, name).exists()}
 
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Return those of the jobs that a supervisor has claimed."""
+        jobs = _jobs_of_call(name, count)
+        found = self.find(jobs)
+        return tuple(found.get(job, "") for job in jobs)
+
     def cancel(self, ids: Sequence[str]) -> None:
         """Tell the supervisors; they give the scripts 20 s to checkpoint."""
         for job in ids:
             claimed = read_claim(self._folder, job)
             if claimed and claimed.machine == Machine.this():
                 _end(claimed)
+
+    def _start_call(self, call: FunctionCall, job: str, argument: str, after: str | None) -> None:
+        write_call(call.folder, call.function, argument, job, call.wall_s)
+        script = call.folder / f"{job}.sh"
+        write_private(script, _function_script(call.folder, job))
+        wants = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
+        self._start(job, script, wants, call.folder / f"{job}_0_log.out")
 
     def _start(self, job: str, script: Path, wants: Sequence[str], log: Path) -> None:
         make_private_folder(self._folder)
@@ -115,6 +128,10 @@ class LocalBatch:
             if time.monotonic() > limit:
                 raise SubmissionInDoubtError(f"the supervisor of {job} did not start in {START_S:g} s")
             time.sleep(0.01)
+
+
+def _jobs_of_call(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{index}" for index in range(count))
 
 
 def _slots(site: Site, gpus: int) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetctl.batch import process
 from hetctl.batch.base import FunctionCall, JobRequest
-from hetctl.batch.functions import submit_function
+from hetctl.batch.functions import array_elements, submit_function
 from hetctl.batch.lsf_commands import (
     DOUBTFUL,
     NOTHING_FOUND,
@@ -30,8 +30,11 @@ from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import JobState, JobStatus
 from hetctl.core.site import Site
 
-JSRUN = ("jsrun", "jsrun-erf")
+JSRUN = "jsrun"
 """Launchers of sites whose jobs are given whole nodes, and a launch node for their scripts."""
+
+FIRST_ELEMENT = 1
+"""Index in LSF's arrays."""
 
 
 class LsfBatch:
@@ -57,7 +60,7 @@ class LsfBatch:
             "lsf_job_name": call.name,
             "lsf_time": math.ceil(call.wall_s / 60),
             "lsf_nodes": call.nodes,
-            "lsf_whole_nodes": site.launcher in JSRUN,
+            "lsf_whole_nodes": site.launcher == JSRUN,
             "lsf_cpus_per_task": site.gpus_per_node * site.cores_per_gpu,
             "lsf_gpus_per_node": site.gpus_per_node if site.device == "gpu" else 0,
             "lsf_array_parallelism": call.at_once,
@@ -66,7 +69,7 @@ class LsfBatch:
             "lsf_setup": list(_setup(site)),
             "lsf_options": [word for line in site.directives for word in shlex.split(line)],
         }
-        return submit_function(call, "lsf", parameters)
+        return submit_function(call, "lsf", parameters, DOUBTFUL)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
@@ -86,6 +89,11 @@ class LsfBatch:
             found |= parse_found_gone(process.order(find_gone_command(missing), PASSING, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}
 
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Look for the job, or the array, of that name."""
+        job = self.find([name]).get(name, "")
+        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
+
     def cancel(self, ids: Sequence[str]) -> None:
         """Run bkill."""
         if not ids:
@@ -98,7 +106,7 @@ class LsfBatch:
 
 def _setup(site: Site) -> Iterator[str]:
     """Return the shell lines that a function's job starts with."""
-    if site.launcher in JSRUN:
+    if site.launcher == JSRUN:
         yield "unset TMPDIR"  # jsrun fails where it is set
     yield from site.setup
     yield from (f"export {key}={shlex.quote(value)}" for key, value in site.environment.items())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetctl.batch import process
 from hetctl.batch.base import FunctionCall, JobRequest
-from hetctl.batch.functions import submit_function
+from hetctl.batch.functions import array_elements, submit_function
 from hetctl.batch.slurm_commands import (
     DOUBTFUL,
     GONE,
@@ -32,6 +32,9 @@ from hetctl.batch.slurm_commands import (
     squeue_command,
 )
 from hetctl.core.job import JobState, JobStatus
+
+FIRST_ELEMENT = 0
+"""Index in submitit's arrays."""
 
 
 class SlurmBatch:
@@ -71,7 +74,7 @@ class SlurmBatch:
             },
             "slurm_use_srun": False,
         }
-        return submit_function(call, "slurm", parameters)
+        return submit_function(call, "slurm", parameters, DOUBTFUL)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
@@ -95,6 +98,11 @@ class SlurmBatch:
             command = find_gone_command(missing, os.getuid())
             found |= parse_found(process.order(command, PASSING, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
+
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Look for the job, or the array, of that name."""
+        job = self.find([name]).get(name, "")
+        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Run scancel."""

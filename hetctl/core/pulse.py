@@ -1,17 +1,20 @@
-"""What a member in training does just now; only its last word is kept."""
+"""Live metrics of members in training: the last of each member, all of a job in one file."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hetctl.core.codec import decode
+from hetctl.core.codec import decode, encode
+from hetctl.core.layout import write_private
 
 STALE_S = 30.0
-"""After so long without a word nobody knows what a member does."""
+"""A pulse is of no use after so long."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,21 @@ class Pulse:
     busy: float | None = None
 
 
-def read_pulse(path: Path, now: float | None = None) -> Pulse | None:
-    """Return a member's last word; None if there is none that is fresh and whole."""
+def write_pulses(path: Path, pulses: Mapping[str, Pulse]) -> None:
+    """Replace the file of a job's members in training; for a reader it is always whole."""
+    write_private(path, json.dumps(encode(pulses)) + "\n")
+
+
+def read_pulses(path: Path, now: float | None = None) -> dict[str, Pulse]:
+    """Return the pulses of a job by member: those that are fresh."""
+    now = time.time() if now is None else now
     try:
-        pulse = decode(Pulse, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-    fresh = (time.time() if now is None else now) - pulse.time < STALE_S
-    return pulse if fresh and math.isfinite(pulse.rate) else None
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        pulses = {member: decode(Pulse, pulse) for member, pulse in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {
+        member: pulse
+        for member, pulse in pulses.items()
+        if now - pulse.time < STALE_S and math.isfinite(pulse.rate)
+    }

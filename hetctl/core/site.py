@@ -40,6 +40,26 @@ class NodeType:
 
 
 @dataclass(frozen=True)
+class NetworkInterfaces:
+    """Interfaces of a site's nodes by their names or patterns such as ``hsn*``, the best first.
+
+    Parameters
+    ----------
+    control : tuple of str
+        For connections between driver and compute nodes and for the meeting of a group's ranks; empty: the
+        one of the host name.
+    gloo : tuple of str
+        For Gloo; empty: the one by which a rank reaches the others.
+    """
+
+    control: tuple[str, ...] = ()
+    gloo: tuple[str, ...] = ()
+
+
+ANY_INTERFACES = NetworkInterfaces()
+
+
+@dataclass(frozen=True)
 class SiteKey:
     """A key of a site as it counts, and where it stands: no file for a default."""
 
@@ -79,6 +99,8 @@ class Site:
         Bytes of each GPU where `node_types` does not say it; None: not known.
     links : NodeLinks or None
         Between GPUs, for pipelines; None: not known.
+    network : NetworkInterfaces
+        Of its nodes.
     """
 
     name: str
@@ -107,6 +129,7 @@ class Site:
     visible_devices: str = "CUDA_VISIBLE_DEVICES"
     gpu_memory: int | None = None
     links: NodeLinks | None = None
+    network: NetworkInterfaces = ANY_INTERFACES
 
     def memory_of(self, gpu_type: str | None) -> int | None:
         """Return the bytes of a GPU of a type, None if they are not known."""

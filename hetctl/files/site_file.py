@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import NodeType, Queue, Site, SiteKey
+from hetctl.core.site import NetworkInterfaces, NodeType, Queue, Site, SiteKey
 from hetctl.files.links_model import links_of, links_problems
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.refusal import shown, suggestion
@@ -19,7 +19,6 @@ from hetctl.files.validation import validate
 from hetctl.files.yaml_source import YamlSource, read_yaml
 
 FOLDER = "site-configs"
-DEFAULT_SITE = "local"
 
 
 def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
@@ -92,12 +91,12 @@ def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Pa
     return [(name, paths[0]) for name, paths in sorted(_Search(project, home).files().items())]
 
 
-def detect_site(hostname: str, sites: Iterable[Site]) -> str:
-    """Return the first site one of whose host patterns fits, else ``local``."""
+def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
+    """Return the first site one of whose host patterns fits; None if no site's do."""
     for site in sites:
         if any(fnmatch.fnmatch(hostname, pattern) for pattern in site.host_patterns):
             return site.name
-    return DEFAULT_SITE
+    return None
 
 
 def site_schema() -> dict[str, Any]:
@@ -154,7 +153,8 @@ class _Search:
 
 
 def _site(name: str, model: SiteModel) -> Site:
-    values = model.model_dump(exclude={"extends", "queues", "memory_per_node", "node_types", "links"})
+    own = {"extends", "queues", "memory_per_node", "node_types", "links", "network"}
+    values = model.model_dump(exclude=own)
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
     types = tuple(
@@ -166,5 +166,6 @@ def _site(name: str, model: SiteModel) -> Site:
         memory_per_node=model.memory_per_node,
         node_types=types,
         links=None if model.links is None else links_of(model.links),
+        network=NetworkInterfaces(tuple(model.network.control), tuple(model.network.gloo)),
         **values,
     )

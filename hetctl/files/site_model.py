@@ -40,6 +40,13 @@ Variable = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be the name 
 Template = Annotated[
     str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]*\.j2", "must be the file name of a template, NAME.j2")
 ]
+Interface = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9_.:-]{1,15}|[A-Za-z0-9_.:*?\[\]!-]*[*?\[][A-Za-z0-9_.:*?\[\]!-]*",
+        "must be the name of a network interface (at most 15 characters) or a pattern such as hsn*",
+    ),
+]
 SiteRef = Annotated[str, Field(min_length=1), Matching(rf"[^{BREAKS}]+", "must be a site's name or file")]
 
 
@@ -107,6 +114,19 @@ class NodeTypeModel(Strict):
     gpu_memory: MaybeBytes = Field(default=None, description="Memory of each GPU; null for the site's.")
 
 
+class NetworkModel(Strict):
+    """Network interfaces of the nodes, as names or patterns; the first that a node has is used."""
+
+    control: list[Interface] = Field(
+        default_factory=list,
+        description="For connections between driver and compute nodes; [] for the one of the host name.",
+    )
+    gloo: list[Interface] = Field(
+        default_factory=list,
+        description="For Gloo; [] for the one by which a rank reaches the others of its group.",
+    )
+
+
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
     """Entries of one name are bins by the number of nodes, as on Summit."""
     most: dict[str, float] = {}
@@ -125,9 +145,7 @@ class SiteModel(Strict):
         default=None, description="Another site, by name or file: its keys hold where this file has none."
     )
     batch_system: Literal["local", "slurm", "lsf"] = Field(description="What takes the jobs.")
-    launcher: Literal["local", "srun", "mpirun", "jsrun", "jsrun-erf"] = Field(
-        description="What starts a job's steps."
-    )
+    launcher: Literal["local", "srun", "mpirun", "jsrun"] = Field(description="What starts a job's steps.")
     nodes: int = Field(ge=1, description="Compute nodes of the machine.")
     gpus_per_node: int = Field(ge=1, description="GPUs of each node, or slots where device is slot.")
     cores_per_node: int = Field(ge=1, description="Cores of each node that jobs may use.")
@@ -141,6 +159,9 @@ class SiteModel(Strict):
     )
     links: LinksModel | None = Field(
         default=None, description="How fast GPUs send to one another, for pipelines; null if it is not known."
+    )
+    network: NetworkModel = Field(
+        default_factory=NetworkModel, description="Network interfaces for control connections and for Gloo."
     )
     visible_devices: Variable = Field(
         default="CUDA_VISIBLE_DEVICES",

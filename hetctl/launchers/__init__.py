@@ -1,11 +1,11 @@
-"""From an allocation to the command line of its step: one file per launcher, pure functions."""
+"""From the nodes of a job to the command line that starts its agents, one file per launcher: pure."""
 
 from __future__ import annotations
 
-from hetctl.launchers.jsrun import jsrun, jsrun_erf
+from hetctl.launchers.jsrun import jsrun
 from hetctl.launchers.local import local
 from hetctl.launchers.mpirun import mpirun
-from hetctl.launchers.nodes import nodes_command, parse_gpus, parse_nodes
+from hetctl.launchers.nodes import node_of_agent, nodes_command, parse_gpus, parse_nodes
 from hetctl.launchers.srun import srun
 from hetctl.launchers.step import Launcher, Step
 
@@ -14,7 +14,6 @@ LAUNCHERS: dict[str, Launcher] = {
     "srun": srun,
     "mpirun": mpirun,
     "jsrun": jsrun,
-    "jsrun-erf": jsrun_erf,
 }
 
-__all__ = ["LAUNCHERS", "Launcher", "Step", "nodes_command", "parse_gpus", "parse_nodes"]
+__all__ = ["LAUNCHERS", "Launcher", "Step", "node_of_agent", "nodes_command", "parse_gpus", "parse_nodes"]

@@ -8,14 +8,12 @@ from hetctl.core.site import Site
 from hetctl.launchers.mpirun import BINDING, BLAUNCH
 from hetctl.launchers.step import Step, common_environment
 
-NAME = "exchange"
 
+def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
+    """Start them with ``srun`` on cores and memory that the agents hold, too, and without GPUs.
 
-def srun_leaders(site: Site, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
-    """Start them with ``srun`` on cores and memory that the ranks hold, too, and without GPUs.
-
-    ``--overlap``, which must never be used to pack ranks, is what lets this one step begin although they hold
-    all of the job. Sources: Slurm's srun(1), ``--overlap`` and ``--gres=none``.
+    ``--overlap`` lets this step begin although that of the agents holds all of the job.
+    Sources: Slurm's srun(1), ``--overlap`` and ``--gres=none``.
     """
     argv = (
         *("srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
@@ -23,18 +21,18 @@ def srun_leaders(site: Site, nodes: Sequence[str], command: tuple[str, ...]) -> 
         *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
         *command,
     )
-    return Step(NAME, argv, common_environment(site))
+    return Step(name, argv, common_environment(site))
 
 
-def mpirun_leaders(site: Site, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
+def mpirun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
     """Start them with ``mpirun``, which knows nothing of the ranks."""
     variables = [f"{name}={value}" for name, value in common_environment(site).items()]
     programs = [("-np", "1", "--host", f"{node}:1", "env", *variables, *command) for node in nodes]
     others = (word for program in programs[1:] for word in (":", *program))
-    return Step(NAME, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH})
+    return Step(name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH})
 
 
-LEADERS: dict[str, Callable[[Site, Sequence[str], tuple[str, ...]], Step]] = {
+LEADERS: dict[str, Callable[[Site, str, Sequence[str], tuple[str, ...]], Step]] = {
     "srun": srun_leaders,
     "mpirun": mpirun_leaders,
 }

@@ -1,48 +1,31 @@
-"""One machine: plain processes, several ranks through Open MPI's ``mpirun``."""
+"""One machine: the agent is a child process of the driver."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetctl.core.errors import InfeasibleError
-from hetctl.core.plan import Allocation
-from hetctl.core.site import Site
-from hetctl.launchers.step import Step, common_environment
+from hetctl.core.site import Node, Site
+from hetctl.launchers.step import AGENTS, NODE_VARIABLE, Step, common_environment
 
 
-def local(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
-    """Start one rank per GPU or slot on this machine.
-
-    GPUs are named in ``CUDA_VISIBLE_DEVICES``, and the cores of slots in ``HETCTL_CORES``; both hold those
-    of all ranks, and each rank takes its share by its local rank. So ``mpirun`` must not bind, nor count
-    cores; ``--allow-run-as-root``, which containers need, means nothing to other users.
+def local(site: Site, nodes: Sequence[Node], command: tuple[str, ...]) -> Step:
+    """Start the agent on this machine; it sees the GPUs of the job alone, which may share the machine.
 
     Raises
     ------
     InfeasibleError
-        If the member is to run on more than one node.
+        If the job has several nodes.
     """
-    if len(allocation.placement) != 1:
+    if len(nodes) != 1:
         raise InfeasibleError(
-            f"{allocation.member}: {len(allocation.placement)} nodes; the launcher 'local' has one",
+            f"{len(nodes)} nodes; the launcher 'local' has one",
             "Set nodes to 1 in the site file, or choose another launcher.",
         )
-    gpus = allocation.placement[0].gpus
-    environment = {**common_environment(site), **devices(site, gpus)}
-    return Step(allocation.member, (*_mpirun(allocation.gpus), *command), environment)
+    return Step(AGENTS, command, {**common_environment(site), **variables_of(site, nodes[0])})
 
 
-def _mpirun(ranks: int) -> tuple[str, ...]:
-    if ranks == 1:
-        return ()
-    return ("mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
-
-
-def devices(site: Site, gpus: tuple[int, ...]) -> dict[str, str]:
-    """Return the variables that name the GPUs, or the cores of the slots, of all ranks on a node."""
-    if site.device == "gpu":
-        return {site.visible_devices: _join(gpus)}
-    width = site.cores_per_gpu
-    return {"HETCTL_CORES": _join(tuple(g * width + core for g in gpus for core in range(width)))}
-
-
-def _join(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+def variables_of(site: Site, node: Node) -> dict[str, str]:
+    """Return the variables that differ from node to node: its name, and the GPUs that the job has there."""
+    gpus = {site.visible_devices: ",".join(map(str, node.gpus))} if site.device == "gpu" else {}
+    return {NODE_VARIABLE: node.name, **gpus}

@@ -1,38 +1,39 @@
-"""Open MPI alone, as under an LSF without jsrun: one ``mpirun`` per member, GPUs by their numbers."""
+"""Open MPI alone, as under an LSF without jsrun: one ``mpirun`` with an agent on each node."""
 
 from __future__ import annotations
 
-from hetctl.core.plan import Allocation, Placement
-from hetctl.core.site import Site
-from hetctl.launchers.local import devices
-from hetctl.launchers.step import Step, common_environment
+from collections.abc import Sequence
+
+from hetctl.core.site import Node, Site
+from hetctl.launchers.local import variables_of
+from hetctl.launchers.step import AGENTS, Step, common_environment
 
 BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
-"""As on one machine: the ranks bind themselves to their share."""
+"""The agents bind their ranks themselves; ``--allow-run-as-root`` is for containers."""
 
 BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
 """How an Open MPI that was not built with LSF reaches other nodes: ``blaunch`` must be used as ssh is."""
 
 
-def mpirun(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
-    """Start one rank per GPU or slot with ``mpirun``, on the nodes of its placement.
+def mpirun(site: Site, nodes: Sequence[Node], command: tuple[str, ...]) -> Step:
+    """Start an agent on each node with ``mpirun``.
 
-    Nothing but ``CUDA_VISIBLE_DEVICES`` keeps members apart, and it differs from node to node, so
-    ``mpirun`` starts one program per node, each through ``env``; this also takes the variables along where
-    ``mpirun`` would not. An Open MPI that was not built with LSF reaches other nodes through ``blaunch``,
-    which must be used as ssh is. A single rank is started alike: its node may not be the script's.
+    A program per node, each through ``env``, which also takes the variables along where ``mpirun`` would
+    not. ``--enable-recovery`` lets the other agents go on when one is lost.
     Sources: Open MPI's mpirun(1); IBM's "Run parallel jobs with blaunch".
     """
-    first, *others = (_program(site, placement, command) for placement in allocation.placement)
-    argv = ("mpirun", *BINDING, *first, *(word for program in others for word in (":", *program)))
-    return Step(allocation.member, argv, {**common_environment(site), **BLAUNCH})
-
-
-def _program(site: Site, placement: Placement, command: tuple[str, ...]) -> tuple[str, ...]:
-    ranks = len(placement.gpus)
-    variables = {**common_environment(site), **devices(site, placement.gpus)}
-    return (
-        *("-np", str(ranks), "--host", f"{placement.node}:{ranks}"),
-        *("env", *(f"{name}={value}" for name, value in variables.items())),
-        *command,
+    first, *others = (_program(site, node, command) for node in nodes)
+    argv = (
+        "mpirun",
+        *BINDING,
+        "--enable-recovery",
+        *first,
+        *(word for program in others for word in (":", *program)),
     )
+    return Step(AGENTS, argv, {**common_environment(site), **BLAUNCH})
+
+
+def _program(site: Site, node: Node, command: tuple[str, ...]) -> tuple[str, ...]:
+    variables = {**common_environment(site), **variables_of(site, node)}
+    words = (f"{name}={value}" for name, value in variables.items())
+    return ("-np", "1", "--host", f"{node.name}:1", "env", *words, *command)

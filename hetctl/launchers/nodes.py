@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import GIVEN_GPUS
 from hetctl.core.site import Site
+from hetctl.launchers.step import NODE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ SOURCES = {
     "slurm": _Source("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
     "lsf": _Source("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
 }
-LAUNCH_NODES = {"jsrun": 1, "jsrun-erf": 1}
+NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
+"""Variables with the name of the node that a process runs on, where there are any."""
+LAUNCH_NODES = {"jsrun": 1}
 """Nodes that come first in the list, and run the script but no steps."""
 
 
@@ -66,3 +69,23 @@ def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
     """
     given = environ.get(GIVEN_GPUS) if site.batch_system == "local" else None
     return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
+
+
+def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -> str | None:
+    """Return the node that an agent runs on, as the batch system calls it; None if it is none of the job's.
+
+    Parameters
+    ----------
+    environ : mapping
+        The agent's environment.
+    host : str
+        Name of its machine, with or without a domain.
+    """
+    said = [*(environ[name] for name in NODE_VARIABLES if name in environ), host]
+    short = {node.partition(".")[0]: node for node in nodes}
+    for name in said:
+        if name in nodes:
+            return name
+        if found := short.get(name.partition(".")[0]):
+            return found
+    return None

@@ -1,58 +1,29 @@
-"""Slurm: one job step per member, on the nodes of its placement."""
+"""Slurm: one job step with an agent on each node."""
 
 from __future__ import annotations
 
-from hetctl.core.plan import Allocation
-from hetctl.core.site import Site
-from hetctl.launchers.step import Step, common_environment
+from collections.abc import Sequence
 
-MEBIBYTE = 2**20
+from hetctl.core.site import Node, Site
+from hetctl.launchers.step import AGENTS, Step, common_environment
 
 
-def srun(site: Site, allocation: Allocation, command: tuple[str, ...]) -> Step:
-    """Start one rank per GPU with ``srun``.
+def srun(site: Site, nodes: Sequence[Node], command: tuple[str, ...]) -> Step:
+    """Start an agent on each node with ``srun``; it holds the node's GPUs, cores and memory.
 
-    ``--exact`` and an explicit share of the memory let steps run side by side: a step without them takes
-    all of the job's and the next one waits. Slurm chooses which of a node's GPUs a rank gets and never
-    gives one to two steps, so ``--overlap`` must not appear. Each rank sees its own GPU only.
+    One step, since on Slingshot each has a network identifier (VNI) of its own, and since a step's control
+    group hides the other GPUs of a node from NCCL. ``--gpu-bind=none``: each process sees all of them.
+    ``--no-kill``, ``--kill-on-bad-exit=0`` and ``--wait=0`` let the other agents go on when a node or an
+    agent is lost. ``--mem=0`` is all the memory that the job has on the node.
+    Source: srun(1).
     """
-    counts = [len(placement.gpus) for placement in allocation.placement]
-    even = len(set(counts)) == 1
     argv = (
-        "srun",
-        "--exact",
-        f"--nodes={len(counts)}",
-        f"--ntasks={allocation.gpus}",
-        f"--cpus-per-task={site.cores_per_gpu}",
-        *(("--gpus-per-task=1",) if site.device == "gpu" else ()),
-        *(_even_layout(site, allocation, counts[0]) if even else _uneven_layout(site)),
-        "--kill-on-bad-exit=1",
-        "--unbuffered",
-        *((f"--mpi={site.mpi}",) if site.mpi and allocation.gpus > 1 else ()),
+        *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+        *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(node.name for node in nodes)}", f"--cpus-per-task={site.cores_per_node}"),
+        *((f"--gpus-per-node={site.gpus_per_node}", "--gpu-bind=none") if site.device == "gpu" else ()),
+        *("--mem=0", "--unbuffered"),
+        *((f"--mpi={site.mpi}",) if site.mpi else ()),
         *command,
     )
-    hosts = None if even else _rank_nodes(allocation)
-    return Step(allocation.member, argv, common_environment(site), hosts, "SLURM_HOSTFILE")
-
-
-def _even_layout(site: Site, allocation: Allocation, gpus_on_node: int) -> tuple[str, ...]:
-    memory = site.memory_per_node * gpus_on_node // (site.gpus_per_node * MEBIBYTE)
-    return (
-        f"--ntasks-per-node={gpus_on_node}",
-        f"--mem={memory}M",
-        f"--nodelist={','.join(placement.node for placement in allocation.placement)}",
-    )
-
-
-def _uneven_layout(site: Site) -> tuple[str, ...]:
-    """Return the flags of a step whose nodes hold different numbers of ranks.
-
-    ``--mem`` is the same on every node, so the node with the fewest ranks would lose memory that the
-    members beside it need, and they would wait. Memory per core follows the ranks.
-    """
-    memory = site.memory_per_node // (site.gpus_per_node * site.cores_per_gpu * MEBIBYTE)
-    return ("--distribution=arbitrary", f"--mem-per-cpu={memory}M")
-
-
-def _rank_nodes(allocation: Allocation) -> tuple[str, ...]:
-    return tuple(placement.node for placement in allocation.placement for _ in placement.gpus)
+    return Step(AGENTS, argv, common_environment(site))

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.core.plan import Allocation
-from hetctl.core.site import Site
+from hetctl.core.site import Node, Site
+
+NODE_VARIABLE = "HETCTL_NODE"
+"""Name of the node that an agent is meant for, where launchers give each node variables of its own."""
+AGENTS = "agents"
 
 
 @dataclass(frozen=True)
 class Step:
-    """How to start the ranks of one member.
+    """A step of a batch job: one command line, which starts a process on each of its nodes.
 
     Parameters
     ----------
+    name : str
+        Unique among the steps of a job that run at the same time.
     argv : tuple of str
-        The command line, from the launcher's name to the last argument of what each rank runs.
+        The command line, from the launcher's name to the last argument of the process on each node.
     environment : mapping
         Variables to set on top of the driver's own.
-    file : tuple of str or None
-        Lines that the launcher reads. Whoever starts the step writes them to a file, and sets
-        `file_variable` to its path. None if the launcher needs no such file.
     """
 
-    member: str
+    name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    file: tuple[str, ...] | None = None
-    file_variable: str = "HETCTL_STEP_FILE"
 
 
-Launcher = Callable[[Site, Allocation, tuple[str, ...]], Step]
+Launcher = Callable[[Site, Sequence[Node], tuple[str, ...]], Step]
+"""From the nodes of a job and the agent's command line to the step that starts an agent on each node."""
 
 
 def common_environment(site: Site) -> dict[str, str]:

@@ -108,7 +108,7 @@ def _check(job: JobScript) -> None:
         raise BadInputError(
             f"{job.nodes} nodes; the launcher 'local' has one", "Choose another launcher in the site file."
         )
-    if job.site.launcher in ("jsrun", "jsrun-erf") and "TMPDIR" in job.site.environment:
+    if job.site.launcher == "jsrun" and "TMPDIR" in job.site.environment:
         raise BadInputError(
             f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",
             "Take it out of the site file.",

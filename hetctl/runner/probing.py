@@ -1,4 +1,4 @@
-"""A short job that tries a site: whether steps start, are one MPI world, and get GPUs of their own."""
+"""A short job that tries a site: agents, ranks on all GPUs, and the MPI world of node leaders."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from hetctl.core.errors import BatchSystemError
 from hetctl.core.finding import Blame, Finding, Outcome
 from hetctl.core.layout import Home, make_private_folder, write_json, write_private
 from hetctl.core.site import Site
+from hetctl.launchers.leaders import LEADERS
 from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
 from hetctl.runner.project import Project
-from hetctl.runtime.probe import END_FILE, LOG_FILE, SITE_FILE, RankReport, StepEnd
+from hetctl.runtime.probe import END_FILE, LEADERS_LOG, LOG_FILE, SITE_FILE, ProbeEnd, RankReport
 
 WALL_S, GRACE_S = 600, 60
 QUEUE_PATIENCE_S, POLL_S = 900.0, 1.0
@@ -114,67 +115,74 @@ def _findings(site: Site, job: str, folder: Path) -> Iterator[Finding]:
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         yield Finding("job", Outcome.FAILED, f"job {job} left nothing behind", fix, Blame.BATCH_SYSTEM)
         return
-    end = decode(StepEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     yield Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
     reports = [
         decode(RankReport, json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(folder.glob("rank-*.json"))
     ]
-    yield from rank_findings(site, end, reports, _tail(folder / LOG_FILE))
+    yield from job_findings(site, end, reports, _tail(folder / LOG_FILE), _tail(folder / LEADERS_LOG))
 
 
-def rank_findings(
-    site: Site, end: StepEnd, reports: Sequence[RankReport], last_words: str
+def job_findings(
+    site: Site, end: ProbeEnd, reports: Sequence[RankReport], agents_said: str, leaders_said: str
 ) -> Iterator[Finding]:
-    """Judge what the ranks of one step saw."""
-    yield launch_finding(site, end, reports, last_words)
-    if not reports:
-        return
-    if end.ranks > 1:
-        yield mpi_finding(site, end, reports)
-    if site.device == "gpu":
+    """Judge what ranks and node leaders found.
+
+    Parameters
+    ----------
+    agents_said, leaders_said : str
+        Last lines of their logs.
+    """
+    yield launch_finding(site, end, reports, agents_said)
+    if reports and site.device == "gpu":
         yield gpu_finding(site, reports)
+    if len(end.nodes) > 1 and site.launcher in LEADERS:
+        yield mpi_finding(site, end, leaders_said)
 
 
-def launch_finding(site: Site, end: StepEnd, reports: Sequence[RankReport], last_words: str) -> Finding:
-    """Say whether every rank started and ended well, where it should."""
+def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> Finding:
+    """Check that every rank started and ended well, where it should."""
     per_node = Counter(report.node for report in reports)
     spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
-    found = f"{len(reports)} of {end.ranks} ranks by {site.launcher}: {spread}"
+    found = f"{len(reports)} of {end.ranks} ranks, by agents that {site.launcher} started: {spread}"
     if end.exit_code == 0 and len(reports) == end.ranks:
         return Finding("launch", Outcome.OK, found)
-    ending = "it hung" if end.exit_code is None else f"exit code {end.exit_code}"
+    ending = "they hung" if end.exit_code is None else f"exit code {end.exit_code}"
     fix = f"check `launcher`, cores_per_node and memory_per_node: {last_words}"
     return Finding("launch", Outcome.FAILED, f"{found}; {ending}", fix)
 
 
-def mpi_finding(site: Site, end: StepEnd, reports: Sequence[RankReport]) -> Finding:
-    """Say whether the ranks are one MPI world."""
-    sizes = {report.mpi_size for report in reports}
-    if sizes == {end.ranks}:
-        return Finding("MPI", Outcome.OK, f"the ranks are one world of {end.ranks}")
-    if sizes == {None}:
+def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> Finding:
+    """Check that the leaders of the nodes, which serve rounds in lockstep, are one MPI world."""
+    nodes = len(end.nodes)
+    if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
+        return Finding("MPI", Outcome.OK, f"the leaders of the nodes are one world of {nodes}")
+    if set(end.mpi_sizes) == {0}:
         fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
         return Finding("MPI", Outcome.WARNING, "mpi4py cannot be imported on the nodes", fix)
     fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
-    seen = ", ".join(str(size) for size in sorted(sizes, key=str))
-    return Finding("MPI", Outcome.FAILED, f"ranks see worlds of {seen} instead of {end.ranks}", fix)
+    seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {last_words}"
+    return Finding("MPI", Outcome.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
 
 
 def gpu_finding(site: Site, reports: Sequence[RankReport]) -> Finding:
-    """Say whether every rank has exactly one GPU, and none is shared.
+    """Check that every rank sees all GPUs of its node, and none but its own is its own.
 
-    Numbers may be those of the node, or begin at 0 in each rank where control groups hide the others;
-    so equal ones are no proof of sharing, and only a rank without or with several GPUs is a failure.
+    NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable nothing hides one.
     """
-    seen = "; ".join(sorted(f"{report.node}: {report.gpus or 'none'}" for report in reports))
-    found = f"{site.visible_devices} by rank: {seen}"
-    if any(len(report.gpus.split(",")) != 1 or not report.gpus for report in reports):
-        fix = "each rank must see one GPU: check gpus_per_node and visible_devices"
+    seen = "; ".join(sorted({f"{report.node}: {_visible(report)}" for report in reports}))
+    found = f"{site.visible_devices} by node: {seen}"
+    here = Counter(report.node for report in reports)
+    hidden = [r for r in reports if r.visible is not None and len(r.visible.split(",")) < here[r.node]]
+    if hidden or any(report.visible == "" for report in reports):
+        fix = "each rank must see all GPUs of its node: check gpus_per_node and visible_devices"
         return Finding("GPUs", Outcome.FAILED, found, fix)
-    if len({(report.node, report.gpus) for report in reports}) < len(reports):
-        return Finding("GPUs", Outcome.WARNING, found, "look whether numbers begin at 0 in each rank there")
     return Finding("GPUs", Outcome.OK, found)
+
+
+def _visible(report: RankReport) -> str:
+    return "all" if report.visible is None else report.visible or "none"
 
 
 def _tail(log: Path) -> str:

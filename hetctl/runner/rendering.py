@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hetctl.catalog.catalog import Catalog
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+from hetctl.core.job import JobState
+from hetctl.core.progress import events_in
 from hetctl.core.run import Budget, RunSpec
+from hetctl.launchers.agents import packing_lines
+from hetctl.runner.asked import Asked
+from hetctl.runner.changes import Change
+from hetctl.runner.collect import ended_by_files
+from hetctl.runner.continuing import continued, is_done
 from hetctl.runner.planning import PlanRequest, make_plan
 from hetctl.runner.profiles import member_profiles
 from hetctl.runner.project import Project
-from hetctl.runner.submission import Submission, new_job, rendered
+from hetctl.runner.records import record_of
+from hetctl.runner.submission import Submission, new_job, next_job_of, rendered
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,8 @@ class SubmitRequest:
         Start a new run even if there is an unfinished one of the ensemble.
     chain : bool
         Queue each next job behind the running one.
+    given : mapping
+        As in `RunSpec`.
     """
 
     plan: PlanRequest
@@ -29,14 +42,58 @@ class SubmitRequest:
     retries: int = 2
     new: bool = False
     chain: bool = False
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The next job of an unfinished run.
+
+    Parameters
+    ----------
+    changed : tuple of Change
+        What the run would have otherwise.
+    behind : str
+        A job that must be over first, as far as is known; empty if all are over.
+    """
+
+    submission: Submission
+    changed: tuple[Change, ...]
+    behind: str
 
 
 def preview(project: Project, request: SubmitRequest) -> Submission:
     """Render the first job of a new run; nothing is written or asked."""
     with project.reading() as catalog:
-        make_plan(catalog, request.plan)
+        plan = make_plan(catalog, request.plan)
         spec = new_spec(project, catalog, request)
-        return rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)])
+        submission = rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)])
+    first = plan.rounds[0].allocations if plan.rounds else ()
+    return replace(submission, packing=tuple(packing_lines(first)))
+
+
+def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
+    """Render the next job of an unfinished run; nothing is written or asked.
+
+    Raises
+    ------
+    BadInputError
+        If nothing is left to train, or the run keeps what is to change.
+    """
+    folder = project.home.run(run)
+    with project.reading() as catalog:
+        record = record_of(catalog, run)
+        if is_done(folder, record.spec):
+            raise BadInputError(
+                f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
+            )
+        spec, changed = continued(project, record.spec, ensemble, asked)
+        jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
+        alive = [job for job in jobs if not job.state.over and job.batch_id]
+        behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
+        next_job = next_job_of(spec, catalog.identity, folder, jobs)
+    earlier = [replace(job, state=JobState.FINISHED) if job in alive else job for job in jobs]
+    return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job]), changed, behind)
 
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
@@ -80,4 +137,5 @@ def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
         chain=request.chain,
         budget=request.budget,
         sharing=plan.sharing,
+        given=request.given,
     )

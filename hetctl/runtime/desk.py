@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from types import MappingProxyType
 
 from hetctl.core.ensemble import Ensemble, Member
-from hetctl.runtime.feeds import Feed, Lockstep, Samples
+from hetctl.core.pulse import Pulse
+from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.feeds import Feed, Lockstep
 from hetctl.runtime.frameworks import Framework, Network, load_framework
 from hetctl.runtime.functions import UserFunctions, load_functions
 from hetctl.runtime.group import Group, Place, SingleRank, join_group
-from hetctl.runtime.pipeline import OpenFeed, Sharing, all_samples, open_pipeline
-from hetctl.runtime.sources import Source, as_sources
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.pipeline import OpenFeed, Sharing, open_pipeline, open_validation
+from hetctl.runtime.sources import as_sources
+from hetctl.runtime.stream import UNSHUFFLED, Stream
 from hetctl.runtime.wire import Address
 
 DATA_SEED = 0
@@ -46,23 +49,25 @@ class Built:
     framework: Framework
     network: Network
     training: Feed
-    validation: Samples
+    validation: Feed
 
 
 @dataclass(frozen=True)
 class Supplies:
-    """What all members of an ensemble need."""
+    """What all members of an ensemble need.
+
+    Parameters
+    ----------
+    samples, held_out : int
+        Numbers of training and of validation samples.
+    """
 
     framework: Framework
     functions: UserFunctions
     samples: int
     open_feed: OpenFeed
-    held_out: Source
-
-    @cached_property
-    def validation(self) -> Samples:
-        """What members are evaluated on; only ranks that evaluate hold it in memory."""
-        return all_samples(self.held_out)
+    held_out: int
+    open_validation: OpenFeed
 
 
 class Desk:
@@ -70,28 +75,36 @@ class Desk:
 
     Parameters
     ----------
-    cores : tuple of int
-        Those that the rank may use.
+    binding : Binding
+        GPU and cores of the rank.
     keep : ExitStack
         Gives back what was taken of the node.
+    stops : mapping of str to str
+        Why groups are to leave, by their keys; it grows while a member is trained.
     announce : callable
         Told where this rank waits for the others of a group that it leads.
     give_sign : callable
         Called every few seconds while there is progress.
+    send_pulse : callable
+        Takes the live metrics of the member in training.
     """
 
     def __init__(
         self,
-        cores: tuple[int, ...],
+        binding: Binding,
         keep: ExitStack,
+        stops: Mapping[str, str] = MappingProxyType({}),
         announce: Callable[[Address], None] = lambda _: None,
         give_sign: Callable[[], None] = lambda: None,
+        send_pulse: Callable[[Pulse], None] = lambda _: None,
     ) -> None:
         self.group: Group = SingleRank()
-        self._cores = cores
+        self.binding = binding
         self._keep = keep
-        self._announce = announce
+        self.announce = announce
         self._give_sign = give_sign
+        self.send_pulse = send_pulse
+        self.stops = stops
         self._next_sign = 0.0
         self._supplies: Supplies | None = None
 
@@ -109,6 +122,7 @@ class Desk:
         sharing: Sharing,
         share: Share,
         stack: ExitStack,
+        interfaces: NetworkInterfaces = ANY_INTERFACES,
     ) -> Built:
         """Get supplies; meet the group; build the network.
 
@@ -116,21 +130,32 @@ class Desk:
         ----------
         stack : ExitStack
             Ends what is this member's own.
+        interfaces : NetworkInterfaces
+            By which the group meets.
         """
         supplies = self.supply(ensemble, sharing)
         self.group = SingleRank()
-        self.group = join_group(place, supplies.framework, self._announce)
+        self.group = join_group(place, supplies.framework, self.announce, interfaces)
         self.sign()
         # Meeting takes random numbers, too.
-        supplies.framework.prepare(self._cores, member.seed)
+        self._prepare(supplies.framework, member.seed)
         chunk = member.batch_size * place.size
         stream = Stream(supplies.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
         feed = supplies.open_feed(stream, share.preprocessors, share.lockstep)
         stack.callback(feed.close)
         network = supplies.framework.build(member, supplies.functions, self.group, feed.sample)
-        validation = supplies.validation if place.rank == 0 else feed.sample
+        validation = self._open_validation(supplies, member, place, share)
+        stack.callback(validation.close)
         self.sign()
         return Built(self.group, supplies.framework, network, feed, validation)
+
+    @staticmethod
+    def _open_validation(supplies: Supplies, member: Member, place: Place, share: Share) -> Feed:
+        chunk = member.rows_evaluated * place.size
+        stream = Stream(supplies.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
+        # In lockstep a rank may have no preprocessor for training samples, but nobody evaluates for it.
+        preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
+        return supplies.open_validation(stream, preprocessors)
 
     def sign(self) -> None:
         """Give a sign of life, if the last one was some time ago."""
@@ -144,13 +169,17 @@ class Desk:
         if self._supplies is not None:
             self._supplies.framework.clear()
 
+    def _prepare(self, framework: Framework, seed: int) -> None:
+        framework.prepare(self.binding.cores, self.binding.device, seed)
+
     def _get_supplies(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
         framework = load_framework(ensemble.framework)
-        framework.prepare(self._cores, DATA_SEED)
+        self._prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
         training, validation = as_sources(functions.input_fn(ensemble.data))
         open_feed = open_pipeline(training, sharing, self._keep)
+        open_held_out = open_validation(validation, sharing, self._keep)
         # What stays need not be looked through each time that a member's leavings are collected.
         gc.collect()
         gc.freeze()
-        return Supplies(framework, functions, len(training), open_feed, validation)
+        return Supplies(framework, functions, len(training), open_feed, len(validation), open_held_out)

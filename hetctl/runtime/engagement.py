@@ -12,10 +12,11 @@ from hetctl.control.ends import CAUSES
 from hetctl.core.codec import decode
 from hetctl.core.ends import LOST_PEER, Why
 from hetctl.core.plan import Allocation
-from hetctl.launchers.seats import Gpu
+from hetctl.core.pulse import Pulse
+from hetctl.launchers.agents import Gpu
 from hetctl.runtime.assignment import Task
-from hetctl.runtime.steps import EndedStep, append, end_of
-from hetctl.runtime.wire import Address, Wire
+from hetctl.runtime.steps import append, end_of
+from hetctl.runtime.wire import Address
 
 
 @dataclass
@@ -24,16 +25,12 @@ class Seat:
 
     Parameters
     ----------
-    wire : Wire or None
-        None until it has started.
-    lost : bool
-        Whether it has hung up: its step is about to end.
+    ready : bool
+        True once it was forked and waits for assignments.
     """
 
     gpu: Gpu
-    name: str
-    wire: Wire | None = None
-    lost: bool = False
+    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,11 @@ class EndedGroup:
     exit_code : int
         128 + n if signal n ended it; of a group that failed, that of its first rank to fail.
     output : str
-        The end of what its ranks and their launchers wrote.
+        The end of what its ranks and the launcher of their agents wrote.
     hung : bool
         Whether it was ended for want of a sign of life.
+    lost_nodes : tuple of str
+        Nodes whose agents were lost, and with them the group.
     """
 
     name: str
@@ -57,6 +56,7 @@ class EndedGroup:
     exit_code: int
     output: str
     hung: bool = False
+    lost_nodes: tuple[str, ...] = ()
 
     def cause(self, why: Why) -> str:
         """Say in words how it ended."""
@@ -79,12 +79,18 @@ class Engagement:
         Seconds since the epoch.
     heard : float
         When any of the ranks gave its last sign of life, by the monotonic clock, as all that follows.
+    pulse : Pulse or None
+        Last live metrics of its rank 0.
+    stop : str or None
+        Why it is to leave with a checkpoint, if it is.
     told, done, gone : set of int
         Ranks that know their assignment, have nothing to do any more, are no more.
     exit_code : int
         Of the first that was lost by itself.
     said : str
-        What the steps of lost ranks wrote.
+        What the launcher wrote, of a group that was lost with agents.
+    lost_nodes : dict of str to None
+        Nodes whose agents were lost, in order.
     ending : float or None
         Since when the group is to end.
     """
@@ -97,11 +103,14 @@ class Engagement:
     engaged_at: float
     heard: float
     master: Address | None = None
+    pulse: Pulse | None = None
+    stop: str | None = None
     told: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     exit_code: int = 0
     said: str = ""
+    lost_nodes: dict[str, None] = field(default_factory=dict)
     hung: bool = False
     ending: float | None = None
     warned: bool = False
@@ -121,15 +130,27 @@ class Engagement:
         self.heard = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
+        if "pulse" in message:
+            self.pulse = decode(Pulse, message["pulse"])
         if "done" in message:
             self.done.add(self.seats.index(seat))
 
-    def lose(self, seat: Seat, step: EndedStep) -> None:
-        """Note the end of a rank; one that was lost with another says nothing about the cause."""
+    def lose(self, seat: Seat, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
+        """Note the end of a rank; one that was lost with another says nothing about the cause.
+
+        Parameters
+        ----------
+        said : str
+            Output of the launcher, if the rank was lost with its agent.
+        lost_node : str or None
+            Its node, if that is lost.
+        """
         self.gone.add(self.seats.index(seat))
-        self.said += step.output
+        self.said = said or self.said
+        if lost_node is not None:
+            self.lost_nodes[lost_node] = None
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.warned):
-            self.exit_code = step.exit_code or LOST_PEER
+            self.exit_code = exit_code or LOST_PEER
         self.end()
 
     def end(self) -> None:
@@ -142,7 +163,10 @@ class Engagement:
         output = end_of(self.task.log, self.log_start)
         if self.said and not output:
             append(self.task.log, self.said)
-        return EndedGroup(self.task.name, self.allocation, self.exit_code, self.said + output, self.hung)
+        return EndedGroup(
+            *(self.task.name, self.allocation, self.exit_code, self.said + output, self.hung),
+            tuple(self.lost_nodes),
+        )
 
 
 def _signal_name(number: int) -> str:

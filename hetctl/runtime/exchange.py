@@ -20,8 +20,8 @@ from typing import Any
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
 from hetctl.core.run import RoundFile, read_round
+from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.desk import DATA_SEED
-from hetctl.runtime.device import VISIBLE_DEVICES
 from hetctl.runtime.feeds import Kitchen, Lockstep
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
@@ -82,7 +82,7 @@ def _training_samples(ensemble: Ensemble) -> Source:
     """Return what trainers get, too; no GPU is taken from them for it."""
     os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    load_framework(ensemble.framework).prepare(cores, DATA_SEED)
+    load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
     training, _ = as_sources(load_functions(ensemble).input_fn(ensemble.data))
     return training
 

@@ -38,8 +38,9 @@ class Exchanges:
         if not round_file.led:
             return
         command = (sys.executable, "-m", "hetctl.runtime.exchange", str(folder.file))
-        step = LEADERS[self._site.launcher](self._site, nodes_of(round_file.allocations), command)
-        self._steps.launch(folder.path.name, step, folder.exchange_log)
+        name = f"exchange of {folder.path.name}"
+        step = LEADERS[self._site.launcher](self._site, name, nodes_of(round_file.allocations), command)
+        self._steps.launch(step, folder.exchange_log)
 
     def reap(self) -> None:
         """Say which have failed since the last call."""
@@ -53,4 +54,4 @@ class Exchanges:
 def _say_which_failed(steps: Sequence[EndedStep]) -> None:
     for step in steps:
         if step.exit_code:
-            say(f"the exchange of {step.name} ended with {step.exit_code}: its trainers go on without it")
+            say(f"the {step.name} ended with {step.exit_code}: its trainers go on without it")

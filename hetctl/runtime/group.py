@@ -6,16 +6,15 @@ only its own group along, which an MPI world of all ranks would not survive.
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetctl.core.errors import BadInputError, HetctlError
+from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
 from hetctl.runtime.wire import LOCALHOST, Address, Door, Wire, knock
 
 MEET_S = 300.0
@@ -24,8 +23,6 @@ TIMEOUT_S = 900
 """What ranks do together takes at most so long: one of them hangs if it does not come."""
 BROKEN_S = 1.0
 """Who fails looks so long whether another rank failed before."""
-SIOCGIFADDR = 0x8915
-"""Linux' number of the question for the address of a network interface (netdevice(7))."""
 
 
 class LostPeerError(HetctlError):
@@ -56,7 +53,7 @@ class WiredGroup(Protocol):
     host : str
         Where this rank reaches rank 0.
     interface : str
-        The network interface by which this rank reaches the others.
+        The network interface for Gloo.
     """
 
     size: int
@@ -184,7 +181,12 @@ class Ranks:
             wire.close()
 
 
-def join_group(place: Place, link: Link, announce: Callable[[Address], None]) -> Group:
+def join_group(
+    place: Place,
+    link: Link,
+    announce: Callable[[Address], None],
+    interfaces: NetworkInterfaces = ANY_INTERFACES,
+) -> Group:
     """Meet the other ranks of a member, one for each of its GPUs.
 
     Parameters
@@ -195,7 +197,7 @@ def join_group(place: Place, link: Link, announce: Callable[[Address], None]) ->
     Raises
     ------
     BadInputError
-        If a package is missing.
+        If a package is missing, or this node has none of the interfaces.
     LostPeerError
         If another rank did not come in `MEET_S`.
     """
@@ -209,45 +211,42 @@ def join_group(place: Place, link: Link, announce: Callable[[Address], None]) ->
             "install it as docs/install.md says, or give the member max_gpus: 1",
         ) from None
     try:
-        group = _lead(place, link, announce) if place.master is None else _follow(place, place.master, link)
+        if place.master is None:
+            group = _lead(place, link, announce, interfaces)
+        else:
+            group = _follow(place, place.master, link, interfaces)
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not meet: {error}") from None
     link.meet(group)
     return group
 
 
-def _lead(place: Place, link: Link, announce: Callable[[Address], None]) -> Ranks:
+def _lead(
+    place: Place, link: Link, announce: Callable[[Address], None], interfaces: NetworkInterfaces
+) -> Ranks:
     here = socket.gethostname()
-    door = Door(place.key)
+    named = chosen_interface(interfaces.gloo)
+    door = Door(place.key, control_address(interfaces.control))
+    address = door.address
     try:
-        announce(door.address)
+        announce(address)
         guests = [door.wait(MEET_S) for _ in range(place.size - 1)]
     finally:
         door.close()
     wires = [wire for _, wire in sorted(guests, key=lambda guest: int(guest[0]["rank"]))]
     far = [wire for who, wire in guests if who["host"] != here]
-    interface = interface_of(far[0].local_host if far else LOCALHOST)
+    interface = named or interface_of(far[0].local_host if far else LOCALHOST)
     for wire in wires:
-        wire.send({"host": here, "interface": interface})
+        wire.send({"host": here, "address": address.host, "interface": interface})
     return Ranks(0, place.size, wires, LOCALHOST, interface, link)
 
 
-def _follow(place: Place, master: Address, link: Link) -> Ranks:
+def _follow(place: Place, master: Address, link: Link, interfaces: NetworkInterfaces) -> Ranks:
     here = socket.gethostname()
+    named = chosen_interface(interfaces.gloo)
     wire = knock(master, {"rank": place.rank, "host": here}, MEET_S)
     theirs = wire.receive(MEET_S)
     near = theirs["host"] == here
-    host = LOCALHOST if near else theirs["host"]
-    interface = theirs["interface"] if near else interface_of(wire.local_host)
+    host = LOCALHOST if near else theirs["address"]
+    interface = named or (theirs["interface"] if near else interface_of(wire.local_host))
     return Ranks(place.rank, place.size, [wire], host, interface, link)
-
-
-def interface_of(address: str) -> str:
-    """Return the network interface with an IPv4 address; an empty string if none has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as some:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode())
-                if socket.inet_ntoa(fcntl.ioctl(some.fileno(), SIOCGIFADDR, request)[20:24]) == address:
-                    return name
-    return ""

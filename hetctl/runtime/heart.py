@@ -1,39 +1,37 @@
-"""Writes a member's pulse every few seconds, in a thread that training does not wait for."""
+"""Sends a member's pulse every few seconds, in a thread that training does not wait for."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from hetctl.core.codec import encode
 from hetctl.core.pulse import Pulse
+from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
 
 EVERY_S = 2.0
 
+Send = Callable[[Pulse], None]
 Busy = Callable[[], float | None]
 """Says which share of its device a process has used since it was last asked; None if nobody knows."""
 
 
 @contextlib.contextmanager
-def beating(path: Path, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
+def beating(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
     """Yield what is to be told of each step: the epoch, its samples that are done, and the loss.
 
     Parameters
     ----------
-    path : Path
-        `RoundFolder.pulse_of` the member; at the end the last word is taken back.
+    send : callable
+        Takes each pulse; a connection that is gone is no matter here.
     samples : int
         Of an epoch.
     """
-    heart = _Heart(path, samples, busy)
+    heart = _Heart(send, samples, busy)
     over = threading.Event()
     thread = threading.Thread(target=heart.beat, args=(over,), name="heart", daemon=True)
     thread.start()
@@ -42,13 +40,11 @@ def beating(path: Path, samples: int, busy: Busy) -> Iterator[Callable[[int, int
     finally:
         over.set()
         thread.join()
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 class _Heart:
-    def __init__(self, path: Path, samples: int, busy: Busy) -> None:
-        self._path = path
+    def __init__(self, send: Send, samples: int, busy: Busy) -> None:
+        self._send = send
         self._samples = samples
         self._busy = busy
         self._seen: tuple[int, int, Any] | None = None
@@ -65,16 +61,10 @@ class _Heart:
             if last[0]:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
-                self._write(Pulse(now, epoch, position, self._samples, rate, _number(loss), self._busy()))
+                pulse = Pulse(now, epoch, position, self._samples, rate, _number(loss), self._busy())
+                with contextlib.suppress(ConnectionError):
+                    self._send(pulse)
             last_at, last = now, (epoch, position)
-
-    def _write(self, pulse: Pulse) -> None:
-        """Replace the last word; a disk that is full is no matter here."""
-        temporary = self._path.with_suffix(".tmp")
-        with contextlib.suppress(OSError):
-            temporary.touch(0o600)
-            temporary.write_text(json.dumps(encode(pulse)), encoding="utf-8")
-            temporary.replace(self._path)
 
 
 def cores_used() -> Busy:
@@ -90,19 +80,16 @@ def cores_used() -> Busy:
     return share
 
 
-def gpu_used() -> Busy:
-    """Return what says which share of the last moments the GPU of this process was in use."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"--id={gpu}"]
+def gpu_used(device: int) -> Busy:
+    """Return what says which share of the last moments a GPU was in use.
 
-    def share() -> float | None:
-        try:
-            answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-            return float(answer) / 100
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return None
-
-    return share
+    Parameters
+    ----------
+    device : int
+        Its index among those that this process sees.
+    """
+    gpu = next(iter(visible_gpus(gpus_of_node(), os.environ)[device:]), None)
+    return lambda: None if gpu is None else utilization(gpu)
 
 
 def _number(loss: Any) -> float | None:

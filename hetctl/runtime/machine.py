@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 
 KIBIBYTE = 1024
 
 
 def gpu_and_driver() -> tuple[str, str]:
-    """Return the GPU's name and driver version; without a GPU the processor's and kernel's."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        name, driver = answer.strip().splitlines()[0].split(", ")
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return _processor(), f"Linux {platform.release()}"
-    return name, driver
+    """Return the name and driver of this process' first GPU; without one the processor's and kernel's."""
+    for gpu in visible_gpus(gpus_of_node(), os.environ):
+        return gpu.name, gpu.driver
+    return _processor(), f"Linux {platform.release()}"
 
 
 def peak_memory() -> int:

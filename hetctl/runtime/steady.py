@@ -5,21 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from pathlib import Path
 
 from hetctl.core.ends import Why
-from hetctl.core.layout import write_private
 
 DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-def write_stop(path: Path, reason: str) -> None:
-    """Write a stop file; on a full disk at least an empty one, which says enough."""
-    try:
-        write_private(path, reason + "\n")
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.touch(0o600)
 
 
 def say(text: str) -> None:

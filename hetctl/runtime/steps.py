@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hetctl.core.layout import write_private
 from hetctl.launchers import Step
 
 LONGEST_OUTPUT = 2**18
@@ -42,24 +41,15 @@ class StepPool:
     def __init__(self) -> None:
         self._running: list[RunningStep] = []
 
-    @property
-    def running(self) -> tuple[RunningStep, ...]:
-        """Steps that have not been seen to end."""
-        return tuple(self._running)
-
-    def launch(self, name: str, step: Step, log: Path) -> None:
+    def launch(self, step: Step, log: Path) -> None:
         """Start a step; its output is appended to `log`."""
         environment = {**os.environ, **step.environment}
-        if step.file is not None:
-            file = log.with_suffix(".launch")
-            write_private(file, "\n".join(step.file) + "\n")
-            environment[step.file_variable] = str(file)
         with private_log(log) as output:
             start = output.seek(0, os.SEEK_END)
             process = subprocess.Popen(
                 step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
-        self._running.append(RunningStep(name, process, log, start))
+        self._running.append(RunningStep(step.name, process, log, start))
 
     def reap(self) -> list[EndedStep]:
         """Return the steps that have ended since the last call."""
@@ -79,11 +69,10 @@ class StepPool:
                 step.process.send_signal(number)
         return ended
 
-    def signal(self, number: signal.Signals, name: str) -> None:
-        """Send a signal to the step of that name."""
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all steps."""
         for step in self._running:
-            if step.name == name:
-                step.process.send_signal(number)
+            step.process.send_signal(number)
 
 
 def private_log(path: Path) -> BinaryIO:

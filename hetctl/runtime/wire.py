@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import queue
-import select
+import selectors
 import socket
 import threading
 import time
@@ -18,7 +18,11 @@ LOCALHOST = "127.0.0.1"
 GREETING_S = 30.0
 """Who connects and does not say who he is within this time is not let in."""
 LONGEST_GREETING = 2**16
+UNANSWERED_MS = 60_000
+"""A connection breaks if what was sent is not acknowledged in this time: a lost node says no goodbye."""
 RETRY_S = 0.2
+ACCEPT_PAUSE_S = 0.05
+"""Pause after a failed ``accept(2)``: descriptors or memory may be free again then (EMFILE, ENOMEM)."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +38,29 @@ class Wire:
     """One end of a connection."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
         self._end = end
+        # select() takes no descriptor above 1023, which a driver with hundreds of ranks exceeds.
+        self._poll = selectors.PollSelector()
+        self._poll.register(end, selectors.EVENT_READ)
         self._buffer = b""
+        self._sending = threading.Lock()
 
     @property
     def local_host(self) -> str:
         """The address of this machine that the other end sees."""
         return str(self._end.getsockname()[0])
 
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when something has arrived."""
+        return self._end.fileno()
+
     def send(self, value: Any) -> None:
-        """Send a value; ConnectionError if the other end is gone."""
-        self._end.sendall(json.dumps(value).encode() + b"\n")
+        """Send a value, from any thread; ConnectionError if the other end is gone."""
+        with self._sending:
+            self._end.sendall(json.dumps(value).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for the next value.
@@ -60,7 +75,7 @@ class Wire:
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             left = None if limit is None else max(0.0, limit - time.monotonic())
-            if not select.select([self._end], [], [], left)[0]:
+            if not self._poll.select(left):
                 raise TimeoutError("nothing came over the wire in time")
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -74,6 +89,7 @@ class Wire:
 
     def close(self) -> None:
         """Let the other end know that this one is gone."""
+        self._poll.close()
         self._end.close()
 
     def _read(self) -> None:
@@ -84,18 +100,27 @@ class Wire:
 
 
 class Door:
-    """A port at which others connect; nobody is let in who does not bring the key."""
+    """A port at which others connect; nobody is let in who does not bring the key.
 
-    def __init__(self, key: str) -> None:
+    Parameters
+    ----------
+    host : str
+        The only address of this machine to listen at, IPv4 or IPv6. Empty: all of them, and others connect
+        by the host name.
+    """
+
+    def __init__(self, key: str, host: str = "") -> None:
         self._key = key
-        self._socket = socket.create_server(("", 0), backlog=512)
+        self._host = host or socket.gethostname()
+        self._socket = _listen(host)
         self._guests: queue.Queue[tuple[Any, Wire]] = queue.Queue()
+        self._closed = False
         threading.Thread(target=self._answer, name="door", daemon=True).start()
 
     @property
     def address(self) -> Address:
         """Where it is."""
-        return Address(socket.gethostname(), self._socket.getsockname()[1], self._key)
+        return Address(self._host, self._socket.getsockname()[1], self._key)
 
     def guests(self) -> Iterator[tuple[Any, Wire]]:
         """Yield those who have come: what they said, and their wires."""
@@ -112,15 +137,23 @@ class Door:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _answer(self) -> None:
-        with suppress(OSError):
-            while True:
+        """Accept connections until the door is closed, whatever becomes of a single one."""
+        while not self._closed:
+            try:
                 end, _ = self._socket.accept()
+            except OSError:
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
+            try:
                 threading.Thread(target=self._greet, args=(end,), daemon=True).start()
+            except RuntimeError:  # There are too many threads: the caller tries again.
+                end.close()
 
     def _greet(self, end: socket.socket) -> None:
         """Hear who it is, in a thread of its own: a stranger keeps nobody else waiting."""
@@ -152,6 +185,16 @@ def knock(address: Address, who: Any, timeout_s: float) -> Wire:
             wire._end.settimeout(None)
             wire.send({"key": address.key, "who": who})
             return wire
+
+
+def _listen(host: str) -> socket.socket:
+    """Listen at an address, or at all, with IPv6 where the kernel has it."""
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family, backlog=512)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=512, dualstack_ipv6=both)
 
 
 def _line(end: socket.socket) -> bytes:

@@ -123,6 +123,8 @@ def test_a_script_that_cannot_be_submitted_is_an_error_with_words(bench):
 
 def test_a_function_runs_as_a_job(bench):
     (job,) = bench.call(os.makedirs, str(bench.folder / "made"))
+    assert bench.batch.find_call(bench.named("call"), 1) == (job,)
+    assert bench.batch.find_call(bench.named("other"), 2) == ("", "")
     assert bench.end_of(job).state is JobState.FINISHED
     assert (bench.folder / "made").is_dir()
     assert has_result(bench.folder / "calls", job)
@@ -140,6 +142,7 @@ def test_a_function_with_several_arguments_is_an_array_of_jobs(bench):
     wanted[1].mkdir()  # so that this one fails
     jobs = bench.call(os.makedirs, *map(str, wanted), at_once=1)
     assert len(set(jobs)) == 3
+    assert bench.batch.find_call(bench.named("call"), 3) == jobs
     ends = [bench.end_of(job).state for job in jobs]
     assert ends == [JobState.FINISHED, JobState.FAILED, JobState.FINISHED]
     assert all(path.is_dir() for path in wanted)

@@ -8,7 +8,7 @@ import yaml
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.links import InterNode, IntraNode, NodeLinks
-from hetctl.core.site import Cluster, Queue, Site, SiteKey
+from hetctl.core.site import Cluster, NetworkInterfaces, Queue, Site, SiteKey
 from hetctl.files.site_file import detect_site, find_site, list_sites, read_site, trace_site
 from hetctl.files.site_model import SiteModel
 
@@ -62,7 +62,7 @@ def test_human_units(tmp_path: Path):
         (
             "srun",
             "prun",
-            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'jsrun' or 'jsrun-erf', got 'prun'",
+            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun' or 'jsrun', got 'prun'",
         ),
         ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
         ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),
@@ -198,17 +198,17 @@ def test_loops_are_refused(tmp_path: Path):
         ("summitdev-login1", "summitdev"),
         ("login1.summitdev.olcf.ornl.gov", "summitdev"),
         ("slurmctld", "slurm-docker"),
-        ("login1.crusher.olcf.ornl.gov", "local"),
-        ("login01.othermachine.nersc.gov", "local"),
-        ("uan01", "local"),
-        ("laptop", "local"),
+        ("login1.crusher.olcf.ornl.gov", None),
+        ("login01.othermachine.nersc.gov", None),
+        ("uan01", None),
+        ("laptop", None),
     ],
 )
-def test_detection_by_host_name(host: str, site: str):
+def test_detection_by_host_name(host: str, site: str | None):
     sites = [find_site(name, project=None, home=None) for name in SHIPPED]
     assert detect_site(host, sites) == site
     fitting = [one for one in sites if any(fnmatch.fnmatch(host, p) for p in one.host_patterns)]
-    assert len(fitting) == (site != "local")
+    assert len(fitting) == (site is not None)
 
 
 def test_every_key_is_traced_to_its_file_and_line(tmp_path: Path):
@@ -297,6 +297,54 @@ def test_nodes_of_all_types_must_add_up(tmp_path: Path) -> None:
     path.write_text("extends: slurm-docker\nnodes: 5\ngpus_per_node: 4\n" + TYPES)
     with pytest.raises(BadInputError, match=r"mixed.yaml:\d+: node_types: add up to 3 nodes, but nodes is 5"):
         read_site(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "control", "gloo"),
+    [
+        ("", (), ()),
+        ("network: {}", (), ()),
+        (
+            "network: {control: [hsn*, ib0, eth0.100], gloo: ['ib[0-3]']}",
+            ("hsn*", "ib0", "eth0.100"),
+            ("ib[0-3]",),
+        ),
+    ],
+)
+def test_network_interfaces_are_names_or_patterns(tmp_path: Path, text: str, control, gloo):
+    assert read(tmp_path, f"{TEXT}{text}\n").network == NetworkInterfaces(control, gloo)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("hsn0", "network: must be a mapping"),
+        ("{control: hsn0}", "network.control: must be a list"),
+        ("{controll: []}", "network.controll: unknown key 'controll'; did you mean 'control'?"),
+        ("{gloo: ['']}", "network.gloo[0]: must be the name of a network interface"),
+        ("{gloo: [^lo]}", "network.gloo[0]: must be the name of a network interface"),
+        ("{gloo: [eth0, 'hsn0,hsn1']}", "network.gloo[1]: must be the name of a network interface"),
+        ("{gloo: [interface-too-long]}", "(at most 15 characters) or a pattern such as hsn*"),
+        ("{gloo: [7]}", "network.gloo[0]: must be text"),
+    ],
+)
+def test_refusals_of_network_interfaces(tmp_path: Path, value: str, message: str):
+    problem = refused(tmp_path, f"{TEXT}network: {value}\n")
+    assert problem.startswith("s.yaml:9: ")
+    assert message in problem
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "frontier", "lumi"])
+def test_sites_with_slingshot_use_it(name: str):
+    site = find_site(name, project=None, home=None)
+    assert site.network == NetworkInterfaces(("hsn*",), ("hsn*",))
+    sockets = site.environment["NCCL_SOCKET_IFNAME"].split(",")
+    assert all(fnmatch.fnmatch(interface, "hsn*") for interface in sockets)
+    # With it NCCL fails where a job has one node, or the plugin is missing.
+    assert "NCCL_NET" not in site.environment
+    # alt_read needs the driver property rdzv_get_en at 0, which a job gets by this option.
+    wants = site.environment.get("FI_CXI_RDZV_PROTO") == "alt_read"
+    assert wants == ("--network=disable_rdzv_get" in site.directives)
 
 
 LINKS = """

@@ -1,4 +1,4 @@
-"""How the leaders of nodes are started beside the ranks, and ranks one by one."""
+"""How the leaders of nodes are started beside the agents; packing of a round."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Queue, Site
+from hetctl.launchers.agents import agent_command, cancel_command, gpus_of, packing_lines
 from hetctl.launchers.leaders import LEADERS
-from hetctl.launchers.seats import gpus_of, rank_command, seat_of
 
 COMMAND = ("python", "-m", "hetctl.runtime.exchange", "round.json")
 
@@ -18,8 +18,8 @@ def site(launcher: str, **changes: object) -> Site:
     return Site("s", "slurm", launcher, queues=queues, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_srun_starts_one_on_each_node_although_ranks_hold_all_of_it() -> None:
-    found = LEADERS["srun"](site("srun", mpi="pmix"), ("n2", "n1"), COMMAND)
+def test_srun_starts_one_on_each_node_although_agents_hold_all_of_it() -> None:
+    found = LEADERS["srun"](site("srun", mpi="pmix"), "exchange", ("n2", "n1"), COMMAND)
     assert found.argv == (
         *("srun", "--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
         *("--gres=none", "--nodelist=n2,n1", "--kill-on-bad-exit=1", "--unbuffered", "--mpi=pmix"),
@@ -28,7 +28,7 @@ def test_srun_starts_one_on_each_node_although_ranks_hold_all_of_it() -> None:
 
 
 def test_mpirun_starts_one_program_on_each_node_in_the_order_of_the_nodes() -> None:
-    found = LEADERS["mpirun"](site("mpirun", environment={"A": "b c"}), ("n2", "n1"), COMMAND)
+    found = LEADERS["mpirun"](site("mpirun", environment={"A": "b c"}), "exchange", ("n2", "n1"), COMMAND)
     each = ("env", "PYTHONUNBUFFERED=1", "A=b c", *COMMAND)
     assert found.argv[-len(each) * 2 - 9 :] == (
         *("-np", "1", "--host", "n2:1", *each),
@@ -37,12 +37,32 @@ def test_mpirun_starts_one_program_on_each_node_in_the_order_of_the_nodes() -> N
     assert found.environment["OMPI_MCA_plm_rsh_agent"] == "blaunch"
 
 
-def test_ranks_have_a_gpu_and_a_name_each_in_the_order_of_the_placement() -> None:
+def test_gpus_are_in_the_order_of_the_ranks() -> None:
     placement = (Placement("n2", (1, 3)), Placement("n1", (0,)))
-    gpus = list(gpus_of(Allocation("m", 3, DATA_PARALLEL, 1.0, placement)))
-    assert gpus == [("n2", 1), ("n2", 3), ("n1", 0)]
-    seats = [seat_of(gpu) for gpu in gpus]
-    assert [seat.member for seat in seats] == ["rank-n2-1", "rank-n2-3", "rank-n1-0"]
-    assert [seat.placement for seat in seats] == [(Placement(node, (gpu,)),) for node, gpu in gpus]
-    command = rank_command(gpus[1], Path("/runs/r/round-0000"), "gpu", "python")
-    assert command[3:] == ("/runs/r/round-0000/crew.json", "--seat", "rank-n2-3", "--device", "gpu")
+    allocation = Allocation("m", 3, DATA_PARALLEL, 1.0, placement)
+    assert gpus_of(allocation) == (("n2", 1), ("n2", 3), ("n1", 0))
+
+
+def test_an_agent_ends_a_job_of_slurm_alone() -> None:
+    assert cancel_command({"SLURM_JOB_ID": "17"}) == ("scancel", "17")
+    assert cancel_command({"LSB_JOBID": "17"}) is None
+
+
+def test_packing_shows_each_node_with_its_members_and_says_who_straddles() -> None:
+    allocations = [
+        Allocation("a", 3, DATA_PARALLEL, 1.0, (Placement("n1", (2, 3)), Placement("n2", (0,)))),
+        Allocation("b", 2, DATA_PARALLEL, 1.0, (Placement("n1", (0, 1)),)),
+    ]
+    assert list(packing_lines(allocations)) == [
+        "n1: a on 2, 3 (2 of its 3); b on 0, 1",
+        "n2: a on 0 (1 of its 3)",
+    ]
+
+
+def test_an_agent_is_told_of_its_driver_and_the_framework() -> None:
+    command = agent_command(Path("/r/round-0000"), "pytorch", 8, "python")
+    assert command == (
+        *("python", "-m", "hetctl.runtime.agent", "/r/round-0000/driver.json", "--threads", "8"),
+        *("--framework", "pytorch"),
+    )
+    assert agent_command(Path("/r"), None, 8, "python")[-1] == "8"

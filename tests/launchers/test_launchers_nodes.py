@@ -8,7 +8,7 @@ import pytest
 
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.site import Queue, Site
-from hetctl.launchers import nodes_command, parse_gpus, parse_nodes
+from hetctl.launchers import node_of_agent, nodes_command, parse_gpus, parse_nodes
 
 
 def site(batch_system: str, launcher: str) -> Site:
@@ -67,3 +67,18 @@ def test_only_a_local_job_has_a_part_of_a_node():
     assert parse_gpus(LOCAL, given) == (1, 3)
     assert parse_gpus(LOCAL, {}) == (0, 1)
     assert parse_gpus(SLURM, given) == (0, 1)
+
+
+AGENT_NODES = {
+    "the launcher's own variable": ({"HETCTL_NODE": "n2", "SLURMD_NODENAME": "n1"}, "n1", "n2"),
+    "Slurm's": ({"SLURMD_NODENAME": "n2"}, "shared", "n2"),
+    "PMIx' one": ({"PMIX_HOSTNAME": "n1.site"}, "shared", "n1"),
+    "its host": ({}, "n2", "n2"),
+    "its host with a domain": ({}, "n2.cluster.site", "n2"),
+    "none of the job's": ({"SLURMD_NODENAME": "n7"}, "n8", None),
+}
+
+
+@pytest.mark.parametrize(("environ", "host", "node"), AGENT_NODES.values(), ids=AGENT_NODES)
+def test_the_node_of_an_agent(environ, host, node):
+    assert node_of_agent(("n1", "n2"), environ, host) == node

@@ -151,7 +151,7 @@ def test_any_value_is_quoted_or_refused(name: str, account: str, folder: str, ru
     assert shlex.split(lines["#SBATCH --output"]) == [log]
     assert shlex.split(lines["export HETCTL_HOME"]) == [str(script.home)]
     assert shlex.split(lines["run"]) == [run]
-    assert [line for line in text.splitlines() if line.startswith("#SBATCH")] == text.splitlines()[1:14]
+    assert [line for line in text.splitlines() if line.startswith("#SBATCH")] == text.splitlines()[1:15]
 
 
 def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:

@@ -15,26 +15,27 @@ from hetctl.files.site_model import SiteModel
 from hetctl.launchers import LAUNCHERS
 from hetctl.runner.doctor import BATCH_CHECKS, Examination
 from hetctl.runner.folder_findings import ability_finding, filesystem_of, place_finding
-from hetctl.runner.probing import rank_findings
+from hetctl.runner.probing import job_findings
 from hetctl.runner.site_findings import (
     COMMANDS,
     HELPFUL,
-    LAUNCHED_BY,
+    NO_LAUNCHER,
     account_finding,
     command_findings,
     node_finding,
     queue_finding,
 )
-from hetctl.runtime.probe import RankReport, StepEnd
+from hetctl.runtime.probe import ProbeEnd, RankReport
 
 OK, WARNING, FAILED = Outcome.OK, Outcome.WARNING, Outcome.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
-END = StepEnd(("n1", "n2"), 4, 0)
+END = ProbeEnd(("n1", "n2"), 4, 0, 0, (2, 2))
 
 
 def test_the_tables_hold_every_batch_system_and_launcher():
     assert set(COMMANDS) == set(HELPFUL) == set(BATCH_CHECKS) == set(BATCH_SYSTEMS)
-    assert set(LAUNCHED_BY) == set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
+    assert NO_LAUNCHER in LAUNCHERS
+    assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
 
 
 def test_commands_that_are_missing_are_the_batch_systems_business():
@@ -142,30 +143,31 @@ def test_a_file_system_without_links_is_found_out(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def reports(*gpus, size=4):
-    return [RankReport(f"n{1 + rank // 2}", each, (0,), size) for rank, each in enumerate(gpus)]
+def reports(*visible):
+    return [RankReport(f"n{1 + rank // 2}", rank % 2, each, (0,)) for rank, each in enumerate(visible)]
+
+
+ALL = reports("0,1", "0,1", "0,1", "0,1")
 
 
 @pytest.mark.parametrize(
     ("end", "seen", "outcomes"),
     [
-        (END, reports("0", "1", "0", "1"), {"launch": OK, "MPI": OK, "GPUs": OK}),
-        (END, reports("0", "0", "0", "0"), {"launch": OK, "MPI": OK, "GPUs": WARNING}),
-        (END, reports("0,1", "0,1", "0,1", "0,1"), {"launch": OK, "MPI": OK, "GPUs": FAILED}),
+        (END, ALL, {"launch": OK, "MPI": OK, "GPUs": OK}),
+        (END, reports(None, None, None, None), {"launch": OK, "MPI": OK, "GPUs": OK}),
+        (END, reports("0", "1", "0", "1"), {"launch": OK, "MPI": OK, "GPUs": FAILED}),
         (END, reports("", "", "", ""), {"launch": OK, "MPI": OK, "GPUs": FAILED}),
-        (END, reports("0", "1", "0", "1", size=1), {"launch": OK, "MPI": FAILED, "GPUs": OK}),
-        (END, reports("0", "1", "0", "1", size=None), {"launch": OK, "MPI": WARNING, "GPUs": OK}),
-        (END, reports("0", "1"), {"launch": FAILED, "MPI": OK, "GPUs": OK}),
-        (END, [], {"launch": FAILED}),
-        (
-            replace(END, exit_code=None),
-            reports("0", "1", "0", "1"),
-            {"launch": FAILED, "MPI": OK, "GPUs": OK},
-        ),
+        (replace(END, mpi_sizes=(1, 1)), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (replace(END, mpi_sizes=(0, 0)), ALL, {"launch": OK, "MPI": WARNING, "GPUs": OK}),
+        (replace(END, mpi_sizes=(2,)), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (replace(END, leaders_exit_code=1), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (END, ALL[:2], {"launch": FAILED, "MPI": OK, "GPUs": OK}),
+        (END, [], {"launch": FAILED, "MPI": OK}),
+        (replace(END, exit_code=None), ALL, {"launch": FAILED, "MPI": OK, "GPUs": OK}),
     ],
 )
-def test_what_ranks_see(end, seen, outcomes):
-    found = {one.check: one.outcome for one in rank_findings(SITE, end, seen, "srun: error: x")}
+def test_what_ranks_and_leaders_see(end, seen, outcomes):
+    found = {one.check: one.outcome for one in job_findings(SITE, end, seen, "srun: error: x", "")}
     assert found == outcomes
 
 
@@ -259,7 +261,7 @@ class TestOnSlurm:
             *("job", "launch", "MPI", "GPUs"),
         }
         launch = next(one for one in result.json["findings"] if one["check"] == "launch")
-        assert launch["found"] == "4 of 4 ranks by srun: 2 on n1, 2 on n2"
+        assert launch["found"] == "4 of 4 ranks, by agents that srun started: 2 on n1, 2 on n2"
 
     @pytest.mark.parametrize(
         ("old", "new", "check", "words"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import workbench
-from workbench import new_project, python_without_training
+from profiles import measurings
+from workbench import new_project, python_without_training, wait_for
 
 from hetctl.cli import following
-from hetctl.runner import profiling
+from hetctl.core.measurement import read_jobs, write_jobs
+from hetctl.runner import profile_following
 
 HOSTS = {"a1": (2, 2), "a2": (2, 2)}
 SITE = """\
@@ -42,7 +46,6 @@ EPOCHS = "{metric: val_accuracy, patience: 6, max_epochs: 40, expected_epochs: 1
 FEW_EPOCHS = "{metric: val_accuracy, patience: 2, max_epochs: 2}"
 WAYS = [
     ("jsrun", "file", "batch1"),
-    ("jsrun-erf", "stdin", "batch1"),
     ("mpirun", "stdin", None),
 ]
 
@@ -59,7 +62,7 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
     monkeypatch.setattr(following, "POLL_S", 0.1)
-    monkeypatch.setattr(profiling, "LOOK_S", 0.1)
+    monkeypatch.setattr(profile_following, "LOOK_S", 0.1)
     project = new_project(tmp_path / "project", ENSEMBLE, environment=environment)
     describe_site(project, launcher, submit_by)
 
@@ -69,9 +72,31 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
     assert (run.code, run.json["state"]) == (0, "finished"), run.stdout
     assert set(project.epochs()) == {"a", "b", "c"}
     names = [job["fields"]["job_name"] for job in cluster.ask("jobs")]
-    assert names[0] == "hetctl-profile-trio"
+    assert names[0].startswith("hetctl-profile-trio-")
     assert names[1].startswith("hetctl-trio-001-0-")
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_profiling_job_that_a_command_left_measuring_is_followed_by_the_next_one(start_lsf, tmp_path, jobs):
+    cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
+    environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
+    slow = ENSEMBLE.replace("b, max_gpus: 1, config: {}", "b, max_gpus: 1, config: {measure_s: 6}")
+    python = python_without_training(tmp_path)
+    project = new_project(tmp_path / "project", slow, python=python, environment=environment)
+    describe_site(project, "jsrun")
+    process = project.start("profile", "--jobs", str(jobs))
+    wait_for(lambda: measurings(project))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, "on measuring" in stderr) == (143, True)
+    (path,) = project.home.profiles.glob("*/jobs.json")
+    write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))  # as if killed before they were noted
+    again = project.hetctl("profile", "--json")
+    assert (again.code, len(again.json["points"])) == (0, 5)
+    assert "of these points already: following" in again.stderr
+    assert measurings(project) == ["a-1", "a-2", "a-3", "b-1", "c-1"]
+    assert len(cluster.ask("jobs")) == jobs
 
 
 @pytest.mark.training

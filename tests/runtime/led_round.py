@@ -38,7 +38,7 @@ settings, folder = eval(sys.argv.pop()), Path(sys.argv[1]).parent
 node_folder.MEMORY = folder / "memory"
 feeds.AHEAD, feeds.JOIN_S, broadcast.STALL_S = settings["ahead"], settings["join_s"], settings["stall_s"]
 exchange.START_S = settings["start_s"]
-exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, seed: None)
+exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, device, seed: None)
 (folder / f"leader-{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(str(os.getpid()))
 sys.exit(exchange.main())
 """

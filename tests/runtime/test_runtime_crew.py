@@ -16,7 +16,7 @@ from workbench import alive, wait_for
 from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Node, Queue, Site
-from hetctl.launchers.seats import CREW_FILE
+from hetctl.launchers.agents import DRIVER_FILE
 from hetctl.runtime.assignment import TRAIN, Task
 from hetctl.runtime.crew import Crew
 
@@ -27,9 +27,11 @@ NODE = Node("localhost", tuple(range(SLOTS)), None)
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime import group, rank
+from hetctl.runtime import group
+from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.assignment import TRAIN
 from hetctl.runtime.group import SingleRank, join_group
+from hetctl.runtime.worker import worker
 
 class NoLink:
     needs = "nothing"
@@ -41,7 +43,7 @@ def work(assignment, desk):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
     if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
     desk.group = SingleRank()
-    desk.group = join_group(assignment.place, NoLink(), desk._announce)
+    desk.group = join_group(assignment.place, NoLink(), desk.announce)
     ranks = desk.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size}
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
@@ -59,9 +61,9 @@ def work(assignment, desk):
     ranks.leave()
 
 group.BROKEN_S = 0.3
-rank.WORK = {TRAIN: work}
+worker.WORK = {TRAIN: work}
 sys.argv = sys.argv[2:]
-os._exit(rank.main())
+os._exit(main())
 """
 
 
@@ -85,7 +87,7 @@ class Job:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.crew = Crew(SITE, (NODE,), folder, patience_s=3.0)
+        self.crew = Crew(SITE, (NODE,), folder, None, patience_s=3.0)
         self.ended = {}
 
     def engage(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
@@ -229,12 +231,13 @@ def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
     assert job.at_work("next") == [idle]
 
 
-def test_strangers_take_no_seat(job):
-    address = json.loads((job.folder / CREW_FILE).read_text())
-    assert (job.folder / CREW_FILE).stat().st_mode & 0o777 == 0o600
+def test_an_agent_of_another_node_is_sent_away(job):
+    address = json.loads((job.folder / DRIVER_FILE).read_text())
+    assert (job.folder / DRIVER_FILE).stat().st_mode & 0o777 == 0o600
     from hetctl.runtime.wire import Address, knock
 
-    stranger = knock(Address(address["host"], address["port"], address["key"]), {"seat": "rank-x-9"}, 5)
+    facts = {"host": "elsewhere", "variables": {}, "cores": [0]}
+    stranger = knock(Address(address["host"], address["port"], address["key"]), facts, 5)
     wait_for(lambda: job.crew.reap() == [] and _closed(stranger))
 
 
@@ -246,6 +249,35 @@ def _closed(wire) -> bool:
     except ConnectionError:
         return True
     return False
+
+
+def test_a_node_whose_agent_does_not_come_is_lost_with_its_groups(job, monkeypatch):
+    monkeypatch.setattr("hetctl.runtime.crew.JOIN_S", 0.5)
+    deaf = job.folder / "deaf"
+    deaf.write_text("#!/bin/sh\nsleep 100\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    job.engage("m", 0, 1)
+    (step,) = job.end_of("m")
+    assert (step.lost_nodes, job.crew.nodes, job.crew.gpus) == (("localhost",), (), 0)
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_is_started_again(job):
+    job.engage("first", 0, 1, steps=1000)
+    wait_for(lambda: len(job.at_work("first")) == 2)
+    old = job.at_work("first")
+    (agent,) = [pid for pid in alive(str(job.folder / DRIVER_FILE)) if _parent(pid) == os.getpid()]
+    os.kill(agent, signal.SIGKILL)
+    (first,) = job.end_of("first")
+    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
+    job.engage("second", 0, 1)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert not set(old) & set(job.at_work("second"))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 DRIVER = """
@@ -274,10 +306,10 @@ def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
         [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
     )
     wait_for(lambda: (tmp_path / "one.did").exists() and (tmp_path / "two.did").exists())
-    assert len(alive(str(tmp_path / CREW_FILE))) >= 3
+    assert len(alive(str(tmp_path / DRIVER_FILE))) >= 3
     driver.kill()
     driver.wait()
-    wait_for(lambda: not alive(str(tmp_path / CREW_FILE)))
+    wait_for(lambda: not alive(str(tmp_path / DRIVER_FILE)))
 
 
 def test_the_exit_code_of_a_lost_peer_is_nobody_elses():

@@ -8,7 +8,9 @@ from queue import Queue
 import pytest
 
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.group import LostPeerError, Place, SingleRank, interface_of, join_group
+from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.runtime import group
+from hetctl.runtime.group import LostPeerError, Place, SingleRank, join_group
 from hetctl.runtime.wire import Address
 
 
@@ -37,7 +39,8 @@ def unexpected(_address):
 class Ranks:
     """Threads that stand for the ranks of a group, each with what it does in it."""
 
-    def __init__(self, *bodies):
+    def __init__(self, *bodies, interfaces=ANY_INTERFACES):
+        self.interfaces = interfaces
         self.link = LinkOfTests()
         self.results = {}
         self.masters = Queue()
@@ -57,7 +60,7 @@ class Ranks:
             master = self.masters.get(timeout=10)
             self.masters.put(master)
         try:
-            group = join_group(Place(rank, size, "key", master), self.link, self.masters.put)
+            group = join_group(Place(rank, size, "key", master), self.link, self.masters.put, self.interfaces)
             self.results[rank] = body(group)
         except LostPeerError as error:
             self.results[rank] = error
@@ -135,6 +138,29 @@ def test_ranks_that_do_not_meet_say_so(monkeypatch):
         join_group(Place(1, 2, "key", Address("127.0.0.1", 9, "key")), LinkOfTests(), unexpected)
 
 
-def test_an_interface_is_known_by_its_address():
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.77") == ""
+def met_by_ranks_of_two_hosts(monkeypatch, interfaces):
+    """Form a group of ranks that have different host names; return what each was told, and the address."""
+    monkeypatch.setattr(group.socket, "gethostname", lambda: threading.current_thread().name)
+    ranks = Ranks(lambda ranks: ranks.leave(), lambda ranks: ranks.leave(), interfaces=interfaces)
+    assert ranks.results == {0: None, 1: None}
+    return sorted(ranks.link.met), ranks.masters.get(timeout=1)
+
+
+def test_ranks_of_several_hosts_meet_at_the_interface_that_the_site_names(monkeypatch):
+    met, master = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(control=("none*", "lo")))
+    assert master.host == "127.0.0.1"
+    assert met == [(0, 2, "127.0.0.1", "lo"), (1, 2, "127.0.0.1", "lo")]
+
+
+def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
+    there = {"lo": ["127.0.0.1"], "hsn0": [], "hsn1": ["10.0.0.1"]}
+    monkeypatch.setattr("hetctl.runtime.interfaces.addresses", lambda: there)
+    met, _ = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(("lo",), ("hsn*",)))
+    assert [interface for *_, interface in met] == ["hsn1", "hsn1"]
+
+
+@pytest.mark.parametrize("key", ["control", "gloo"])
+def test_a_node_without_the_named_interface_says_which_it_has(key):
+    interfaces = NetworkInterfaces(**{key: ("none*", "ib7")})
+    with pytest.raises(BadInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
+        join_group(Place(0, 2, "key"), LinkOfTests(), unexpected, interfaces)

@@ -1,4 +1,4 @@
-"""When trainers pause: stop files, the deadline, and epochs that fit no job."""
+"""When trainers pause: the driver's word, the deadline, and epochs that fit no job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from hetctl.core.ends import Why
 from hetctl.core.errors import BadInputError
-from hetctl.core.layout import RunFolder
 from hetctl.runtime.reporting import why_failed
 from hetctl.runtime.trainer import StopSignal
 
@@ -23,14 +22,23 @@ def chained(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def test_the_stop_file_of_the_job_is_heeded_and_an_empty_one_is_a_signal(tmp_path):
-    run = RunFolder(tmp_path)
-    stop = StopSignal(run.round(0).stops("m", 7), time.time() + 60)
+def nothing():
+    """The driver does not want the group to leave."""
+
+
+def test_the_first_reason_stands():
+    told = iter([None, "resize", "preempted"])
+    stop = StopSignal(lambda: next(told), time.time() + 60)
     assert not stop()
-    run.job_stop(7).touch()
-    time.sleep(0.25)
     assert stop()
-    assert stop.reason == "signal"
+    assert stop()
+    assert stop.reason == "resize"
+
+
+def test_the_deadline_is_seen_without_the_driver():
+    stop = StopSignal(nothing, time.time() - 1)
+    assert stop()
+    assert stop.reason == "deadline"
 
 
 @pytest.mark.parametrize(
@@ -38,13 +46,13 @@ def test_the_stop_file_of_the_job_is_heeded_and_an_empty_one_is_a_signal(tmp_pat
     [(50, 100, True), (70, 100, False), (101, 100, True), (70, None, False), (1e9, None, False)],
 )
 def test_what_fits_no_job_is_done_in_parts(seconds, longest_s, room):
-    stop = StopSignal((), time.time() + 60, longest_s)
+    stop = StopSignal(nothing, time.time() + 60, longest_s)
     assert stop.leaves_room_for(seconds) is room
     assert stop.reason == (None if room else "deadline")
 
 
 def test_after_the_deadline_not_even_a_part_is_begun():
-    assert not StopSignal((), time.time() - 1, 100).leaves_room_for(1000)
+    assert not StopSignal(nothing, time.time() - 1, 100).leaves_room_for(1000)
 
 
 @pytest.mark.parametrize(

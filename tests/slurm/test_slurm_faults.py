@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 
 import pytest
 from slurm_cluster import SlurmCluster
-from workbench import ProjectFolder, new_project, python_without_training, wait_for
+from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.core.events import DRIVER
@@ -93,7 +94,7 @@ class Run:
         state = self.project.here("status", "--json").json["state"]
         if state == "between-jobs":
             assert self.project.here("advance").code in (0, 6)
-        assert state in ("queued", "running", "between-jobs", "finished")
+        assert state in ("queued", "in-doubt", "running", "between-jobs", "finished")
         return state == "finished"
 
     def finish(self):
@@ -148,31 +149,58 @@ def test_scancel_of_the_job(run):
     assert states == ["cancelled", "finished"]
 
 
-def test_a_killed_step(run):
+def test_a_killed_rank(run):
     run.submit()
-    job = run.in_training()
-    steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
-    numbered = [step for step in steps if step.rpartition(".")[2].isdigit()]
-    run.cluster.run("scancel", "--signal=KILL", numbered[0])
+    run.in_training()
+    os.kill(ranks_of(run.project.home.run(RUN).path)[0], signal.SIGKILL)
     assert run.finish() == ["finished"]
     killed = [name for name, ends in run.ends().items() if "killed" in ends]
     assert len(killed) == 1
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["under-the-script", "under-a-step"])
-def test_a_node_that_dies(run, which):
+def test_a_killed_step_is_started_again(run):
     run.submit()
     job = run.in_training()
-    lost = nodes_of(run.cluster, job)[which]
+    steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
+    (agents,) = [step for step in steps if step.rpartition(".")[2].isdigit()]
+    run.cluster.run("scancel", "--signal=KILL", agents)
+    assert run.finish() == ["finished"]
+    assert {ends.count("killed") for ends in run.ends().values()} == {1}
+
+
+def test_a_node_that_dies_under_the_script_ends_the_job(run):
+    """Slurm lets the job of `--no-kill` hold its other nodes: an agent there cancels it."""
+    run.submit()
+    job = run.in_training()
+    lost, *_ = nodes_of(run.cluster, job)
     run.cluster.crash_node(lost)
     try:
-        assert run.finish() == ["node-failed", "finished"]
-        first, second = run.jobs()
-        assert first.failed_nodes == (lost,)
-        script = run.project.home.run(RUN).round(second.first_round).script.read_text()
-        assert f"#SBATCH --exclude={lost}\n" in script
+        assert run.finish() == ["cancelled", "finished"]
     finally:
         run.cluster.boot_node(lost)
+
+
+def test_a_node_that_dies_takes_its_own_ranks_alone(run):
+    run.submit()
+    job = run.in_training()
+    lost = nodes_of(run.cluster, job)[-1]
+    on_it = {e.data["member"] for e in run.project.driver_events(RUN) if lost in nodes_in(e)}
+    run.cluster.crash_node(lost)
+    try:
+        assert run.finish() == ["finished"]
+        failed = [e for e in run.project.driver_events(RUN) if e.kind == "node_failed"]
+        assert {node for event in failed for node in event.data["nodes"]} == {lost}
+        assert {name for name, ends in run.ends().items() if "node-failure" in ends} == on_it
+        assert all("killed" not in ends for ends in run.ends().values())
+        later = [e for e in run.project.driver_events(RUN) if e.kind == "step_started"][-1]
+        assert lost not in nodes_in(later)
+    finally:
+        run.cluster.boot_node(lost)
+
+
+def nodes_in(event):
+    """The nodes of a step that starts; none of any other event."""
+    return {place["node"] for place in event.data.get("placement", ())}
 
 
 def test_a_controller_that_is_restarted(run):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from workbench import alive
+from workbench import ranks_of
 
 from hetctl.core.codec import decode
 from hetctl.core.events import DRIVER, read_folder
@@ -100,28 +100,49 @@ def story(slurm_cluster, tmp_path_factory):
 
 
 def kill_a_training_rank(run):
-    """Kill one rank, in the midst of an epoch, of a member that has several."""
+    """Kill a rank, in the midst of an epoch, of a member that has several; return the member.
+
+    A rank that had just told that it was done, or was leaving, is no loss: then another one is killed.
+    """
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        events = read_folder(run.round(0).events)
-        trained = {event.source for event in events if event.kind == "epoch"}
-        for step in (event.data for event in events if event.kind == "step_started"):
-            if step["gpus"] > 1 and step["member"] in trained:
-                last = step["placement"][-1]
-                os.kill(rank_on(run, last["node"], last["gpus"][-1]), signal.SIGKILL)
-                return step["member"]
+        for folder, step in steps_in_training(run):
+            last = step["placement"][-1]
+            ranks = [pid for pid in ranks_of(run.path, last["node"]) if gpu_of(pid) == last["gpus"][-1]]
+            if ranks:
+                os.kill(ranks[0], signal.SIGKILL)
+                if fault_of(folder, step["member"]):
+                    return step["member"]
         time.sleep(0.2)
-    raise AssertionError("no member with several GPUs finished an epoch in time")
+    raise AssertionError("no member with several GPUs was lost in the midst of an epoch in time")
 
 
-def rank_on(run, node, gpu):
-    """Return the process, which is none of the launcher's."""
-    (pid,) = [
-        pid
-        for pid in set(alive(f"--seat rank-{node}-{gpu} ")) & set(alive(str(run.path)))
-        if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    ]
-    return pid
+def steps_in_training(run):
+    """Return the steps on several GPUs that have finished an epoch and have not ended, with their folder."""
+    found = []
+    for one in run.rounds():
+        events = read_folder(one.events)
+        trained = {event.source for event in events if event.kind == "epoch"}
+        ended = {event.data["member"] for event in events if event.kind == "step_ended"}
+        steps = [event.data for event in events if event.kind == "step_started"]
+        found += [(one, s) for s in steps if s["gpus"] > 1 and s["member"] in trained - ended]
+    return found
+
+
+def fault_of(folder, member):
+    """Wait for the end of a step; return whether the member lost it by its own fault."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for event in read_folder(folder.events):
+            if event.kind == "step_ended" and event.data["member"] == member:
+                return event.data["fault"]
+        time.sleep(0.1)
+    raise AssertionError("the step whose rank was killed did not end")
+
+
+def gpu_of(rank):
+    """Return the number of a rank's GPU."""
+    return int(Path(f"/proc/{rank}/comm").read_text().rpartition("-")[2])
 
 
 def wait_for_the_end(folder, environment):
@@ -132,7 +153,7 @@ def wait_for_the_end(folder, environment):
         alive = {"pending", "running"} & {
             job["state"] for job in status["jobs"]
         }  # the last script may be leaving
-        if status["state"] not in ("queued", "running", "between-jobs") and not alive:
+        if status["state"] not in ("queued", "in-doubt", "running", "between-jobs") and not alive:
             return status
         time.sleep(2)
     raise AssertionError(f"the run is still {status['state']}: {status['reason']}")
@@ -186,25 +207,36 @@ def test_no_epoch_is_lost_or_trained_twice(story):
         assert numbers == list(range(1, member["epochs"] + 1))
 
 
-def test_no_gpu_of_a_node_is_seen_by_two_ranks_at_once(story):
+def test_no_gpu_of_a_node_is_taken_by_two_ranks_at_once(story):
     records = story.witnesses()
     assert {record["kind"] for record in records} == {"held"}
     assert {record["gpu"] for record in records} == {f"n{n}-{gpu}" for n in range(1, 5) for gpu in (0, 1)}
 
 
+def test_every_rank_sees_all_gpus_of_its_node(story):
+    assert {record["visible"] for record in story.witnesses()} == {"0,1"}
+
+
+def test_a_job_starts_one_step(story):
+    jobs = {record["job"] for record in story.witnesses_of_the_run()}
+    assert len(jobs) == len(story.status["jobs"])
+    assert len({(record["job"], record["step"]) for record in story.witnesses_of_the_run()}) == len(jobs)
+
+
 def test_ranks_stay_from_round_to_round(story):
     """None is started again in a job but those of the group that was killed."""
     killed = max(e.data["gpus"] for e in story.of("step_started") if e.data["member"] == story.killed)
-    starts = Counter((record["job"], record["seat"]) for record in story.witnesses_of_the_run())
+    starts = Counter((record["job"], record["gpu"]) for record in story.witnesses_of_the_run())
     assert sum(starts.values()) - len(starts) <= killed
 
 
 def test_ranks_ran_on_the_nodes_that_the_plan_named(story):
+    planned = set()
     for event in story.of("step_started"):
         placements = [decode(Placement, place) for place in event.data["placement"]]
         assert len(placements) == -(-event.data["gpus"] // 2)
-    for record in story.witnesses_of_the_run():
-        assert record["seat"].split("-")[1] == record["gpu"].split("-")[0]
+        planned |= {f"{place.node}-{gpu}" for place in placements for gpu in place.gpus}
+    assert {record["gpu"] for record in story.witnesses_of_the_run()} == planned
 
 
 def test_the_catalog_agrees_with_the_events(story):

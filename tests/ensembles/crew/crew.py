@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def model_fn(config):
 
 def hold_own_gpu():
     """Hold a lock on this rank's GPU as long as the process lives; a second holder is a violation."""
-    gpu = f"{os.environ.get('SLURMD_NODENAME')}-{os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    gpu = f"{os.environ.get('SLURMD_NODENAME')}-{os.environ.get('HETCTL_DEVICE')}"
     lock = os.open(WITNESSES / f"{gpu}.lock", os.O_CREAT | os.O_WRONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,8 +51,8 @@ def hold_own_gpu():
     except BlockingIOError:
         kind = "violation"
     step, job = os.environ.get("SLURM_STEP_ID"), os.environ.get("SLURM_JOB_ID")
-    seat = sys.argv[sys.argv.index("--seat") + 1] if "--seat" in sys.argv else None
-    record = {"kind": kind, "gpu": gpu, "job": job, "step": step, "seat": seat, "time": time.time()}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    record = {"kind": kind, "gpu": gpu, "visible": visible, "job": job, "step": step, "pid": os.getpid()}
     with (WITNESSES / "witness.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
 

@@ -13,14 +13,13 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from .client import RefusedError, connect, parse, talk
 
 ALIASES = {
     "-n": "--nrs", "-a": "--tasks_per_rs", "-c": "--cpu_per_rs", "-g": "--gpu_per_rs", "-r": "--rs_per_host",
     "-d": "--launch_distribution", "-b": "--bind", "-l": "--latency_priority", "-X": "--exit_on_error",
-    "-U": "--erf_input", "-E": "--env", "-m": "--memory_per_rs", "-p": "--np",
+    "-E": "--env", "-m": "--memory_per_rs", "-p": "--np",
 }  # fmt: skip
 NAMES = frozenset(ALIASES.values())
 USAGE = "Usage: jsrun [options] command [arguments]"
@@ -40,11 +39,7 @@ def main(arguments) -> int:
     if not job:
         raise RefusedError("Error initializing RM connection. Exiting.")
     with connect() as connection, connection.makefile("rw") as file:
-        if "--erf_input" in options:
-            ranks = explicit(file, job, Path(options["--erf_input"]).read_text())
-        else:
-            ranks = by_flags(file, job, options)
-        return launch(ranks, command)
+        return launch(by_flags(file, job, options), command, options.get("--exit_on_error") == "0")
 
 
 def options_of(arguments):
@@ -74,38 +69,12 @@ def by_flags(file, job, options):
     if tasks * width > cores and bind and "--bind" in options:
         raise RefusedError(f"Error: {tasks} tasks of {width} cores do not fit {cores} cores. Exiting.")
     wanted = [[cores, gpus]] * sets
-    placed = talk(file, "step", job=job, sets=wanted, per_host=per_host, placed=False)
+    placed = talk(file, "step", job=job, sets=wanted, per_host=per_host)
     return numbered(
         (host, have[task * width : (task + 1) * width] or have, cards)
         for host, have, cards in placed
         for task in range(tasks)
     )
-
-
-def explicit(file, job, text):
-    """Read an explicit resource file, as far as hetctl writes them."""
-    sets = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if re.fullmatch(r"(overlapping_rs|oversubscribe_\w+|cpu_index_using|launch_distribution): \w+", line):
-            continue
-        match = re.fullmatch(
-            r"rank: (\d+): \{ hostname: ([\w.-]+); cpu: \{([\d,-]+)\}( ; gpu: \{([\d,-]+)\})? \}", line
-        )
-        if not match:
-            raise RefusedError(f"Error: syntax error in the explicit resource file: {line}")
-        sets[int(match[1])] = [match[2], numbers(match[3]), numbers(match[5] or "")]
-    if sorted(sets) != list(range(len(sets))):
-        raise RefusedError("Error: the ranks of the explicit resource file have gaps")
-    wanted = [sets[number] for number in range(len(sets))]
-    return numbered(talk(file, "step", job=job, sets=wanted, per_host=0, placed=True))
-
-
-def numbers(text):
-    found = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def numbered(sets):
@@ -118,12 +87,12 @@ def numbered(sets):
     return ranks
 
 
-def launch(ranks, command) -> int:
+def launch(ranks, command, go_on) -> int:
     os.environ[PLAN] = json.dumps(ranks)
     program = [sys.executable, "-I", sys.argv[0], "--rank", *command]
     if len(ranks) > 1:
         mpirun = ["mpirun", "-np", str(len(ranks)), "--allow-run-as-root", "--oversubscribe"]
-        program = [*mpirun, "--bind-to", "none", *program]
+        program = [*mpirun, "--bind-to", "none", *(["--enable-recovery"] if go_on else []), *program]
     process = subprocess.Popen(program, preexec_fn=die_with_jsrun)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: process.send_signal(n))
@@ -143,6 +112,7 @@ def rank(command) -> int:
         JSM_NAMESPACE_SIZE=str(len(ranks)),
         JSM_NAMESPACE_LOCAL_RANK=local,
         LSF_STANDIN_HOST=mine["host"],
+        PMIX_HOSTNAME=mine["host"],
     )
     if len(ranks) > 1:
         os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = local

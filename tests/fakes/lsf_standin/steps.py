@@ -23,15 +23,15 @@ class Steps:
         self._held = {}
         self._waiting = {}
 
-    def claim(self, connection, job, sets, per_host, placed):
+    def claim(self, connection, job, sets, per_host):
         """Return where the sets are, or None if they have to wait.
 
         Parameters
         ----------
         sets : list of [cores, gpus]
-            How many, of each set; where `placed`, as [host, cores, gpus] with their numbers.
+            How many, of each set.
         """
-        request = job, sets, per_host, placed
+        request = job, sets, per_host
         if self._place(*request, busy=[]) is None:
             raise RefusedError(
                 "Error: the job's nodes cannot hold the requested resource sets: "
@@ -62,13 +62,11 @@ class Steps:
             self._held[connection] = Step(job, found)
         return found
 
-    def _place(self, job, sets, per_host, placed, busy):
+    def _place(self, job, sets, per_host, busy):
         jobs = [one for one in self._daemon.matching(job) if one.state in ("RUN", "UNKWN")]
         if not jobs:
             raise RefusedError("Error initializing RM connection. Exiting.")
         shares = jobs[0].shares
-        if placed:
-            return self._as_placed(shares, sets, busy)
         found = []
         for cores, gpus in sets:
             one = self._room(shares, cores, gpus, per_host, [*busy, *found], found)
@@ -86,14 +84,3 @@ class Steps:
             if room and not (per_host and sum(one[0] == host for one in ours) >= per_host):
                 return [host, free_cores[:cores], free_gpus[:gpus]]
         return None
-
-    def _as_placed(self, shares, sets, busy):
-        """Explicit sets may overlap among themselves, but not with those of other steps."""
-        for host, cores, gpus in sets:
-            share = shares.get(host)
-            if not share or not set(cores) <= set(share.cores) or not set(gpus) <= set(share.gpus):
-                raise RefusedError(f"Error: {host} has no cores {cores} with GPUs {gpus} in this job.")
-            for other in busy:
-                if other[0] == host and (set(cores) & set(other[1]) or set(gpus) & set(other[2])):
-                    return None
-        return sets

@@ -8,13 +8,30 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR2@300
 #SBATCH --no-requeue
+#SBATCH --no-kill
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0000/logs/job.log
 #SBATCH --open-mode=append
+#SBATCH --network=disable_rdzv_get
 # Written by hetctl: drives one job's rounds, then hands the run on.
 started=$(date +%s)
 umask 077
+export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache-$SLURM_JOB_ID
+export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export NCCL_CROSS_NIC=1
+export NCCL_NET_GDR_LEVEL=PHB
+export HSA_FORCE_FINE_GRAIN_PCIE=1
+export FI_MR_CACHE_MONITOR=kdreg2
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export FI_CXI_RDZV_PROTO=alt_read
+export FI_CXI_RDZV_EAGER_SIZE=0
+export FI_CXI_RDZV_THRESHOLD=0
+export FI_CXI_RDZV_GET_MIN=0
+export FI_CXI_DEFAULT_TX_SIZE=2048
+export FI_CXI_RX_MATCH_MODE=hybrid
 python=/shared/ann/venv/bin/python
 run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
@@ -91,112 +108,40 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
+    NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 \
+    NCCL_CROSS_NIC=1 \
+    NCCL_NET_GDR_LEVEL=PHB \
+    HSA_FORCE_FINE_GRAIN_PCIE=1 \
+    FI_MR_CACHE_MONITOR=kdreg2 \
+    FI_CXI_DISABLE_HOST_REGISTER=1 \
+    FI_CXI_DEFAULT_CQ_SIZE=131072 \
+    FI_CXI_RDZV_PROTO=alt_read \
+    FI_CXI_RDZV_EAGER_SIZE=0 \
+    FI_CXI_RDZV_THRESHOLD=0 \
+    FI_CXI_RDZV_GET_MIN=0 \
+    FI_CXI_DEFAULT_TX_SIZE=2048 \
+    FI_CXI_RX_MATCH_MODE=hybrid \
     srun \
-    --exact \
+    --no-kill \
+    --kill-on-bad-exit=0 \
+    --wait=0 \
     --nodes=1 \
     --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
     --ntasks-per-node=1 \
-    --mem=59604M \
     --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
+    --cpus-per-task=56 \
+    --gpus-per-node=8 \
+    --gpu-bind=none \
+    --mem=0 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-4:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=59604M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-4 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-5:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=59604M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-5 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-6:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=59604M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-6 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-7:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=59604M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-7 \
-    --device \
-    gpu
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --threads \
+    7 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0, 1, 2, 3; member-2 on 4; member-3 on 5; member-4 on 6; member-5 on 7

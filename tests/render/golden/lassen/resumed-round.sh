@@ -98,46 +98,25 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
     jsrun \
-    --nrs=1 \
+    --nrs=2 \
     --rs_per_host=1 \
     --tasks_per_rs=1 \
-    --cpu_per_rs=10 \
-    --gpu_per_rs=1 \
+    --cpu_per_rs=40 \
+    --gpu_per_rs=4 \
     --launch_distribution=packed \
-    --bind=packed:10 \
+    --bind=none \
     --latency_priority=gpu-cpu \
-    -X \
-    1 \
+    --exit_on_error=0 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    gpu
-
-# The driver starts rank-node-2-0:
-PYTHONUNBUFFERED=1 \
-    jsrun \
-    --nrs=1 \
-    --rs_per_host=1 \
-    --tasks_per_rs=1 \
-    --cpu_per_rs=10 \
-    --gpu_per_rs=1 \
-    --launch_distribution=packed \
-    --bind=packed:10 \
-    --latency_priority=gpu-cpu \
-    -X \
-    1 \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
-    --seat \
-    rank-node-2-0 \
-    --device \
-    gpu
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --threads \
+    10 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0, 1, 2, 3
+# node-2: member-2 on 0, 1, 2, 3

@@ -81,14 +81,15 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-localhost-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
-    HETCTL_CORES=0 \
+    HETCTL_NODE=localhost \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-localhost-0 \
-    --device \
-    slot
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --threads \
+    1 \
+    --framework \
+    pytorch
+# localhost: member-1 on 0

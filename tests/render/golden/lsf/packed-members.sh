@@ -94,7 +94,7 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
     OMPI_MCA_plm_rsh_agent=blaunch \
     mpirun \
@@ -102,66 +102,21 @@ PYTHONUNBUFFERED=1 \
     --bind-to \
     none \
     --allow-run-as-root \
+    --enable-recovery \
     -np \
     1 \
     --host \
     node-1:1 \
     env \
     PYTHONUNBUFFERED=1 \
-    CUDA_VISIBLE_DEVICES=0 \
+    HETCTL_NODE=node-1 \
+    CUDA_VISIBLE_DEVICES=0,1,2,3 \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-2:
-PYTHONUNBUFFERED=1 \
-    OMPI_MCA_plm_rsh_agent=blaunch \
-    mpirun \
-    --oversubscribe \
-    --bind-to \
-    none \
-    --allow-run-as-root \
-    -np \
-    1 \
-    --host \
-    node-1:1 \
-    env \
-    PYTHONUNBUFFERED=1 \
-    CUDA_VISIBLE_DEVICES=2 \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-2 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-3:
-PYTHONUNBUFFERED=1 \
-    OMPI_MCA_plm_rsh_agent=blaunch \
-    mpirun \
-    --oversubscribe \
-    --bind-to \
-    none \
-    --allow-run-as-root \
-    -np \
-    1 \
-    --host \
-    node-1:1 \
-    env \
-    PYTHONUNBUFFERED=1 \
-    CUDA_VISIBLE_DEVICES=3 \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-3 \
-    --device \
-    gpu
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --threads \
+    2 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0, 1; member-2 on 2; member-3 on 3

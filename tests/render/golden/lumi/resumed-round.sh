@@ -8,6 +8,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR2@300
 #SBATCH --no-requeue
+#SBATCH --no-kill
 #SBATCH --dependency=afterany:4711
 #SBATCH --exclude=node-8,node-9
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0007/logs/job.log
@@ -15,8 +16,15 @@
 # Written by hetctl: drives one job's rounds, then hands the run on.
 started=$(date +%s)
 umask 077
+export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache-$SLURM_JOB_ID
+export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
+export NCCL_SOCKET_IFNAME=hsn
+export NCCL_NET_GDR_LEVEL=3
+export CXI_FORK_SAFE=1
+export CXI_FORK_SAFE_HP=1
+export FI_CXI_DISABLE_CQ_HUGETLB=1
 python=/shared/ann/venv/bin/python
 run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
@@ -93,46 +101,33 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
+    NCCL_SOCKET_IFNAME=hsn \
+    NCCL_NET_GDR_LEVEL=3 \
+    CXI_FORK_SAFE=1 \
+    CXI_FORK_SAFE_HP=1 \
+    FI_CXI_DISABLE_CQ_HUGETLB=1 \
     srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
+    --no-kill \
+    --kill-on-bad-exit=0 \
+    --wait=0 \
+    --nodes=2 \
+    --ntasks=2 \
     --ntasks-per-node=1 \
-    --mem=57220M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
+    --nodelist=node-1,node-2 \
+    --cpus-per-task=56 \
+    --gpus-per-node=8 \
+    --gpu-bind=none \
+    --mem=0 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    gpu
-
-# The driver starts rank-node-2-0:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=7 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=57220M \
-    --nodelist=node-2 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/crew.json \
-    --seat \
-    rank-node-2-0 \
-    --device \
-    gpu
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --threads \
+    7 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7
+# node-2: member-2 on 0, 1, 2, 3, 4, 5, 6, 7

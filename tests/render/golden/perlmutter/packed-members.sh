@@ -8,6 +8,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR2@300
 #SBATCH --no-requeue
+#SBATCH --no-kill
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0000/logs/job.log
 #SBATCH --open-mode=append
 #SBATCH --constraint=gpu&hbm40g
@@ -16,6 +17,10 @@ started=$(date +%s)
 umask 077
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
+export NCCL_SOCKET_IFNAME=hsn
+export NCCL_CROSS_NIC=1
+export NCCL_NET_GDR_LEVEL=PHB
+export FI_CXI_DISABLE_HOST_REGISTER=1
 python=/shared/ann/venv/bin/python
 run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
@@ -92,68 +97,31 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
+    NCCL_SOCKET_IFNAME=hsn \
+    NCCL_CROSS_NIC=1 \
+    NCCL_NET_GDR_LEVEL=PHB \
+    FI_CXI_DISABLE_HOST_REGISTER=1 \
     srun \
-    --exact \
+    --no-kill \
+    --kill-on-bad-exit=0 \
+    --wait=0 \
     --nodes=1 \
     --ntasks=1 \
-    --cpus-per-task=32 \
-    --gpus-per-task=1 \
     --ntasks-per-node=1 \
-    --mem=52452M \
     --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
+    --cpus-per-task=128 \
+    --gpus-per-node=4 \
+    --gpu-bind=none \
+    --mem=0 \
     --unbuffered \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-2:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=32 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=52452M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-2 \
-    --device \
-    gpu
-
-# The driver starts rank-node-1-3:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=32 \
-    --gpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=52452M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-3 \
-    --device \
-    gpu
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --threads \
+    32 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0, 1; member-2 on 2; member-3 on 3

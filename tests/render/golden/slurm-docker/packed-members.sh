@@ -7,6 +7,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR2@300
 #SBATCH --no-requeue
+#SBATCH --no-kill
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0000/logs/job.log
 #SBATCH --open-mode=append
 # Written by hetctl: drives one job's rounds, then hands the run on.
@@ -90,44 +91,26 @@ trap - TERM INT
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
 
-# The driver starts rank-node-1-0:
+# The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
     srun \
-    --exact \
+    --no-kill \
+    --kill-on-bad-exit=0 \
+    --wait=0 \
     --nodes=1 \
     --ntasks=1 \
-    --cpus-per-task=1 \
     --ntasks-per-node=1 \
-    --mem=500M \
     --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
+    --cpus-per-task=2 \
+    --mem=0 \
     --unbuffered \
+    --mpi=pmix \
     /shared/ann/venv/bin/python \
     -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-0 \
-    --device \
-    slot
-
-# The driver starts rank-node-1-1:
-PYTHONUNBUFFERED=1 \
-    srun \
-    --exact \
-    --nodes=1 \
-    --ntasks=1 \
-    --cpus-per-task=1 \
-    --ntasks-per-node=1 \
-    --mem=500M \
-    --nodelist=node-1 \
-    --kill-on-bad-exit=1 \
-    --unbuffered \
-    /shared/ann/venv/bin/python \
-    -m \
-    hetctl.runtime.rank \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/crew.json \
-    --seat \
-    rank-node-1-1 \
-    --device \
-    slot
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --threads \
+    1 \
+    --framework \
+    pytorch
+# node-1: member-1 on 0; member-2 on 1

@@ -1,56 +1,67 @@
-"""``python -m hetctl.runtime.rank CREW_FILE --seat NAME``: the process on one GPU, for the whole job.
+"""The rank on one GPU: does one task after another as the driver says.
 
-It does one task after another as the driver tells it, and ends with the driver, or with its first failure:
-a process in which something has failed is not to be trusted with another member.
+It ends with the driver, or with its first failure: a process in which something has failed is not to be
+trusted with another member.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import queue
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from hetctl.core.codec import decode, encode
 from hetctl.core.ends import LOST_PEER
-from hetctl.runtime.assignment import MEASURE, TRAIN, Assignment, read_address
+from hetctl.core.processes import name_process
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.assignment import MEASURE, PROBE, TRAIN, Assignment, Stop
 from hetctl.runtime.desk import Desk
-from hetctl.runtime.device import bind_device
 from hetctl.runtime.machine import forget_peak
 from hetctl.runtime.measure import measure
 from hetctl.runtime.reporting import report_failure
 from hetctl.runtime.steps import private_log
 from hetctl.runtime.training import train
-from hetctl.runtime.wire import Wire, knock
+from hetctl.runtime.wire import Wire
+from hetctl.runtime.worker.report_node import report_node
 
-KNOCK_S = 60.0
+DEVICE_VARIABLE = "HETCTL_DEVICE"
+"""Number of the rank's own GPU or slot on the node, for the user's functions."""
+PROCESS_NAME = "hetctl-rank-{}"
 ORPHANED = 76
-"""What a rank exits with whose driver is gone."""
+"""Exit code of a rank whose driver is gone."""
 
-WORK: dict[str, Callable[[Assignment, Desk], None]] = {TRAIN: train, MEASURE: measure}
+WORK: dict[str, Callable[[Assignment, Desk], None]] = {
+    TRAIN: train,
+    MEASURE: measure,
+    PROBE: report_node,
+}
 
 
-def main() -> int:
+def serve(binding: Binding, channel: socket.socket) -> int:
     """Work until the driver lets go; the exit code is 0 if nothing has failed."""
-    parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.rank", description=__doc__)
-    parser.add_argument("crew_file", type=Path)
-    parser.add_argument("--seat", required=True)
-    parser.add_argument("--device", required=True)
-    arguments = parser.parse_args()
-    cores = bind_device(arguments.device, gpus=1)
-    wire = knock(read_address(arguments.crew_file), {"seat": arguments.seat}, KNOCK_S)
+    name_process(PROCESS_NAME.format(binding.gpu))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.sched_setaffinity(0, binding.cores)
+    os.environ[DEVICE_VARIABLE] = str(binding.gpu)
+    wire = Wire(channel)
     inbox = Inbox(wire)
     with ExitStack() as keep:
         desk = Desk(
-            cores,
+            binding,
             keep,
+            inbox.stops,
             announce=lambda address: wire.send({"master": encode(address)}),
             give_sign=lambda: wire.send({}),
+            send_pulse=lambda pulse: wire.send({"pulse": encode(pulse)}),
         )
+        wire.send({"ready": True})
         for assignment in inbox.assignments():
             if code := work(assignment, desk):
                 return code
@@ -59,10 +70,17 @@ def main() -> int:
 
 
 class Inbox:
-    """The assignments that come over the wire; a rank at work ends when its driver is gone."""
+    """Messages that come over the wire; a rank at work ends when its driver is gone.
+
+    Attributes
+    ----------
+    stops : dict of str to str
+        Why groups are to leave, by their keys.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self.stops: dict[str, str] = {}
         self._queue: queue.Queue[Assignment | None] = queue.Queue()
         self._at_work = threading.Lock()
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
@@ -76,11 +94,18 @@ class Inbox:
     def _listen(self) -> None:
         try:
             while True:
-                self._queue.put(decode(Assignment, self._wire.receive()))
+                self._take(self._wire.receive())
         except ConnectionError:
             if not self._at_work.acquire(blocking=False):
                 os._exit(ORPHANED)
             self._queue.put(None)
+
+    def _take(self, message: Any) -> None:
+        if "stop" in message:
+            stop = decode(Stop, message["stop"])
+            self.stops.setdefault(stop.key, stop.reason)
+        else:
+            self._queue.put(decode(Assignment, message["task"]))
 
 
 def work(assignment: Assignment, desk: Desk) -> int:
@@ -117,11 +142,3 @@ def _point_to(output: int, errors: int) -> None:
     sys.stderr.flush()
     os.dup2(output, 1)
     os.dup2(errors, 2)
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # What a framework does at an exit may wait for ranks that are no more.
-    os._exit(code)

@@ -1,0 +1,174 @@
+"""The agent of a node: forks ranks, carries their messages to the driver and back, and reports their ends."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.ends import EXIT_CODES, Why
+from hetctl.launchers.agents import cancel_command
+from hetctl.launchers.nodes import NODE_VARIABLES
+from hetctl.runtime.agent.binding import THREAD_VARIABLES, binding_of
+from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
+from hetctl.runtime.agent.memory import oom_kills
+from hetctl.runtime.agent.messages import ENDED, FROM, LEAVE, SIGNAL, START, TO, GpuFacts, NodeFacts, Welcome
+from hetctl.runtime.agent.template import RankStart, Serve, Template
+from hetctl.runtime.wire import Address, Wire, knock
+
+CONNECT_S = 60.0
+WELCOME_S = 60.0
+HEARTBEAT_S = 2.0
+ORPHANED_S = 120.0
+"""Time for the script of a job to see that its driver is gone, and to end."""
+MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
+"""Prefixes of the variables by which MPI would take each rank for the agent."""
+
+
+def facts_of_this_node() -> NodeFacts:
+    """Return what the driver has to be told."""
+    variables = {name: os.environ[name] for name in NODE_VARIABLES if name in os.environ}
+    gpus = (GpuFacts(gpu.uuid, gpu.name, gpu.cores) for gpu in visible_gpus(gpus_of_node(), os.environ))
+    return NodeFacts(socket.gethostname(), variables, tuple(sorted(os.sched_getaffinity(0))), tuple(gpus))
+
+
+class Agent:
+    """The ranks of one node.
+
+    Parameters
+    ----------
+    threads : int
+        Of the numerical libraries in each rank.
+    preload, serve
+        As in `Template`.
+    """
+
+    def __init__(self, address: Address, threads: int, preload: Callable[[], None], serve: Serve) -> None:
+        _set_variables(threads)
+        # It imports while the driver is met, and has nothing of the management library of the GPUs.
+        self._template = Template(preload, serve)
+        self._facts = facts_of_this_node()
+        self._driver = knock(address, encode(self._facts), CONNECT_S)
+        self._welcome = decode(Welcome, self._driver.receive(WELCOME_S))
+        self._ranks: dict[int, Wire] = {}
+        self._pids: dict[int, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._next_heartbeat = 0.0
+        self._dismissed = False
+        self._oom_kills = oom_kills()
+
+    def run(self) -> bool:
+        """Work until the driver lets go; no rank outlives this.
+
+        Returns
+        -------
+        bool
+            False if the driver was lost.
+        """
+        self._selector.register(self._driver, selectors.EVENT_READ, self._hear_driver)
+        self._selector.register(self._template, selectors.EVENT_READ, self._hear_template)
+        with suppress(ConnectionError):
+            # Some of it may have come with the welcome.
+            self._hear_driver()
+            while not self._dismissed:
+                self._give_heartbeat()
+                for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
+                    key.data()
+        self._template.close()
+        return self._dismissed
+
+    def _give_heartbeat(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_S
+            self._driver.send({})
+
+    def _hear_driver(self) -> None:
+        for message in self._driver.arrived():
+            if START in message:
+                self._start(message[START])
+            elif LEAVE in message:
+                self._dismissed = True
+            elif SIGNAL in message:
+                self._signal(message["gpu"], message[SIGNAL])
+            else:
+                self._pass_on(message[TO], message["message"])
+
+    def _start(self, gpu: int) -> None:
+        binding = binding_of(self._welcome, gpu, self._facts)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._template.fork(binding, theirs)
+        rank = self._ranks[gpu] = Wire(ours)
+        self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear_rank(gpu, rank))
+
+    def _signal(self, gpu: int, number: int) -> None:
+        if pid := self._pids.get(gpu):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.Signals(number))
+
+    def _pass_on(self, gpu: int, message: Any) -> None:
+        """Give a rank its message; that one is gone is reported with its end."""
+        if rank := self._ranks.get(gpu):
+            with suppress(ConnectionError):
+                rank.send(message)
+
+    def _hear_rank(self, gpu: int, rank: Wire) -> None:
+        """Pass on what a rank says; one that hangs up is about to end."""
+        try:
+            for message in rank.arrived():
+                self._driver.send({FROM: gpu, "message": message})
+        except ConnectionResetError:
+            self._forget(gpu, rank)
+
+    def _forget(self, gpu: int, rank: Wire) -> None:
+        self._selector.unregister(rank)
+        rank.close()
+        del self._ranks[gpu]
+
+    def _hear_template(self) -> None:
+        news = self._template.receive()
+        if news is None:
+            raise ConnectionResetError("the template is gone, and with it all ranks")
+        if isinstance(news, RankStart):
+            self._pids[news.gpu] = news.pid
+            return
+        del self._pids[news.gpu]
+        if rank := self._ranks.get(news.gpu):
+            # Its last messages come first.
+            self._hear_rank(news.gpu, rank)
+        if rank := self._ranks.get(news.gpu):
+            self._forget(news.gpu, rank)
+        self._driver.send({ENDED: news.gpu, "exit_code": self._cause(news.exit_code)})
+
+    def _cause(self, exit_code: int) -> int:
+        """Tell a kill by the kernel for want of memory from any other."""
+        if exit_code != 128 + signal.SIGKILL or (kills := oom_kills()) <= self._oom_kills:
+            return exit_code
+        self._oom_kills = kills
+        return EXIT_CODES[Why.OUT_OF_MEMORY]
+
+
+def _set_variables(threads: int) -> None:
+    """Set what the template and all ranks inherit; what the user has set stays."""
+    of_mpi = {name for name in os.environ if name.startswith(MPI_VARIABLES)}
+    for name in of_mpi.difference(NODE_VARIABLES):
+        del os.environ[name]
+    # Otherwise CUDA puts the fastest GPU first, and numbers would not be those of the node.
+    for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *((v, str(threads)) for v in THREAD_VARIABLES)):
+        os.environ.setdefault(name, value)
+
+
+def end_orphaned_job() -> None:
+    """End the job if its script does not, which would end this process: its node may be lost."""
+    if command := cancel_command(os.environ):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(ORPHANED_S)
+        subprocess.run(command, check=False)

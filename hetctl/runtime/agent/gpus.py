@@ -1,0 +1,286 @@
+"""GPUs of this node, as NVIDIA's and AMD's management libraries describe them.
+
+The libraries are reached through the vendors' Python packages: ``pynvml`` (``nvidia-ml-py`` on PyPI) and
+``amdsmi`` (part of ROCm). Where the package, its driver library or the driver is missing, there are no GPUs.
+
+Both libraries list all GPUs that the control group of this process leaves accessible, whatever
+``CUDA_VISIBLE_DEVICES`` and the like say; `visible_gpus` applies those variables.
+
+The index of a GPU
+    NVML promises no order that outlasts a reboot, and none that CUDA shares ("The NVML index may not
+    correlate with other APIs, such as the CUDA device index", nvmlDeviceGetHandleByIndex_v2). CUDA puts the
+    fastest GPU first by default, and orders by PCI bus address with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
+    (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html). An index
+    here is a place in the order of bus addresses: CUDA's index in a process with ``PCI_BUS_ID`` that sees
+    all GPUs. On AMD it is a place in the order of HIP's indices where AMD SMI has them (ROCm 6.4 and
+    later), or else of bus addresses. The UUID is the only name without such conditions.
+
+MIG
+    A GPU in MIG mode is listed as one GPU, with the UUIDs of its MIG devices. A CUDA process uses one MIG
+    device at most, and NVML has no utilization of a GPU in that mode (nvmlDeviceGetUtilizationRates).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+WORD_BITS = 64
+"""NVML's masks of CPUs are arrays of C's ``unsigned long``."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this node.
+
+    Parameters
+    ----------
+    index : int
+        Place among the node's GPUs of one vendor, as the module says.
+    vendor : str
+        A key of `VENDORS`.
+    uuid : str
+        The one that ``CUDA_VISIBLE_DEVICES`` or ``ROCR_VISIBLE_DEVICES`` takes.
+    bus_address : str
+        PCI ``domain:bus:device.function``, in the form of the folders in `PCI_DEVICES`.
+    driver : str
+        Version of the kernel driver.
+    memory : int or None
+        Bytes in all; None: not known.
+    cores : tuple of int
+        Logical CPUs of the same NUMA node; empty: not known.
+    mig_devices : tuple of str
+        UUIDs of its MIG devices.
+    """
+
+    index: int
+    vendor: str
+    uuid: str
+    bus_address: str
+    name: str
+    driver: str
+    memory: int | None
+    cores: tuple[int, ...]
+    mig_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A vendor's management library.
+
+    Parameters
+    ----------
+    package, start : str
+        The Python package, and its function that starts the library.
+    read : callable
+        Returns the GPUs, in the order of their indices.
+    utilization : callable
+        Returns the percentage of time in which the GPU at a PCI bus address was busy.
+    variables : tuple of tuple of str
+        Variables that restrict what a process sees, each group to what the one before has left; of a group
+        the first that is set counts.
+    """
+
+    package: str
+    start: str
+    read: Callable[[Any], list[Gpu]]
+    utilization: Callable[[Any, str], Any]
+    variables: tuple[tuple[str, ...], ...]
+
+
+def gpus_of_node() -> tuple[Gpu, ...]:
+    """Return the GPUs of this node that this process may open; none where no library is to be had."""
+    return tuple(gpu for vendor in VENDORS for gpu in _gpus_of(vendor))
+
+
+def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process with these variables uses, in the order of its own indices.
+
+    Entries are indices, UUIDs, unique beginnings of UUIDs, or MIG devices. One that names no GPU hides itself
+    and all that follow, as CUDA documents it. Indices are taken for those of `gpus`: on a node with unlike
+    NVIDIA GPUs that is right only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    """
+    seen: list[Gpu] = []
+    for vendor, library in VENDORS.items():
+        left = [gpu for gpu in gpus if gpu.vendor == vendor]
+        for names in library.variables:
+            values = [environment[name] for name in names if name in environment]
+            left = _named(values[0], left) if values else left
+        seen += left
+    return tuple(seen)
+
+
+def utilization(gpu: Gpu) -> float | None:
+    """Return the share of the last moments (0 to 1) in which a GPU was busy; None: not known."""
+    library = _library(gpu.vendor)
+    percent = library and _or_none(VENDORS[gpu.vendor].utilization, library, gpu.bus_address)
+    return percent / 100 if isinstance(percent, int) else None
+
+
+def _gpus_of(vendor: str) -> list[Gpu]:
+    library = _library(vendor)
+    found = (library and _or_none(VENDORS[vendor].read, library)) or []
+    return [replace(gpu, index=index) for index, gpu in enumerate(found)]
+
+
+@functools.cache
+def _library(vendor: str) -> Any:
+    """Import a vendor's package and start its library, once in a process; None if it is not to be had."""
+    try:
+        # amdsmi prints, and then fails with a KeyError, where it does not find its library.
+        with contextlib.redirect_stdout(io.StringIO()):
+            package = importlib.import_module(VENDORS[vendor].package)
+        getattr(package, VENDORS[vendor].start)()
+    except Exception:
+        return None
+    return package
+
+
+def _or_none(call: Callable[..., T], *arguments: Any) -> T | None:
+    """Return what a library answers; None if it does not, as each says by errors of its own."""
+    try:
+        return call(*arguments)
+    except Exception:
+        return None
+
+
+def _named(value: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    found = (_find(entry.strip(), gpus) for entry in value.split(","))
+    return [gpu for gpu in takewhile(lambda gpu: gpu is not None, found) if gpu is not None]
+
+
+def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the only GPU that an entry fits."""
+    if entry.isdecimal():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    uuid = _parent(entry)
+    fitting = [gpu for gpu in gpus if any(own.startswith(uuid) for own in (gpu.uuid, *gpu.mig_devices))]
+    return fitting[0] if uuid and len(fitting) == 1 else None
+
+
+def _parent(entry: str) -> str:
+    """Return the GPU's UUID of ``MIG-<UUID>/<GPU instance>/<compute instance>``; any other entry as it is."""
+    if entry.startswith("MIG-GPU-"):
+        return entry.removeprefix("MIG-").partition("/")[0]
+    return entry
+
+
+def _nvidia_gpus(nvml: Any) -> list[Gpu]:
+    driver = nvml.nvmlSystemGetDriverVersion()
+    # The count includes GPUs that this process may not open.
+    gpus = [_or_none(_nvidia_gpu, nvml, number, driver) for number in range(nvml.nvmlDeviceGetCount())]
+    return sorted(filter(None, gpus), key=lambda gpu: gpu.bus_address)
+
+
+def _nvidia_gpu(nvml: Any, number: int, driver: str) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    pci = nvml.nvmlDeviceGetPciInfo(handle)
+    # NVML writes the domain with eight digits, the kernel with four. GPUs are function 0.
+    bus_address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+    memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return Gpu(
+        index=0,
+        vendor="nvidia",
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        bus_address=bus_address,
+        name=nvml.nvmlDeviceGetName(handle),
+        driver=driver,
+        memory=memory and memory.total,
+        cores=_nvidia_cores(nvml, handle) or _local_cpus(bus_address),
+        mig_devices=tuple(_mig_devices(nvml, handle)),
+    )
+
+
+def _nvidia_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
+    words = -(-os.sysconf("SC_NPROCESSORS_CONF") // WORD_BITS)
+    return _set_bits(_or_none(nvml.nvmlDeviceGetCpuAffinity, handle, words) or ())
+
+
+def _mig_devices(nvml: Any, handle: Any) -> Iterable[str]:
+    """Yield the UUIDs of a GPU's MIG devices; there may be fewer than the most that it can have."""
+    for index in range(_or_none(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        device = _or_none(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        if device is not None:
+            yield nvml.nvmlDeviceGetUUID(device)
+
+
+def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
+    return nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByPciBusId(bus_address)).gpu
+
+
+def _amd_gpus(smi: Any) -> list[Gpu]:
+    gpus = [_or_none(_amd_gpu, smi, handle) for handle in smi.amdsmi_get_processor_handles()]
+    return [gpu for _, gpu in sorted(filter(None, gpus), key=lambda one: (one[0], one[1].bus_address))]
+
+
+def _amd_gpu(smi: Any, handle: Any) -> tuple[int, Gpu]:
+    """Return HIP's index, 0 where AMD SMI has none, and the GPU."""
+    bus_address = smi.amdsmi_get_gpu_device_bdf(handle)
+    # Older than ROCm 6.4, the package has no such function.
+    hip = _or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
+    index = hip.get("hip_id")
+    gpu = Gpu(
+        index=0,
+        vendor="amd",
+        uuid=hip.get("hip_uuid") or smi.amdsmi_get_gpu_device_uuid(handle),
+        bus_address=bus_address,
+        name=smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
+        driver=smi.amdsmi_get_gpu_driver_info(handle)["driver_version"],
+        memory=_or_none(smi.amdsmi_get_gpu_memory_total, handle, smi.AmdSmiMemoryType.VRAM),
+        # amdsmi_get_cpu_affinity_with_scope leaves no room for a core's second thread (amdsmi 7.0).
+        cores=_local_cpus(bus_address),
+    )
+    return (index if isinstance(index, int) else 0), gpu
+
+
+def _amd_utilization(smi: Any, bus_address: str) -> Any:
+    handle = smi.amdsmi_get_processor_handle_from_bdf(bus_address)
+    return smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]
+
+
+def _set_bits(words: Iterable[int]) -> tuple[int, ...]:
+    """Return the positions of the bits that are set, in words of `WORD_BITS` bits."""
+    bits = ((place * WORD_BITS, word, bit) for place, word in enumerate(words) for bit in range(WORD_BITS))
+    return tuple(first + bit for first, word, bit in bits if word >> bit & 1)
+
+
+def _local_cpus(bus_address: str) -> tuple[int, ...]:
+    """Return the logical CPUs near a PCI device, as the kernel lists them; none if it does not."""
+    try:
+        return parse_cpu_list((PCI_DEVICES / bus_address / "local_cpulist").read_text(encoding="ascii"))
+    except OSError:
+        return ()
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as ``0-3,8,10-11``, the form that the kernel gives them in /sys."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
+
+
+VENDORS: Mapping[str, Vendor] = {
+    "nvidia": Vendor("pynvml", "nvmlInit", _nvidia_gpus, _nvidia_utilization, (("CUDA_VISIBLE_DEVICES",),)),
+    "amd": Vendor(
+        "amdsmi",
+        "amdsmi_init",
+        _amd_gpus,
+        _amd_utilization,
+        # ROCm's runtime comes below HIP, which counts what that has left. HIP reads CUDA's variable, too
+        # (https://rocm.docs.amd.com/en/docs-7.1.1/reference/env-variables.html).
+        (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    ),
+}

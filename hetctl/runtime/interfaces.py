@@ -1,0 +1,104 @@
+"""Network interfaces of this node: which are used, and the addresses at which others reach them."""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import psutil
+
+from hetctl.core.errors import BadInputError
+
+IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def control_address(patterns: Sequence[str]) -> str:
+    """Return this node's address for control connections; an empty string without patterns.
+
+    Raises
+    ------
+    BadInputError
+        If this node has no such interface.
+    """
+    return choose("control", patterns, addresses())[1] if patterns else ""
+
+
+def chosen_interface(patterns: Sequence[str]) -> str:
+    """Return this node's interface for Gloo; an empty string without patterns.
+
+    Raises
+    ------
+    BadInputError
+        If this node has no such interface.
+    """
+    return choose("gloo", patterns, addresses())[0] if patterns else ""
+
+
+def interface_of(address: str) -> str:
+    """Return the interface with an IPv4 or IPv6 address; an empty string if none has it."""
+    wanted = _plain(address)
+    return next((name for name, own in addresses().items() if wanted in map(_plain, own)), "")
+
+
+def addresses() -> dict[str, list[str]]:
+    """Return the IP addresses of each interface that is up."""
+    states = psutil.net_if_stats()
+    return {
+        name: [entry.address for entry in entries if entry.family in IP_FAMILIES]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
+    }
+
+
+def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """Return the first interface that fits, by patterns and then by names, and its address.
+
+    Parameters
+    ----------
+    key : str
+        Of ``network`` in the site file, for the message.
+    interfaces : mapping of str to sequence of str
+        Interfaces with their addresses. IPv4 is preferred; link-local addresses do not count, since other
+        nodes cannot use them.
+
+    Raises
+    ------
+    BadInputError
+        If none fits.
+    """
+    for pattern in patterns:
+        for name in sorted(fnmatch.filter(interfaces, pattern), key=lambda name: (len(name), name)):
+            for address in sorted(filter(_reachable, interfaces[name]), key=lambda one: ":" in one):
+                return name, address
+    named, there = ", ".join(patterns), ", ".join(interfaces)
+    raise BadInputError(
+        f"network.{key} of the site file names {named}, but {socket.gethostname()} has {there}",
+        "name an interface that all compute nodes have; it must be up, with an address other nodes can reach",
+    )
+
+
+@contextmanager
+def gloo_over(variable: str, interface: str) -> Iterator[None]:
+    """Name Gloo's interface in a variable, while a group is formed, unless the user has set it."""
+    if not interface or variable in os.environ:
+        yield
+        return
+    os.environ[variable] = interface
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+
+
+def _reachable(address: str) -> bool:
+    return not ipaddress.ip_address(address).is_link_local
+
+
+def _plain(address: str) -> str:
+    """Return an address without its zone; of ``::ffff:a.b.c.d``, a dual-stack socket's, the IPv4 address."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return str((parsed.version == 6 and parsed.ipv4_mapped) or parsed)

@@ -1,0 +1,42 @@
+"""The task of a rank in a job that tries a site: meet all others, and report its GPU and cores."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.layout import write_json
+from hetctl.core.site import Site
+from hetctl.runtime.assignment import Assignment
+from hetctl.runtime.desk import Desk
+from hetctl.runtime.group import WiredGroup, join_group
+from hetctl.runtime.probe import SITE_FILE, RankReport
+
+
+class NoCollectives:
+    """A link for ranks that only meet."""
+
+    needs = "nothing"
+
+    def load(self) -> None:
+        """There is nothing to import."""
+
+    def meet(self, group: WiredGroup) -> None:
+        """There is nothing to start."""
+
+    def part(self) -> None:
+        """There is nothing to end."""
+
+
+def report_node(assignment: Assignment, desk: Desk) -> None:
+    """Meet the other ranks, and write the report of this one to the folder of the job."""
+    desk.group = join_group(assignment.place, NoCollectives(), desk.announce)
+    folder = Path(assignment.task.folder)
+    site = decode(Site, json.loads((folder / SITE_FILE).read_text(encoding="utf-8")))
+    binding = desk.binding
+    visible = os.environ.get(site.visible_devices) if site.device == "gpu" else None
+    report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
+    write_json(folder / f"rank-{assignment.place.rank:04d}.json", encode(report))
+    desk.group.leave()

@@ -1,0 +1,334 @@
+"""GPUs of a node as pynvml and amdsmi describe them; both are stood in for by modules of the same shape."""
+
+# The stand-ins have the names and parameters of the real packages.
+# ruff: noqa: ARG002, N802, N803, N818
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.runtime import heart, machine
+from hetctl.runtime.agent import gpus
+from hetctl.runtime.agent.gpus import Gpu, gpus_of_node, parse_cpu_list, utilization, visible_gpus
+
+
+class NVMLError(Exception):
+    """As pynvml's, of which every error is a subclass."""
+
+
+class AmdSmiLibraryException(Exception):
+    """As amdsmi's."""
+
+
+class FakeNvml(ModuleType):
+    """NVML on a node with some GPUs, each a dict of what it answers; a fact that is missing is an error."""
+
+    def __init__(self, *devices):
+        super().__init__("pynvml")
+        self.devices = devices
+        self.started = 0
+
+    def fact(self, device, name):
+        if name not in device:
+            raise NVMLError("Not Supported")
+        return device[name]
+
+    def nvmlInit(self):
+        self.started += 1
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.65.06"
+
+    def nvmlDeviceGetCount(self):
+        return len(self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if self.devices[index].get("denied"):
+            raise NVMLError("Insufficient Permissions")
+        return self.devices[index]
+
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId):
+        bus = int(pciBusId.split(":")[1], 16)
+        return next(device for device in self.devices if device["bus"] == bus)
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return SimpleNamespace(domain=handle.get("domain", 0), bus=handle["bus"], device=0)
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self.fact(handle, "uuid")
+
+    def nvmlDeviceGetName(self, handle):
+        return "NVIDIA A100-SXM4-40GB"
+
+    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
+        return SimpleNamespace(total=self.fact(handle, "memory"))
+
+    def nvmlDeviceGetCpuAffinity(self, handle, cpuSetSize):
+        words = self.fact(handle, "affinity")
+        return (ctypes.c_ulonglong * cpuSetSize)(*words[:cpuSetSize])
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device):
+        return 7 if "mig" in device else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
+        if index >= len(device["mig"]):
+            raise NVMLError("Not Found")
+        return {"uuid": device["mig"][index]}
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=self.fact(handle, "busy"), memory=0)
+
+
+class FakeAmdSmi(ModuleType):
+    """AMD SMI on a node with some GPUs."""
+
+    AmdSmiMemoryType = SimpleNamespace(VRAM="VRAM")
+
+    def __init__(self, *devices, enumerates=True):
+        super().__init__("amdsmi")
+        self.devices = devices
+        if enumerates:
+            self.amdsmi_get_gpu_enumeration_info = lambda handle: {
+                "hip_id": handle["hip"],
+                "hip_uuid": f"GPU-{handle['hip']:016x}",
+            }
+
+    def amdsmi_init(self):
+        if not self.devices:
+            raise AmdSmiLibraryException("AMDSMI_STATUS_DRIVER_NOT_LOADED")
+
+    def amdsmi_get_processor_handles(self):
+        return list(self.devices)
+
+    def amdsmi_get_processor_handle_from_bdf(self, bdf):
+        return next(device for device in self.devices if device["bdf"] == bdf)
+
+    def amdsmi_get_gpu_device_bdf(self, processor_handle):
+        return processor_handle["bdf"]
+
+    def amdsmi_get_gpu_device_uuid(self, processor_handle):
+        return "31ff74b5-0000-1000-80fb-4a1a2f1b6f4e"
+
+    def amdsmi_get_gpu_asic_info(self, processor_handle):
+        return {"market_name": "AMD Instinct MI250X", "vendor_name": "Advanced Micro Devices Inc. [AMD/ATI]"}
+
+    def amdsmi_get_gpu_driver_info(self, processor_handle):
+        return {"driver_name": "amdgpu", "driver_version": "6.10.5", "driver_date": "N/A"}
+
+    def amdsmi_get_gpu_memory_total(self, processor_handle, mem_type):
+        assert mem_type == "VRAM"
+        return 64 * 2**30
+
+    def amdsmi_get_gpu_activity(self, processor_handle):
+        return {"gfx_activity": processor_handle["busy"], "umc_activity": 0, "mm_activity": "N/A"}
+
+
+@pytest.fixture
+def node(monkeypatch, tmp_path):
+    """Return what puts packages on this node, which has none, and PCI devices below a folder."""
+    for package in ("pynvml", "amdsmi"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
+    gpus._library.cache_clear()
+    yield lambda package: monkeypatch.setitem(sys.modules, package.__name__, package)
+    gpus._library.cache_clear()
+
+
+def a100(bus, **facts):
+    return {"bus": bus, "uuid": f"GPU-{bus:08x}-aaaa", "memory": 40 * 2**30, "affinity": [0, 0], **facts}
+
+
+def local_cpus(folder, bus_address, text):
+    (folder / bus_address).mkdir()
+    (folder / bus_address / "local_cpulist").write_text(text)
+
+
+@pytest.mark.usefixtures("node")
+def test_a_node_without_packages_has_no_gpus():
+    assert gpus_of_node() == ()
+
+
+@pytest.mark.parametrize("package", [FakeNvml(), FakeAmdSmi()])
+def test_a_node_with_a_package_alone_has_no_gpus(node, package):
+    node(package)
+    assert gpus_of_node() == ()
+
+
+def test_the_facts_of_nvidia_gpus(node, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpus.os, "sysconf", lambda _name: 128)
+    local_cpus(tmp_path, "0000:41:00.0", "0-2,64\n")
+    node(FakeNvml(a100(0x81, affinity=[0b1010, 1 << 63]), a100(0x41)))
+    first, second = gpus_of_node()
+    assert first == Gpu(
+        index=0,
+        vendor="nvidia",
+        uuid="GPU-00000041-aaaa",
+        bus_address="0000:41:00.0",
+        name="NVIDIA A100-SXM4-40GB",
+        driver="580.65.06",
+        memory=40 * 2**30,
+        cores=(0, 1, 2, 64),
+    )
+    assert (second.index, second.bus_address, second.cores) == (1, "0000:81:00.0", (1, 3, 127))
+
+
+def test_what_nvml_does_not_answer_is_left_open(node):
+    bare = {"bus": 1, "domain": 0x10, "uuid": "GPU-1"}
+    node(FakeNvml({"bus": 0, "denied": True}, bare))
+    (gpu,) = gpus_of_node()
+    assert (gpu.index, gpu.bus_address, gpu.memory, gpu.cores) == (0, "0010:01:00.0", None, ())
+    assert utilization(gpu) is None
+
+
+def test_the_library_is_started_once_in_a_process(node):
+    nvml = FakeNvml(a100(1, busy=50))
+    node(nvml)
+    assert [utilization(gpu) for _ in range(3) for gpu in gpus_of_node()] == [0.5] * 3
+    assert nvml.started == 1
+
+
+def test_the_facts_of_amd_gpus(node, tmp_path):
+    local_cpus(tmp_path, "0000:c1:00.0", "48-49")
+    # HIP counts otherwise than the bus does.
+    node(
+        FakeAmdSmi(
+            {"bdf": "0000:c1:00.0", "hip": 1, "busy": 7}, {"bdf": "0000:d1:00.0", "hip": 0, "busy": "N/A"}
+        )
+    )
+    first, second = gpus_of_node()
+    assert second == Gpu(
+        index=1,
+        vendor="amd",
+        uuid="GPU-0000000000000001",
+        bus_address="0000:c1:00.0",
+        name="AMD Instinct MI250X",
+        driver="6.10.5",
+        memory=64 * 2**30,
+        cores=(48, 49),
+    )
+    assert (first.index, first.cores) == (0, ())
+    assert (utilization(second), utilization(first)) == (0.07, None)
+
+
+def test_an_amdsmi_without_hips_indices_goes_by_the_bus(node):
+    devices = [{"bdf": f"0000:{bus}:00.0"} for bus in ("d6", "c1", "c9")]
+    node(FakeAmdSmi(*devices, enumerates=False))
+    assert [gpu.bus_address[5:7] for gpu in gpus_of_node()] == ["c1", "c9", "d6"]
+    assert {gpu.uuid for gpu in gpus_of_node()} == {"31ff74b5-0000-1000-80fb-4a1a2f1b6f4e"}
+
+
+@pytest.mark.usefixtures("node")
+def test_an_amdsmi_without_its_library_is_silent(monkeypatch, tmp_path, capsys):
+    (tmp_path / "amdsmi.py").write_text("print('Unable to find libamd_smi.so')\n{}['libamd_smi.so']\n")
+    monkeypatch.delitem(sys.modules, "amdsmi")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gpus_of_node() == ()
+    assert capsys.readouterr().out == ""
+
+
+NVIDIA = tuple(
+    Gpu(i, "nvidia", f"GPU-{uuid}", f"0000:0{i}:00.0", "A100", "1", None, (), mig)
+    for i, (uuid, mig) in enumerate([("aa11-0", ()), ("aa22-1", ("MIG-b7-0", "MIG-c8-0")), ("bb33-2", ())])
+)
+AMD = tuple(Gpu(i, "amd", f"GPU-{i:016x}", f"0000:c{i}:00.0", "MI250X", "6", None, ()) for i in range(4))
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("2,0", [2, 0]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("0,-1,2", [0]),
+        ("0,7,2", [0]),
+        (" 1 ,2", [1, 2]),
+        ("GPU-bb33-2,GPU-aa11", [2, 0]),
+        ("GPU-aa", []),  # the beginning of two
+        ("MIG-c8-0", [1]),
+        ("MIG-GPU-bb33-2/1/0", [2]),
+        ("MIG-none", []),
+    ],
+)
+def test_what_a_process_sees_of_nvidia(value, seen):
+    found = visible_gpus(NVIDIA, {"CUDA_VISIBLE_DEVICES": value, "ROCR_VISIBLE_DEVICES": "0"})
+    assert [gpu.index for gpu in found] == seen
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1"}, [3, 1]),
+        ({"ROCR_VISIBLE_DEVICES": "2,GPU-0000000000000000"}, [2, 0]),
+        ({"HIP_VISIBLE_DEVICES": "2"}, [2]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, [2]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "2"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "1"}, []),
+    ],
+)
+def test_what_a_process_sees_of_amd(environment, seen):
+    assert [gpu.index for gpu in visible_gpus(AMD, environment)] == seen
+
+
+def test_mig_devices_are_those_of_their_gpu(node):
+    node(FakeNvml(a100(1), a100(2, mig=["MIG-1", "MIG-2"])))
+    assert [gpu.mig_devices for gpu in gpus_of_node()] == [(), ("MIG-1", "MIG-2")]
+
+
+@given(st.sets(st.integers(0, 500)))
+def test_lists_of_cpus_are_read_as_the_kernel_writes_them(cpus):
+    assert parse_cpu_list(",".join(map(str, sorted(cpus))) + "\n") == tuple(sorted(cpus))
+    ranges = [f"{cpu}-{cpu + 2}" for cpu in sorted(cpus)]
+    assert set(parse_cpu_list(",".join(ranges))) == {cpu + more for cpu in cpus for more in range(3)}
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=4))
+def test_bits_are_counted_over_all_words(words):
+    assert sum(1 << bit for bit in gpus._set_bits(words)) == sum(w << 64 * i for i, w in enumerate(words))
+
+
+def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
+    assert machine.gpu_and_driver()[1].startswith("Linux ")
+    gpus._library.cache_clear()
+    node(FakeNvml(a100(1), a100(2)))
+    assert machine.gpu_and_driver() == ("NVIDIA A100-SXM4-40GB", "580.65.06")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpu_and_driver()[1].startswith("Linux ")
+
+
+def test_a_pulse_has_the_use_of_the_gpu_of_its_process(node, monkeypatch):
+    node(FakeNvml(a100(1, busy=10), a100(2, busy=90)))
+    assert [heart.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert heart.gpu_used(0)() == 0.9
+
+
+def test_the_real_package_has_what_its_stand_in_has():
+    real = pytest.importorskip("pynvml")
+    functions = {name: fake for name, fake in vars(FakeNvml).items() if name.startswith("nvml")}
+    assert len(functions) > 10
+    for name, fake in functions.items():
+        parameters = list(inspect.signature(inspect.unwrap(getattr(real, name))).parameters)
+        assert parameters == list(inspect.signature(fake).parameters)[1:], name
+    assert issubclass(real.NVMLError_LibraryNotFound, real.NVMLError)
+
+
+def test_the_real_package_finds_no_gpus_where_there_is_no_driver_library(monkeypatch):
+    real = pytest.importorskip("pynvml")
+    gpus._library.cache_clear()
+    monkeypatch.setattr(real, "nvmlLib", None)
+    monkeypatch.setattr(real, "CDLL", missing_library)
+    assert gpus._gpus_of("nvidia") == []
+    gpus._library.cache_clear()
+
+
+def missing_library(name):
+    raise OSError(f"{name}: cannot open shared object file: No such file or directory")

@@ -1,0 +1,106 @@
+"""Network interfaces of a node: the one that patterns choose, and the one that has an address."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.core.errors import BadInputError
+from hetctl.runtime import interfaces
+from hetctl.runtime.interfaces import (
+    addresses,
+    choose,
+    chosen_interface,
+    control_address,
+    gloo_over,
+    interface_of,
+)
+
+NODE = {
+    "lo": ["127.0.0.1", "::1"],
+    "eno1": ["fe80::1%eno1", "192.0.2.1"],
+    "hsn10": ["10.0.0.10"],
+    "hsn1": ["2001:db8::1", "10.0.0.1"],
+    "hsn0": ["fe80::2%hsn0", "169.254.1.1"],
+    "ib0": ["fe80::3%ib0", "2001:db8::3"],
+}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen"),
+    [
+        (["eno1"], ("eno1", "192.0.2.1")),
+        (["hsn*"], ("hsn1", "10.0.0.1")),  # hsn0 has link-local addresses alone, and 1 comes before 10
+        (["hsn1?", "hsn*"], ("hsn10", "10.0.0.10")),
+        (["hsn0", "eth*", "ib[0-3]"], ("ib0", "2001:db8::3")),
+        (["*"], ("lo", "127.0.0.1")),
+    ],
+)
+def test_the_first_interface_that_fits_and_others_can_reach(patterns, chosen):
+    assert choose("control", patterns, NODE) == chosen
+
+
+@given(st.permutations(list(NODE)), st.lists(st.sampled_from(["*", "hsn*", "e*", "ib0", "lo"]), min_size=1))
+def test_the_choice_does_not_depend_on_the_order_in_which_a_node_lists_them(names, patterns):
+    assert choose("gloo", patterns, {name: NODE[name] for name in names}) == choose("gloo", patterns, NODE)
+
+
+@pytest.mark.parametrize("pattern", ["eth*", "hsn0", "HSN*"])
+def test_a_node_without_one_that_fits_says_what_it_has(pattern):
+    with pytest.raises(
+        BadInputError, match=r"network.gloo of the site file names .* has lo, eno1, "
+    ) as caught:
+        choose("gloo", [pattern], NODE)
+    assert "all compute nodes have" in caught.value.hint
+
+
+def test_nothing_is_chosen_where_nothing_is_named():
+    assert (control_address(()), chosen_interface(())) == ("", "")
+
+
+def test_the_interfaces_of_this_machine():
+    assert "127.0.0.1" in addresses()["lo"]
+    assert (control_address(("none", "l?")), chosen_interface(("lo",))) == ("127.0.0.1", "lo")
+
+
+def test_an_interface_that_is_down_is_not_there(monkeypatch):
+    states = {name: state._replace(isup=name != "lo") for name, state in psutil.net_if_stats().items()}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    assert "lo" not in addresses()
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("127.0.0.1", "lo"),
+        ("::1", "lo"),
+        ("::ffff:192.0.2.1", "eno1"),
+        ("2001:0db8:0:0::3", "ib0"),
+        ("fe80::2%hsn0", "hsn0"),
+        ("fe80::2", "hsn0"),
+        ("203.0.113.77", ""),
+    ],
+)
+def test_an_interface_is_known_by_its_address(monkeypatch, address, name):
+    monkeypatch.setattr(interfaces, "addresses", lambda: NODE)
+    assert interface_of(address) == name
+
+
+def test_gloo_is_told_its_interface_while_a_group_is_formed(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with gloo_over("GLOO_SOCKET_IFNAME", "hsn0"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    with gloo_over("GLOO_SOCKET_IFNAME", ""):
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_what_the_user_has_set_for_gloo_stays(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    with gloo_over("GLOO_SOCKET_IFNAME", "hsn0"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
