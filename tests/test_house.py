@@ -12,7 +12,7 @@ PACKAGE = ROOT / "hetctl"
 
 # What each package may import of hetctl, besides itself.
 PURE = {"core"}
-WING = {"core", "launchers", "perf", "control", "planners"}
+WING = {"core", "launchers", "perf", "control", "planners", "scheduling"}
 MAY_IMPORT = {
     "core": set(),
     "perf": PURE,
@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "automl": PURE,
     "launchers": PURE,
     "planners": PURE | {"perf", "control"},
-    "simulator": PURE | {"perf", "control", "automl", "planners"},
+    "scheduling": PURE | {"perf", "control", "planners"},
+    "simulator": PURE | {"perf", "control", "automl", "planners", "scheduling"},
     "files": PURE,
     "render": PURE,
     "batch": PURE,
@@ -47,6 +48,7 @@ ONLY_IN = {
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
     "optuna": {"automl"},
+    "psutil": {"runtime"},
 }
 
 

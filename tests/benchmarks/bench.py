@@ -17,15 +17,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+import agent_bench
 import balance_bench
 import capes
 import cerebro_bench
 import checkpoint_bench
+import demo_bench
 import doubling_exact
 import fleet
 import hetpipe_bench
 import hopper_bench
+import outage_bench
 import pace_bench
+import paced_bench
 import pipeline_bench
 import planning_time
 import predictor_bench
@@ -33,6 +37,7 @@ import replay
 import ring_bench
 import round_bench
 import sharing_bench
+import state_bench
 import static_bench
 import waiting_bench
 from tables import Figure, Table
@@ -333,10 +338,16 @@ FEEDING: dict[str, Section] = {
     "pace": pace_bench.table,
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
+    "state": state_bench.table,
+    "agents": agent_bench.start_table,
+    "many": agent_bench.many_table,
+    "paced": paced_bench.table,
+    "demo": demo_bench.table,
 }
 DECIDING: dict[str, Section] = {
     "hopper": hopper_bench.table,
     "cerebro": cerebro_bench.table,
+    "outage": outage_bench.table,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
     "predictors": predictor_bench.table,

@@ -84,7 +84,7 @@ class Training:
 
     def __init__(self, framework: str) -> None:
         chosen = load_framework(framework)
-        chosen.prepare((0,), 0)
+        chosen.prepare((0,), None, 0)
         rng = np.random.default_rng(0)
         self._x = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
         self._y = rng.integers(0, CLASSES, BATCH)

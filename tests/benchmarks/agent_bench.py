@@ -1,0 +1,245 @@
+"""Agents: how long ranks take to start, and what a driver of many of them costs.
+
+python tests/benchmarks/agent_bench.py [--quick]
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tables import Figure, Table
+
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.core.site import Node, Queue, Site
+from hetctl.runtime.assignment import TRAIN, Task
+from hetctl.runtime.crew import Crew
+
+POLL_S = 0.05
+"""As of the driver."""
+PATIENCE_S = 300.0
+PRELOADED = {
+    "pytorch": "import hetctl.runtime.frameworks.pytorch, torch._dynamo",
+    "tensorflow": "import hetctl.runtime.frameworks.tensorflow",
+}
+BARS = {"pytorch": (1.5, 0.3), "tensorflow": (2.5, 1.2)}
+"""Of the start over an import, and of seconds from a kill to the next rank."""
+START_NODES, START_RANKS = 4, 4
+MANY_NODES, MANY_RANKS = 125, 8
+WATCHED_S, SETTLE_S = 20.0, 5.0
+REPEATS = 3
+SRUN = """\
+#!{python}
+import os, subprocess, sys
+start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
+nodes = next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")).split(",")
+running = [subprocess.Popen(sys.argv[start:], env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes]
+sys.exit(max(process.wait() for process in running))
+"""
+"""Starts the agents of all nodes on this machine."""
+SLEEPER = """\
+#!{python}
+import sys, threading
+from hetctl.runtime.agent.__main__ import main
+from hetctl.runtime.assignment import TRAIN
+from hetctl.runtime.worker import worker
+
+told = threading.Event()
+
+class Inbox(worker.Inbox):
+    def _take(self, message):
+        super()._take(message)
+        if "stop" in message:
+            told.set()
+
+def sleep(assignment, desk):
+    while not told.wait(2.0):
+        desk.sign()
+
+worker.Inbox = Inbox
+worker.WORK[TRAIN] = sleep
+sys.argv = sys.argv[2:]
+sys.exit(main())
+"""
+"""A Python whose ranks only sleep, and report every two seconds."""
+
+
+def start_table(quick: bool = False) -> Table:
+    """Start 16 ranks on four nodes, and kill one."""
+    rows, figures = [], []
+    for framework, (start_bar, kill_bar) in BARS.items():
+        measured = [_start(framework) for _ in range(1 if quick else REPEATS)]
+        imports = [_import_s(framework) for _ in range(1 if quick else REPEATS)]
+        import_s = statistics.median(imports)
+        start_s = statistics.median(start for start, _ in measured)
+        kill_s = statistics.median(kill for _, kill in measured)
+        rows.append((framework, f"{import_s:.2f}", f"{start_s:.2f}", f"{kill_s:.3f}"))
+        figures += [
+            Figure(f"{framework}: start over one import", start_s / import_s, start_bar),
+            Figure(f"{framework}: seconds from a kill to the next rank", kill_s, kill_bar),
+        ]
+    return Table(
+        f"{START_NODES * START_RANKS} ranks on {START_NODES} nodes",
+        ("framework", "one import, s", "start to last rank ready, s", "killed rank to next ready, s"),
+        tuple(rows),
+        tuple(figures),
+        f"The nodes are {START_NODES} agents on this machine, whose templates import side by side on "
+        f"{os.cpu_count()} cores. A rank is ready when it waits for its first task.",
+    )
+
+
+def many_table(quick: bool = False) -> Table:
+    """Drive a thousand ranks that report every two seconds."""
+    nodes = MANY_NODES // 8 if quick else MANY_NODES
+    ranks = nodes * MANY_RANKS
+    with _sleepers(nodes) as (crew, folder):
+        began = time.monotonic()
+        for node in crew.nodes:
+            for gpu in node.gpus:
+                _engage(crew, folder, node.name, gpu)
+        _until(crew, lambda: all(e.told for e in crew._engaged.values()))
+        _rest(crew, SETTLE_S)
+        start_s = time.monotonic() - began
+        cpu, wall = time.process_time(), time.monotonic()
+        _rest(crew, WATCHED_S)
+        share = (time.process_time() - cpu) / (time.monotonic() - wall)
+        known_s = statistics.median(_kill_one(crew) for _ in range(5))
+        stop_s = _stop_all(crew)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Table(
+        f"A driver of {ranks} ranks on {nodes} nodes",
+        ("ranks", "agents", "started in, s", "driver, share of a core", "driver, MiB"),
+        ((str(ranks), str(nodes), f"{start_s:.0f}", f"{share:.1%}", f"{memory:.0f}"),),
+        (
+            Figure("driver, share of a core", share, 0.05),
+            Figure("driver, MB", memory * 1.048576, 200),
+            Figure("seconds until all ranks have left that were told to stop", stop_s, 1.0),
+            Figure("seconds until a killed rank is known", known_s, 0.2),
+        ),
+        "Real processes, all on this machine, whose task is to sleep and to report every two seconds.",
+    )
+
+
+def _start(framework: str) -> tuple[float, float]:
+    """Return the seconds to the last rank ready, and from a killed rank to the next one."""
+    with _crew(START_NODES, START_RANKS, framework, sys.executable) as (crew, _):
+        began = time.monotonic()
+        crew._start_agents()
+        gpus = [(node.name, gpu) for node in crew.nodes for gpu in node.gpus]
+        for gpu in gpus:
+            crew._start(gpu)
+        _until(crew, lambda: all(crew._seats[gpu].ready for gpu in gpus))
+        start_s = time.monotonic() - began
+        return start_s, statistics.median(_replace_one(crew, gpus[n]) for n in range(5))
+
+
+def _replace_one(crew: Crew, gpu: tuple[str, int]) -> float:
+    victim = _rank_of(gpu)
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    _until(crew, lambda: gpu not in crew._seats)
+    crew._start(gpu)
+    _until(crew, lambda: crew._seats[gpu].ready)
+    return time.monotonic() - began
+
+
+def _kill_one(crew: Crew) -> float:
+    gpu = next(seat.gpu for group in crew._engaged.values() for seat in group.working)
+    victim = _rank_of(gpu)
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    _until(crew, lambda: gpu not in crew._seats)
+    return time.monotonic() - began
+
+
+def _stop_all(crew: Crew) -> float:
+    """Tell all groups to stop; return when the last of them has left."""
+    names = list(crew._engaged)
+    began = time.monotonic()
+    for name in names:
+        crew.stop(name, "deadline")
+    _until(crew, lambda: not crew.busy)
+    return time.monotonic() - began
+
+
+def _rest(crew: Crew, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        crew.reap()
+        time.sleep(POLL_S)
+
+
+def _until(crew: Crew, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        crew.reap()
+        time.sleep(POLL_S)
+
+
+def _rank_of(gpu: tuple[str, int]) -> int:
+    """Return the process of a rank: by its name, and its agent's variable."""
+    node, number = gpu
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        if path.read_text().strip() == f"hetctl-rank-{number}":
+            there = path.with_name("environ").read_bytes().split(b"\0")
+            if f"SLURMD_NODENAME={node}".encode() in there:
+                return int(path.parent.name)
+    raise AssertionError(f"no rank on {gpu}")
+
+
+def _engage(crew: Crew, folder: Path, node: str, gpu: int) -> None:
+    name = f"{node}-{gpu}"
+    allocation = Allocation(name, 1, DATA_PARALLEL, 1.0, (Placement(node, (gpu,)),))
+    crew.engage(Task(TRAIN, str(folder), name), allocation)
+
+
+@contextmanager
+def _sleepers(nodes: int) -> Iterator[tuple[Crew, Path]]:
+    with tempfile.TemporaryDirectory() as name:
+        python = Path(name) / "python"
+        python.write_text(SLEEPER.format(python=sys.executable))
+        python.chmod(0o755)
+        with _crew(nodes, MANY_RANKS, None, str(python)) as found:
+            yield found
+
+
+@contextmanager
+def _crew(nodes: int, ranks: int, framework: str | None, python: str) -> Iterator[tuple[Crew, Path]]:
+    """Yield a crew whose step starts its agents on this machine."""
+    site = Site("s", "slurm", "srun", nodes, ranks, ranks, 2**36, (Queue("q"),), device="slot")
+    path, executable = os.environ["PATH"], sys.executable
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("tools", "logs", "events"):
+            (folder / part).mkdir()
+        srun = folder / "tools" / "srun"
+        srun.write_text(SRUN.format(python=executable))
+        srun.chmod(0o755)
+        os.environ["PATH"] = f"{srun.parent}:{path}"
+        sys.executable = python
+        crew = Crew(site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], folder, framework)
+        try:
+            yield crew, folder
+        finally:
+            crew.leave()
+            os.environ["PATH"], sys.executable = path, executable
+
+
+def _import_s(framework: str) -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", PRELOADED[framework]], check=True)
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    print(start_table("--quick" in sys.argv), many_table("--quick" in sys.argv), sep="\n\n")
