@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from hetctl.runtime import heart, machine
 from hetctl.runtime.agent import gpus
-from hetctl.runtime.agent.gpus import Gpu, gpus_of_node, parse_cpu_list, utilization, visible_gpus
+from hetctl.runtime.agent.gpus import (
+    Gpu,
+    active_links,
+    gpus_of_node,
+    parse_cpu_list,
+    utilization,
+    visible_gpus,
+)
 
 
 class NVMLError(Exception):
@@ -29,6 +36,9 @@ class AmdSmiLibraryException(Exception):
 
 class FakeNvml(ModuleType):
     """NVML on a node with some GPUs, each a dict of what it answers; a fact that is missing is an error."""
+
+    NVML_FEATURE_ENABLED = 1
+    NVML_NVLINK_MAX_LINKS = 18
 
     def __init__(self, *devices):
         super().__init__("pynvml")
@@ -81,6 +91,12 @@ class FakeNvml(ModuleType):
         if index >= len(device["mig"]):
             raise NVMLError("Not Found")
         return {"uuid": device["mig"][index]}
+
+    def nvmlDeviceGetNvLinkState(self, device, link):
+        states = self.fact(device, "links")
+        if link >= len(states):
+            raise NVMLError("Invalid Argument")
+        return states[link]
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self.fact(handle, "busy"), memory=0)
@@ -283,6 +299,16 @@ def test_mig_devices_are_those_of_their_gpu(node):
     assert [gpu.mig_devices for gpu in gpus_of_node()] == [(), ("MIG-1", "MIG-2")]
 
 
+def test_links_that_are_in_use_are_counted_where_nvml_tells(node):
+    node(FakeNvml(a100(1, links=[1, 0, 1]), a100(2)))
+    assert [active_links(gpu) for gpu in gpus_of_node()] == [2, 0]
+
+
+@pytest.mark.usefixtures("node")
+def test_without_a_package_nobody_knows_of_links():
+    assert [active_links(gpu) for gpu in (NVIDIA[0], AMD[0])] == [None, None]
+
+
 @given(st.sets(st.integers(0, 500)))
 def test_lists_of_cpus_are_read_as_the_kernel_writes_them(cpus):
     assert parse_cpu_list(",".join(map(str, sorted(cpus))) + "\n") == tuple(sorted(cpus))
@@ -319,6 +345,8 @@ def test_the_real_package_has_what_its_stand_in_has():
         parameters = list(inspect.signature(inspect.unwrap(getattr(real, name))).parameters)
         assert parameters == list(inspect.signature(fake).parameters)[1:], name
     assert issubclass(real.NVMLError_LibraryNotFound, real.NVMLError)
+    assert real.NVML_FEATURE_ENABLED == FakeNvml.NVML_FEATURE_ENABLED
+    assert real.NVML_NVLINK_MAX_LINKS >= FakeNvml.NVML_NVLINK_MAX_LINKS
 
 
 def test_the_real_package_finds_no_gpus_where_there_is_no_driver_library(monkeypatch):

@@ -87,6 +87,8 @@ class Vendor:
         Returns the GPUs, in the order of their indices.
     utilization : callable
         Returns the percentage of time in which the GPU at a PCI bus address was busy.
+    links : callable or None
+        Returns how many links to other GPUs the GPU at a PCI bus address has in use; None: it cannot tell.
     variables : tuple of tuple of str
         Variables that restrict what a process sees, each group to what the one before has left; of a group
         the first that is set counts.
@@ -97,6 +99,7 @@ class Vendor:
     read: Callable[[Any], list[Gpu]]
     utilization: Callable[[Any, str], Any]
     variables: tuple[tuple[str, ...], ...]
+    links: Callable[[Any, str], int] | None = None
 
 
 def gpus_of_node() -> tuple[Gpu, ...]:
@@ -126,6 +129,12 @@ def utilization(gpu: Gpu) -> float | None:
     library = _library(gpu.vendor)
     percent = library and _or_none(VENDORS[gpu.vendor].utilization, library, gpu.bus_address)
     return percent / 100 if isinstance(percent, int) else None
+
+
+def active_links(gpu: Gpu) -> int | None:
+    """Return how many NVLinks of a GPU are in use; None: not known."""
+    library, read = _library(gpu.vendor), VENDORS[gpu.vendor].links
+    return _or_none(read, library, gpu.bus_address) if library and read else None
 
 
 def _gpus_of(vendor: str) -> list[Gpu]:
@@ -219,6 +228,14 @@ def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
     return nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByPciBusId(bus_address)).gpu
 
 
+def _nvidia_links(nvml: Any, bus_address: str) -> int:
+    """Count them; a GPU with fewer links, or none, answers with an error for each that it lacks."""
+    handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
+    links = range(nvml.NVML_NVLINK_MAX_LINKS)
+    states = [_or_none(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
+    return states.count(nvml.NVML_FEATURE_ENABLED)
+
+
 def _amd_gpus(smi: Any) -> list[Gpu]:
     gpus = [_or_none(_amd_gpu, smi, handle) for handle in smi.amdsmi_get_processor_handles()]
     return [gpu for _, gpu in sorted(filter(None, gpus), key=lambda one: (one[0], one[1].bus_address))]
@@ -273,7 +290,14 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 VENDORS: Mapping[str, Vendor] = {
-    "nvidia": Vendor("pynvml", "nvmlInit", _nvidia_gpus, _nvidia_utilization, (("CUDA_VISIBLE_DEVICES",),)),
+    "nvidia": Vendor(
+        "pynvml",
+        "nvmlInit",
+        _nvidia_gpus,
+        _nvidia_utilization,
+        (("CUDA_VISIBLE_DEVICES",),),
+        _nvidia_links,
+    ),
     "amd": Vendor(
         "amdsmi",
         "amdsmi_init",
