@@ -7,25 +7,38 @@ import click
 from hetctl.cli.options import json_option
 from hetctl.cli.output import leave, print_json, print_table
 
+FRAMEWORKS = ("tensorflow", "pytorch")
+"""Those of ensemble files, in the order in which they are looked for."""
+
 
 @click.command("doctor")
 @click.option("-s", "--site", metavar="NAME|FILE", envvar="HETCTL_SITE", help="The site to examine.")
 @click.option("--queue", envvar="HETCTL_QUEUE", help="Queue or partition.")
 @click.option("--account", envvar="HETCTL_ACCOUNT", help="Project that pays.")
 @click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
+@click.option(
+    "--framework",
+    type=click.Choice(FRAMEWORKS),
+    help="Whose all-reduce --job times.  [default: the first that the nodes have]",
+)
 @json_option
-def command(site: str | None, queue: str | None, account: str | None, job: bool, as_json: bool) -> None:
+def command(
+    site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None, as_json: bool
+) -> None:
     """Examine a site and say what to fix: commands, queue, limits, account, folders, Python.
 
-    With --job, a short job also tries whether steps start, find one another by MPI and get their GPUs.
+    With --job, a short job also tries whether ranks start, get their GPUs and find one another, and how fast
+    GPUs exchange data within a node and between nodes.
 
     Example: hetctl doctor --site slurm --job
     """
+    if framework and not job:
+        raise click.UsageError("--framework goes with --job alone")
     from hetctl.report.site_tables import findings_table
     from hetctl.runner.doctor import examine
     from hetctl.runner.project import Project
 
-    examination = examine(Project.here(), site, account, queue, job=job)
+    examination = examine(Project.here(), site, account, queue, job=job, framework=framework)
     if as_json:
         print_json(examination, examination.failure)
     else:

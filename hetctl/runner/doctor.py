@@ -23,6 +23,7 @@ from hetctl.runner.jobs import job_size
 from hetctl.runner.probing import probed
 from hetctl.runner.project import Project
 from hetctl.runner.site_findings import account_finding, command_findings, node_finding, queue_finding
+from hetctl.runtime.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
 PACKAGES = {
@@ -44,10 +45,17 @@ ERRORS: dict[Blame, type[HetctlError]] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found about a site, causes before consequences."""
+    """All that was found about a site, causes before consequences.
+
+    Parameters
+    ----------
+    all_reduce : tuple of AllReduce
+        Speeds of the groups that a job formed.
+    """
 
     site: str
     findings: tuple[Finding, ...]
+    all_reduce: tuple[AllReduce, ...] = ()
 
     @property
     def failure(self) -> HetctlError | None:
@@ -59,9 +67,20 @@ class Examination:
 
 
 def examine(
-    project: Project, name: str | None, account: str | None, queue: str | None, *, job: bool
+    project: Project,
+    name: str | None,
+    account: str | None,
+    queue: str | None,
+    *,
+    job: bool,
+    framework: str | None = None,
 ) -> Examination:
     """Examine a site; with `job`, run one there and wait for it.
+
+    Parameters
+    ----------
+    framework : str or None
+        Whose groups all-reduce in that job; None: the first that is on the nodes.
 
     Raises
     ------
@@ -80,9 +99,10 @@ def examine(
     findings.append(place_finding(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
     findings.append(ability_finding(home))
     findings += python_findings(site)
-    if job and first_failure(tuple(findings)) is None:
-        findings += probed(project, site)
-    return Examination(site.name, tuple(findings))
+    if not job or first_failure(tuple(findings)) is not None:
+        return Examination(site.name, tuple(findings))
+    found = probed(project, site, framework)
+    return Examination(site.name, (*findings, *found.findings), found.all_reduce)
 
 
 def local_checks(project: Project, site: Site) -> Iterator[Finding]:  # noqa: ARG001

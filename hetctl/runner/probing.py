@@ -1,4 +1,4 @@
-"""A short job that tries a site: agents, ranks on all GPUs, and the MPI world of node leaders."""
+"""A short job that tries a site: agents, ranks on all GPUs, their links, the MPI world of node leaders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from hetctl.batch.base import BatchSystem, JobRequest
 from hetctl.core.codec import decode, encode
@@ -23,8 +24,21 @@ from hetctl.core.site import Site
 from hetctl.launchers.leaders import LEADERS
 from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
+from hetctl.runner.link_findings import link_findings
 from hetctl.runner.project import Project
-from hetctl.runtime.probe import END_FILE, LEADERS_LOG, LOG_FILE, SITE_FILE, ProbeEnd, RankReport
+from hetctl.runtime.all_reduce import AllReduce, RankTime, speed_of
+from hetctl.runtime.probe import (
+    END_FILE,
+    LEADERS_LOG,
+    LOG_FILE,
+    ORDER_FILE,
+    ProbeEnd,
+    ProbeOrder,
+    RankReport,
+    all_reduce_task,
+)
+
+T = TypeVar("T")
 
 WALL_S, GRACE_S = 600, 60
 QUEUE_PATIENCE_S, POLL_S = 900.0, 1.0
@@ -37,8 +51,27 @@ exec {python} -m hetctl.runtime.probe {folder}
 """
 
 
-def probe(project: Project, site: Site) -> tuple[Finding, ...]:
+@dataclass(frozen=True)
+class Probe:
+    """What the job found.
+
+    Parameters
+    ----------
+    all_reduce : tuple of AllReduce
+        Of the groups on each node, then of all GPUs.
+    """
+
+    findings: tuple[Finding, ...]
+    all_reduce: tuple[AllReduce, ...] = ()
+
+
+def probe(project: Project, site: Site, framework: str | None) -> Probe:
     """Run the job on two nodes, if the site has them, and wait for it.
+
+    Parameters
+    ----------
+    framework : str or None
+        Whose groups all-reduce; None: the first that is on the nodes.
 
     Raises
     ------
@@ -50,16 +83,15 @@ def probe(project: Project, site: Site) -> tuple[Finding, ...]:
     batch = project.batch_system(site)
     job = ""
     try:
-        job = batch.submit(_request(project, site, folder))
-        waited = _wait(batch, job)
-        return tuple(_findings(site, job, folder)) if waited else (_waits(job),)
+        job = batch.submit(_request(project, site, framework, folder))
+        return _read(site, job, folder) if _wait(batch, job) else Probe((_waits(job),))
     finally:
         if job:
             batch.cancel([job])
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _request(project: Project, site: Site, folder: Path) -> JobRequest:
+def _request(project: Project, site: Site, framework: str | None, folder: Path) -> JobRequest:
     nodes = min(2, site.nodes)
     size = job_size(site, nodes * site.gpus_per_node, WALL_S, None)
     run = Home(folder).run("doctor")
@@ -69,7 +101,8 @@ def _request(project: Project, site: Site, folder: Path) -> JobRequest:
         DRIVER.format(python=shlex.quote(site.python or sys.executable), folder=shlex.quote(str(folder))),
     )
     python.chmod(0o700)
-    write_json(folder / SITE_FILE, encode(replace(site, nodes=nodes)))
+    order = ProbeOrder(replace(site, nodes=nodes), framework)
+    write_json(folder / ORDER_FILE, encode(order))
     script = JobScript(
         run="doctor",
         job=0,
@@ -109,19 +142,28 @@ def _waits(job: str) -> Finding:
     return Finding("job", Outcome.WARNING, found, "try again when the queue is shorter")
 
 
-def _findings(site: Site, job: str, folder: Path) -> Iterator[Finding]:
+def _read(site: Site, job: str, folder: Path) -> Probe:
+    """Read what the job has left in its folder."""
     if not (folder / END_FILE).exists():
         log = Home(folder).run("doctor").round(0).logs / "job.log"
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
-        yield Finding("job", Outcome.FAILED, f"job {job} left nothing behind", fix, Blame.BATCH_SYSTEM)
-        return
+        found = f"job {job} left nothing behind"
+        return Probe((Finding("job", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM),))
     end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
-    yield Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
-    reports = [
-        decode(RankReport, json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(folder.glob("rank-*.json"))
-    ]
-    yield from job_findings(site, end, reports, _tail(folder / LOG_FILE), _tail(folder / LEADERS_LOG))
+    ran = Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
+    reports = _decoded(RankReport, folder.glob("rank-*.json"))
+    launched = job_findings(site, end, reports, _tail(folder / LOG_FILE), _tail(folder / LEADERS_LOG))
+    times = _decoded(RankTime, folder.glob("time-*.json"))
+    ended_well = [group.name for group in end.groups if group.exit_code == 0]
+    speeds = tuple(
+        speed_of(end.framework or "", [rank for rank in times if rank.group == name]) for name in ended_well
+    )
+    last_words = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
+    return Probe((ran, *launched, *link_findings(site, end, speeds, times, last_words)), speeds)
+
+
+def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
+    return [decode(kind, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(paths)]
 
 
 def job_findings(
@@ -193,9 +235,9 @@ def _tail(log: Path) -> str:
     return " / ".join(lines[-TAIL:]) or "it said nothing"
 
 
-def probed(project: Project, site: Site) -> tuple[Finding, ...]:
+def probed(project: Project, site: Site, framework: str | None) -> Probe:
     """Probe a site; a batch system that refuses is a finding, too."""
     try:
-        return probe(project, site)
+        return probe(project, site, framework)
     except BatchSystemError as error:
-        return (Finding("job", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM),)
+        return Probe((Finding("job", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM),))

@@ -11,7 +11,7 @@ from hetctl.core.layout import write_json
 from hetctl.runtime.group import Place
 from hetctl.runtime.wire import Address
 
-TRAIN, MEASURE, PROBE = "train", "measure", "probe"
+TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Task:
     Parameters
     ----------
     kind : str
-        `TRAIN`, `MEASURE` or `PROBE`.
+        `TRAIN`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
     folder : str
         Of the round, or of the profiling job.
     name : str

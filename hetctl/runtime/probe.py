@@ -1,7 +1,8 @@
 """A short job that tries a site: ``python -m hetctl.runtime.probe FOLDER [--leader]``.
 
-Without ``--leader`` it stands for the driver: it starts ranks on all GPUs of the job as a driver does, and
-then, where there are several nodes, the leaders of nodes in lockstep. With it, it is one of these leaders.
+Without ``--leader`` it stands for the driver: it starts ranks on all GPUs of the job as a driver does, lets
+the GPUs of each node and then all of them all-reduce, and starts, where there are several nodes, the leaders
+of nodes in lockstep. With it, it is one of these leaders.
 """
 
 from __future__ import annotations
@@ -10,24 +11,44 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.core.codec import decode, encode
 from hetctl.core.layout import make_private_folder, write_json
-from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.core.plan import Allocation
 from hetctl.core.site import Node, Site
 from hetctl.launchers.leaders import LEADERS
-from hetctl.runtime.assignment import PROBE, Task
+from hetctl.runtime.all_reduce import group_of, groups_on
+from hetctl.runtime.assignment import ALL_REDUCE, PROBE, Task
 from hetctl.runtime.crew import LOG, Crew
+from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.steps import StepPool
 
 NAME = "probe"
-SITE_FILE, END_FILE, LOG_FILE = "site.json", "end.json", f"logs/{LOG}"
+ORDER_FILE, END_FILE, LOG_FILE = "order.json", "end.json", f"logs/{LOG}"
 LEADERS_LOG = "logs/leaders.log"
-PATIENCE_S, POLL_S = 120.0, 0.2
+START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
+"""So long may ranks take to start, with a framework to import; all groups to all-reduce; leaders to meet."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """What is to be tried.
+
+    Parameters
+    ----------
+    site : Site
+        With the nodes of the job.
+    framework : str or None
+        Whose groups all-reduce; None: the first that is there, if there is one.
+    """
+
+    site: Site
+    framework: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,23 @@ class RankReport:
 
 
 @dataclass(frozen=True)
+class GroupEnd:
+    """End of a group that was to all-reduce.
+
+    Parameters
+    ----------
+    name : str
+        Of its task.
+    exit_code : int or None
+        None if it hung.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
 class ProbeEnd:
     """End of the job.
 
@@ -62,6 +100,10 @@ class ProbeEnd:
         Of the step of the leaders; None if it hung, or there are none.
     mpi_sizes : tuple of int
         Ranks of the MPI world of each leader; 0 if mpi4py cannot be imported.
+    framework : str or None
+        Whose groups all-reduce; None if the Python of the job has none.
+    groups : tuple of GroupEnd
+        In order; none comes after one that failed.
     """
 
     nodes: tuple[str, ...]
@@ -69,39 +111,78 @@ class ProbeEnd:
     exit_code: int | None
     leaders_exit_code: int | None = None
     mpi_sizes: tuple[int, ...] = ()
+    framework: str | None = None
+    groups: tuple[GroupEnd, ...] = ()
+
+
+def read_order(folder: Path) -> ProbeOrder:
+    """Read what is to be tried."""
+    return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
+
+
+def all_reduce_task(folder: Path, group: str) -> Task:
+    """Return the task of a group that all-reduces."""
+    return Task(ALL_REDUCE, str(folder), group)
 
 
 def drive(folder: Path) -> None:
     """Start ranks and leaders on all nodes of this job, and write how they ended."""
-    site = decode(Site, json.loads((folder / SITE_FILE).read_text(encoding="utf-8")))
-    nodes = nodes_of_this_job(site)
+    order = _complete(folder)
+    site, nodes = order.site, nodes_of_this_job(order.site)
     make_private_folder(folder / "logs")
-    exit_code = _start_ranks(site, nodes, folder)
+    exit_code, groups = _start_ranks(order, nodes, folder)
     led = len(nodes) > 1 and site.launcher in LEADERS
     leaders_exit_code = _start_leaders(site, nodes, folder) if led else None
     sizes = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("leader-*.json")]
     end = ProbeEnd(
-        tuple(node.name for node in nodes),
-        sum(len(node.gpus) for node in nodes),
-        exit_code,
-        leaders_exit_code,
-        tuple(sizes),
+        nodes=tuple(node.name for node in nodes),
+        ranks=sum(len(node.gpus) for node in nodes),
+        exit_code=exit_code,
+        leaders_exit_code=leaders_exit_code,
+        mpi_sizes=tuple(sizes),
+        framework=order.framework,
+        groups=groups,
     )
     write_json(folder / END_FILE, encode(end))
 
 
-def _start_ranks(site: Site, nodes: Sequence[Node], folder: Path) -> int | None:
-    """Let a group of all GPUs report; return its exit code, or None if it hung."""
-    placement = tuple(Placement(node.name, node.gpus) for node in nodes)
-    allocation = Allocation(NAME, sum(len(node.gpus) for node in nodes), DATA_PARALLEL, 0.0, placement)
-    crew = Crew(site, nodes, folder, framework=None)
+def _complete(folder: Path) -> ProbeOrder:
+    """Choose the framework, if that is left to the job, and tell the ranks."""
+    order = read_order(folder)
+    order = replace(order, framework=order.framework or framework_of_groups())
+    write_json(folder / ORDER_FILE, encode(order))
+    return order
+
+
+def _start_ranks(
+    order: ProbeOrder, nodes: Sequence[Node], folder: Path
+) -> tuple[int | None, tuple[GroupEnd, ...]]:
+    """Let a group of all GPUs report, and then, if it did, groups all-reduce; return how they ended."""
+    crew = Crew(order.site, nodes, folder, order.framework)
     try:
-        crew.engage(Task(PROBE, str(folder), NAME), allocation)
-        end = time.monotonic() + PATIENCE_S
-        while not (over := crew.reap()) and time.monotonic() < end:
-            time.sleep(POLL_S)
+        everyone = group_of(NAME, nodes)
+        exit_code = _work(crew, Task(PROBE, str(folder), NAME), everyone, time.monotonic() + START_S)
+        can_go_on = exit_code == 0 and order.framework is not None
+        groups = tuple(_all_reduce(crew, nodes, folder)) if can_go_on else ()
     finally:
         crew.leave()
+    return exit_code, groups
+
+
+def _all_reduce(crew: Crew, nodes: Sequence[Node], folder: Path) -> Iterator[GroupEnd]:
+    until = time.monotonic() + ALL_REDUCE_S
+    for group in groups_on(nodes):
+        exit_code = _work(crew, all_reduce_task(folder, group.member), group, until)
+        yield GroupEnd(group.member, tuple(place.node for place in group.placement), exit_code)
+        if exit_code != 0:
+            return
+
+
+def _work(crew: Crew, task: Task, group: Allocation, until: float) -> int | None:
+    """Have a group do a task; return its exit code, or None if it is not done by then."""
+    crew.engage(task, group)
+    while not (over := crew.reap()) and time.monotonic() < until:
+        time.sleep(POLL_S)
     return over[0].exit_code if over else None
 
 
@@ -110,7 +191,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
     command = (sys.executable, "-m", "hetctl.runtime.probe", str(folder), "--leader")
     step = LEADERS[site.launcher](site, NAME, [node.name for node in nodes], command)
     pool.launch(step, folder / LEADERS_LOG)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LEADERS_S
     while not (over := pool.reap()) and time.monotonic() < end:
         time.sleep(POLL_S)
     pool.end(POLL_S)

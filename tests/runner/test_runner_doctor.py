@@ -15,6 +15,7 @@ from hetctl.files.site_model import SiteModel
 from hetctl.launchers import LAUNCHERS
 from hetctl.runner.doctor import BATCH_CHECKS, Examination
 from hetctl.runner.folder_findings import ability_finding, filesystem_of, place_finding
+from hetctl.runner.link_findings import NO_NCCL, link_findings
 from hetctl.runner.probing import job_findings
 from hetctl.runner.site_findings import (
     COMMANDS,
@@ -25,7 +26,9 @@ from hetctl.runner.site_findings import (
     node_finding,
     queue_finding,
 )
-from hetctl.runtime.probe import ProbeEnd, RankReport
+from hetctl.runtime.all_reduce import AllReduce, RankTime
+from hetctl.runtime.frameworks import MODULES
+from hetctl.runtime.probe import GroupEnd, ProbeEnd, RankReport
 
 OK, WARNING, FAILED = Outcome.OK, Outcome.WARNING, Outcome.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
@@ -36,6 +39,7 @@ def test_the_tables_hold_every_batch_system_and_launcher():
     assert set(COMMANDS) == set(HELPFUL) == set(BATCH_CHECKS) == set(BATCH_SYSTEMS)
     assert NO_LAUNCHER in LAUNCHERS
     assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
+    assert set(NO_NCCL) == set(MODULES)
 
 
 def test_commands_that_are_missing_are_the_batch_systems_business():
@@ -171,6 +175,118 @@ def test_what_ranks_and_leaders_see(end, seen, outcomes):
     assert found == outcomes
 
 
+def speed(gb_per_s, *nodes, backend="nccl", framework="pytorch"):
+    return AllReduce(framework, backend, nodes, 2 * len(nodes), 64 * 2**20, 0.01, gb_per_s)
+
+
+def times(unreached=((), ()), links=(None, None), node="n1"):
+    """What the two ranks of a node found."""
+    return [
+        RankTime(f"all-reduce-{node}", node, gpu, "nccl", 64 * 2**20, 0.01, unreached[gpu], links[gpu])
+        for gpu in (0, 1)
+    ]
+
+
+MEASURED = replace(
+    END,
+    framework="pytorch",
+    groups=(
+        GroupEnd("all-reduce-n1", ("n1",), 0),
+        GroupEnd("all-reduce-n2", ("n2",), 0),
+        GroupEnd("all-reduce", ("n1", "n2"), 0),
+    ),
+)
+FAST = (speed(231.4, "n1"), speed(230, "n2"), speed(24, "n1", "n2"))
+SLOW = (speed(3.1, "n1"), *FAST[1:])
+LINKED = [*times(links=(4, 4)), *times(links=(4, 4), node="n2")]
+
+
+def judged(speeds, ranks, end=MEASURED, site=SITE):
+    return [
+        (one.check, one.outcome, one.found, one.fix)
+        for one in link_findings(site, end, speeds, ranks, "what it said")
+    ]
+
+
+WELL = ("all-reduce", OK, "bus bandwidth 231 GB/s within n1, 230 GB/s within n2, 24 GB/s between nodes")
+
+
+@pytest.mark.parametrize("ranks", [LINKED, times() + times(node="n2"), times(links=(4, 0))])
+def test_links_that_are_used_are_well(ranks):
+    ((check, outcome, found, _),) = judged(FAST, ranks)
+    assert (check, outcome, found) == (*WELL[:2], f"{WELL[2]} (pytorch over nccl, 64 MiB)")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ranks", "found"),
+    [
+        (
+            SLOW,
+            times(unreached=((1,), (0,))),
+            "GPUs 0, 1 of node n1 exchange through host memory (3.1 GB/s, and 24 between nodes)",
+        ),
+        (
+            SLOW[:1],
+            times(unreached=((1,), (0,))),
+            "GPUs 0, 1 of node n1 exchange through host memory (3.1 GB/s)",
+        ),
+        (
+            SLOW,
+            LINKED,
+            "GPUs of node n1 have NVLink, and exchange no faster than nodes do"
+            " (3.1 GB/s, and 24 between nodes)",
+        ),
+    ],
+)
+def test_gpus_that_do_not_exchange_directly_are_named_with_what_to_check(speeds, ranks, found):
+    _, (check, outcome, words, fix) = judged(speeds, ranks)
+    assert (check, outcome, words) == ("GPU links", WARNING, found)
+    assert all(name in fix for name in ("--gpu-bind", "CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE"))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ranks"),
+    [
+        (SLOW, times()),  # no NVLink is known of
+        (SLOW, times(links=(4, 0))),  # one GPU has none in use
+        (SLOW[:1], LINKED),  # nothing to compare with
+    ],
+)
+def test_slow_links_are_not_blamed_on_what_is_not_known(speeds, ranks):
+    assert [check for check, *_ in judged(speeds, ranks)] == ["all-reduce"]
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_gpus_that_exchange_by_gloo_are_a_warning_and_slots_that_do_are_not(framework):
+    speeds = (speed(0.91, "n1", backend="gloo", framework=framework),)
+    _, (check, outcome, found, fix) = judged(speeds, [])
+    assert (check, outcome, fix) == ("GPU links", WARNING, NO_NCCL[framework])
+    assert found == f"GPUs exchange through host memory (0.91 GB/s within n1): {framework} goes over gloo"
+    assert [check for check, *_ in judged(speeds, [], site=replace(SITE, device="slot"))] == ["all-reduce"]
+
+
+@pytest.mark.parametrize(("code", "ending"), [(None, "hung"), (1, "ended with exit code 1")])
+def test_a_group_that_does_not_come_about_is_a_failure_in_its_own_words(code, ending):
+    end = replace(MEASURED, groups=(MEASURED.groups[0], GroupEnd("all-reduce-n2", ("n2",), code)))
+    ((check, outcome, found, fix),) = judged(FAST[:1], times(), end)
+    assert (check, outcome) == ("all-reduce", FAILED)
+    assert found == f"bus bandwidth 231 GB/s within n1; the pytorch group on n2 {ending}"
+    assert "what it said" in fix
+
+
+def test_nodes_without_a_framework_for_groups_are_a_warning():
+    ((check, outcome, found, fix),) = judged((), [], END)
+    assert (check, outcome, found.partition(":")[0]) == ("all-reduce", WARNING, "not measured")
+    assert "tensorflow with horovod or torch" in fix
+
+
+@pytest.mark.parametrize(
+    "end", [replace(END, ranks=1), replace(END, exit_code=1), replace(END, exit_code=None)]
+)
+def test_nothing_is_said_of_one_gpu_or_if_ranks_did_not_start(end):
+    assert judged((), [], end) == []
+
+
 @pytest.mark.parametrize(
     ("findings", "code"),
     [
@@ -216,6 +332,46 @@ def test_a_wrong_site_file_is_refused_as_a_whole(project):
     assert "lab.yaml:2: nodes: must be a whole number" in result.json["error"]["message"]
 
 
+SLOTS = "extends: local\ngpus_per_node: 2\ncores_per_node: 2\n"
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("framework", MODULES)
+def test_two_slots_of_this_machine_all_reduce(project, framework):
+    (project.path / "lab.yaml").write_text(SLOTS)
+    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", framework)
+    assert result.code == 0, result.stdout
+    assert outcomes_of(result)["all-reduce"] == "ok"
+    assert "GPU links" not in outcomes_of(result)
+    (group,) = result.json["all_reduce"]
+    seconds, gb_per_s = group.pop("median_s"), group.pop("bus_gb_per_s")
+    size = 8 * 2**20
+    assert group == {
+        **{"framework": framework, "backend": "gloo", "nodes": ["localhost"]},
+        **{"gpus": 2, "size_bytes": size},
+    }
+    assert gb_per_s == pytest.approx(size / seconds / 1e9)
+
+
+@pytest.mark.training
+def test_a_group_that_cannot_meet_says_why(project):
+    (project.path / "lab.yaml").write_text(SLOTS + "network: {gloo: [nonesuch0]}\n")
+    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", "pytorch")
+    assert result.code == 2, result.stdout
+    finding = next(one for one in result.json["findings"] if one["check"] == "all-reduce")
+    assert finding["found"].startswith(
+        "nothing measured; the pytorch group on localhost ended with exit code"
+    )
+    assert "network.gloo of the site file names nonesuch0" in finding["fix"]
+    assert result.json["all_reduce"] == []
+
+
+def test_a_framework_goes_with_a_job(project):
+    result = project.here("doctor", "--framework", "pytorch")
+    assert result.code == 2
+    assert "--framework goes with --job" in result.stderr
+
+
 RIGHT = """\
 extends: slurm
 nodes: 4
@@ -241,12 +397,14 @@ class TestOnSlurm:
         return examine
 
     def test_a_right_site_file(self, examine):
-        result = examine(RIGHT, "--job")
+        result = examine(RIGHT, "--job", "--framework", "pytorch")
         assert result.code == 0, result.stdout
         outcomes = outcomes_of(result)
         assert {
             outcomes.pop(name) for name in ("shared folder", "package tensorflow", "package horovod")
         } <= {*("ok", "warning")}
+        # The cluster's GPUs are no real ones.
+        assert outcomes.pop("GPU links") == "warning"
         assert set(outcomes.values()) == {"ok"}, result.stdout
         assert outcomes.keys() >= {
             *(
@@ -258,10 +416,13 @@ class TestOnSlurm:
                 "account",
                 "dry run",
             ),
-            *("job", "launch", "MPI", "GPUs"),
+            *("job", "launch", "MPI", "GPUs", "all-reduce"),
         }
         launch = next(one for one in result.json["findings"] if one["check"] == "launch")
         assert launch["found"] == "4 of 4 ranks, by agents that srun started: 2 on n1, 2 on n2"
+        groups = [(group["nodes"], group["gpus"]) for group in result.json["all_reduce"]]
+        assert groups == [(["n1"], 2), (["n2"], 2), (["n1", "n2"], 4)]
+        assert all(group["bus_gb_per_s"] > 0 for group in result.json["all_reduce"])
 
     @pytest.mark.parametrize(
         ("old", "new", "check", "words"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -20,7 +21,10 @@ MODULES = {
     "tensorflow": "hetctl.runtime.frameworks.tensorflow",
     "pytorch": "hetctl.runtime.frameworks.pytorch",
 }
-
+PACKAGES_OF_GROUPS = {"tensorflow": ("tensorflow", "horovod"), "pytorch": ("torch",)}
+"""Packages without which a group of several ranks cannot be formed."""
+NCCL, GLOO = "nccl", "gloo"
+"""Libraries by which groups exchange gradients: from GPU to GPU, and through the memory of their nodes."""
 
 BEFORE_A_FORK = {
     "tensorflow": (MODULES["tensorflow"],),
@@ -78,6 +82,26 @@ class Framework(Link, Protocol):
     def clear(self) -> None:
         """Let go of what a member has left behind, before the next one is built."""
 
+    def backend(self) -> str:
+        """Return the library by which the group of this rank exchanges gradients: `NCCL` or `GLOO`."""
+
+    def all_reduce(self, count: int) -> Callable[[], None]:
+        """Return a function that adds up `count` 32-bit numbers over all ranks, and waits for the sums.
+
+        The numbers are where gradients would be: on the GPU, if the framework sees one.
+        """
+
+    def unreached(self, device: int, devices: int) -> tuple[int, ...]:
+        """Return the devices of this node that the rank's GPU has no direct access to, as far as is known.
+
+        Parameters
+        ----------
+        device : int
+            Index of the rank's own, as in `prepare`.
+        devices : int
+            How many the node has.
+        """
+
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> Network:
         """Build a member's network; `sample` is one batch, for layers that wait for their input."""
 
@@ -97,6 +121,12 @@ def load_framework(name: str) -> Framework:
             f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
         ) from None
     return framework
+
+
+def framework_of_groups() -> str | None:
+    """Return the first framework of which this Python has all that groups take; None without any."""
+    there = (name for name, packages in PACKAGES_OF_GROUPS.items() if all(map(find_spec, packages)))
+    return next(there, None)
 
 
 def preload_framework(name: str | None) -> None:

@@ -197,7 +197,7 @@ class PyTorch:
             If ``model_fn`` returns anything but the parts of a network.
         """
         parts = parts_of(functions.model_fn(dict(member.config)), member.name)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = _device()
         for part in (parts.model, parts.loss):
             if isinstance(part, torch.nn.Module):
                 part.to(device)
@@ -216,6 +216,27 @@ class PyTorch:
     def part(self) -> None:
         """End it."""
         dist.destroy_process_group()
+
+    def backend(self) -> str:
+        """Return that of ``torch.distributed``."""
+        return str(dist.get_backend())
+
+    def all_reduce(self, count: int) -> Callable[[], None]:
+        """Add up zeros, which stay what they are."""
+        values = torch.zeros(count, device=_device())
+
+        def run() -> None:
+            add_up(values)
+            if values.is_cuda:
+                torch.cuda.synchronize()
+
+        return run
+
+    def unreached(self, device: int, devices: int) -> tuple[int, ...]:
+        """Ask CUDA; it knows nothing of devices that are hidden from this process."""
+        seen = torch.cuda.device_count()
+        others = (other for other in range(devices) if other != device)
+        return tuple(o for o in others if o >= seen or not torch.cuda.can_device_access_peer(device, o))
 
     def clear(self) -> None:
         """Give memory of the GPU back that nobody uses."""
@@ -247,6 +268,10 @@ def _default_train_fn(
         return float(total) / samples if samples else 0.0
 
     return train_fn
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _tensor(values: Any, device: torch.device) -> torch.Tensor:

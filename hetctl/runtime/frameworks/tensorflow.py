@@ -18,6 +18,7 @@ from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
 from hetctl.runtime.data import Batches, TrainingData, pad
 from hetctl.runtime.feeds import Samples
+from hetctl.runtime.frameworks import GLOO, NCCL
 from hetctl.runtime.functions import UserFunctions, loss_of
 from hetctl.runtime.group import TIMEOUT_S, Group, WiredGroup
 from hetctl.runtime.interfaces import gloo_over
@@ -256,6 +257,25 @@ class TensorFlow:
         if self._rendezvous is not None:
             self._rendezvous.stop()
             self._rendezvous = None
+
+    def backend(self) -> str:
+        """Return NCCL if Horovod has it, and there is a GPU; it copies to the node's memory without."""
+        has_gpu = bool(tf.config.get_visible_devices("GPU"))
+        return NCCL if has_gpu and _horovod().nccl_built() else GLOO
+
+    def all_reduce(self, count: int) -> Callable[[], None]:
+        """Add up zeros."""
+        values = tf.zeros(count)
+
+        def run() -> None:
+            _horovod().allreduce(values, op=_horovod().Sum, name="all_reduce")
+            tf.test.experimental.sync_devices()
+
+        return run
+
+    def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Return none: TensorFlow does not tell."""
+        return ()
 
     def clear(self) -> None:
         """Forget graphs and names."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-from hetctl.core.codec import decode, encode
+from hetctl.core.codec import encode
 from hetctl.core.layout import write_json
-from hetctl.core.site import Site
 from hetctl.runtime.assignment import Assignment
 from hetctl.runtime.desk import Desk
 from hetctl.runtime.group import WiredGroup, join_group
-from hetctl.runtime.probe import SITE_FILE, RankReport
+from hetctl.runtime.probe import RankReport, read_order
 
 
 class NoCollectives:
@@ -34,7 +32,7 @@ def report_node(assignment: Assignment, desk: Desk) -> None:
     """Meet the other ranks, and write the report of this one to the folder of the job."""
     desk.group = join_group(assignment.place, NoCollectives(), desk.announce)
     folder = Path(assignment.task.folder)
-    site = decode(Site, json.loads((folder / SITE_FILE).read_text(encoding="utf-8")))
+    site = read_order(folder).site
     binding = desk.binding
     visible = os.environ.get(site.visible_devices) if site.device == "gpu" else None
     report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))

@@ -21,7 +21,7 @@ from hetctl.core.codec import decode, encode
 from hetctl.core.ends import LOST_PEER
 from hetctl.core.processes import name_process
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.assignment import MEASURE, PROBE, TRAIN, Assignment, Stop
+from hetctl.runtime.assignment import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, Stop
 from hetctl.runtime.desk import Desk
 from hetctl.runtime.machine import forget_peak
 from hetctl.runtime.measure import measure
@@ -30,6 +30,7 @@ from hetctl.runtime.steps import private_log
 from hetctl.runtime.training import train
 from hetctl.runtime.wire import Wire
 from hetctl.runtime.worker.report_node import report_node
+from hetctl.runtime.worker.time_all_reduce import time_all_reduce
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
 """Number of the rank's own GPU or slot on the node, for the user's functions."""
@@ -41,6 +42,7 @@ WORK: dict[str, Callable[[Assignment, Desk], None]] = {
     TRAIN: train,
     MEASURE: measure,
     PROBE: report_node,
+    ALL_REDUCE: time_all_reduce,
 }
 
 

@@ -1,0 +1,86 @@
+"""The task of a rank in a job that tries a site: all-reduce with the others, and report the time."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hetctl.core.codec import encode
+from hetctl.core.layout import write_json
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
+from hetctl.runtime.all_reduce import SIZE_BYTES, RankTime
+from hetctl.runtime.assignment import Assignment
+from hetctl.runtime.desk import Desk
+from hetctl.runtime.frameworks import NCCL, Framework, load_framework
+from hetctl.runtime.group import SingleRank, join_group
+from hetctl.runtime.probe import read_order
+
+BYTES_PER_NUMBER = 4
+WARM_UPS, TIMED = 2, 9
+SEED = 0
+DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
+"""With 1, NCCL never goes from GPU to GPU directly."""
+
+
+def time_all_reduce(assignment: Assignment, desk: Desk) -> None:
+    """Form a group as training does, time its all-reduces, and write what this rank found.
+
+    Raises
+    ------
+    BadInputError
+        If the framework, or what its groups take, cannot be imported.
+    """
+    folder = Path(assignment.task.folder)
+    order, binding = read_order(folder), desk.binding
+    assert order.framework is not None
+    framework = load_framework(order.framework)
+    framework.prepare(binding.cores, binding.device, SEED)
+    desk.group = SingleRank()
+    desk.group = join_group(assignment.place, framework, desk.announce, order.site.network)
+    desk.sign()
+    backend = framework.backend()
+    size = SIZE_BYTES[backend]
+    seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), desk)
+    on_gpu = backend == NCCL
+    found = RankTime(
+        group=assignment.task.name,
+        node=binding.node,
+        gpu=binding.gpu,
+        backend=backend,
+        size_bytes=size,
+        median_s=seconds,
+        unreached=_unreached(framework, binding, order.site.gpus_per_node) if on_gpu else (),
+        links=_links(binding) if on_gpu else None,
+    )
+    write_json(folder / f"time-{assignment.task.name}-{assignment.place.rank:04d}.json", encode(found))
+    desk.group.leave()
+
+
+def _median_seconds(all_reduce: Callable[[], None], desk: Desk) -> float:
+    for _ in range(WARM_UPS):
+        all_reduce()
+    seconds = []
+    for _ in range(TIMED):
+        began = time.perf_counter()
+        all_reduce()
+        seconds.append(time.perf_counter() - began)
+        desk.sign()
+    return statistics.median(seconds)
+
+
+def _unreached(framework: Framework, binding: Binding, devices: int) -> tuple[int, ...]:
+    """Return the GPUs to which NCCL cannot send directly; a job holds all of a node, in their order."""
+    if binding.device is None:
+        return ()
+    if os.environ.get(DIRECT_IS_OFF) == "1":
+        return tuple(other for other in range(devices) if other != binding.device)
+    return framework.unreached(binding.device, devices)
+
+
+def _links(binding: Binding) -> int | None:
+    own = visible_gpus(gpus_of_node(), os.environ)[binding.device or 0 :]
+    return active_links(own[0]) if own else None
