@@ -70,6 +70,14 @@ class StepEnded:
 
 
 @dataclass(frozen=True)
+class FirstStep:
+    """A member has made its first step in a round."""
+
+    startup_s: float = 0.0
+    restart_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A member's state is on the disk."""
 
@@ -107,6 +115,7 @@ FORMS: dict[str, type] = {
     "round_ended": RoundEnded,
     "step_started": StepStarted,
     "step_ended": StepEnded,
+    "first_step": FirstStep,
     "epoch": EpochResult,
     "checkpoint": Checkpoint,
     "converged": Converged,

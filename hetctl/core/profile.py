@@ -164,6 +164,8 @@ class Progress:
         Steps that ended with one of their nodes.
     batch_size : int or None
         What the member's batch size came down to after it had run out of memory; None: it has not.
+    restarts_s : tuple of float
+        Seconds to the first step of its newest starts on ranks that had been at work before.
     """
 
     member: str
@@ -174,6 +176,7 @@ class Progress:
     part_samples: int = 0
     node_failures: int = 0
     batch_size: int | None = None
+    restarts_s: tuple[float, ...] = ()
 
     @property
     def active(self) -> bool:

@@ -16,7 +16,9 @@ from hetctl.core.layout import RunFolder
 from hetctl.core.ordered_fold import OrderedFold
 from hetctl.core.profile import EpochResult, Progress
 
-OF_MEMBERS = frozenset({"epoch", "converged", "stopped", "failed"})
+RECENT_RESTARTS = 3
+"""So many of a member's restarts are kept, the newest."""
+OF_MEMBERS = frozenset({"first_step", "epoch", "converged", "stopped", "failed"})
 """Kinds of event in a member's file that its progress depends on."""
 
 
@@ -101,10 +103,19 @@ def _next(member: Member, retries: int, state: _State, event: Event) -> _State:
 def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
     if event.kind == "epoch":
         return _with_epoch(progress, event)
+    if event.kind == "first_step":
+        return _with_restart(progress, event.data.get("restart_s"))
     if event.kind == "converged":
         history = tuple(done.metrics[rule.metric] for done in progress.epochs if rule.metric in done.metrics)
         return replace(progress, converged=rule.still_converged(str(event.data["reason"]), history))
     return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
+
+
+def _with_restart(progress: Progress, seconds: float | None) -> Progress:
+    """Note a start on ranks that had been at work before."""
+    if seconds is None:
+        return progress
+    return replace(progress, restarts_s=(*progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
 
 
 def _after_step(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +13,9 @@ from hetctl.core.profile import Candidate, MemberProfile, Progress
 from hetctl.perf.outlook import Outlook
 from hetctl.perf.scaling import rate_curve, usable_rates
 from hetctl.perf.seen_rates import known_rates
+
+RECENT_RESTARTS = 9
+"""So many restarts of any members, the newest, tell what the next one of another takes."""
 
 
 class Workloads:
@@ -35,6 +40,7 @@ class Workloads:
         self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
         self._outlook = Outlook(ensemble.members)
         self._progress: dict[str, Progress] = {}
+        self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
         self._whole: dict[str, Candidate] = {}
         self._left: dict[str, Candidate] = {}
 
@@ -52,12 +58,18 @@ class Workloads:
             If an active member has no profile, or one that does not tell how long an epoch is.
         """
         _refuse_gaps([self._members[name] for name in changed if changed[name].active], self._profiles)
+        for name, progress in changed.items():
+            self._note_restart(progress, self._progress.get(name))
         self._progress |= changed
         news = {*changed, *self._outlook.update(changed)}
         for name in changed:
             self._whole.pop(name, None)
         if news:
             self._left = self._with({name: self._workload(name) for name in news})
+
+    def _note_restart(self, progress: Progress, before: Progress | None) -> None:
+        if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
+            self._restarts_s.append(progress.restarts_s[-1])
 
     def _with(self, found: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
         """Return the active members with those that have been looked at anew, in the ensemble's order."""
@@ -79,7 +91,10 @@ class Workloads:
             self._whole[name] = _untrained(member, profile, progress, self._max_gpus, self._gpus_per_node)
         whole = self._whole[name]
         left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
-        return replace(whole, samples_left=left, notes=whole.notes + remarks)
+        # A member that was never restarted is taken to be like those that were last.
+        restarts_s = progress.restarts_s or self._restarts_s
+        restart_s = statistics.median(restarts_s) if restarts_s else None
+        return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
 
 
 def candidates(

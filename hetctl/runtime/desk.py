@@ -108,6 +108,11 @@ class Desk:
         self._next_sign = 0.0
         self._supplies: Supplies | None = None
 
+    @property
+    def is_supplied(self) -> bool:
+        """Return true if what all members need is there."""
+        return self._supplies is not None
+
     def supply(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
         """Get what all members of the ensemble need, unless it is there."""
         self._supplies = self._supplies or self._get_supplies(ensemble, sharing)

@@ -82,6 +82,8 @@ class Trainer:
         When the task was given out, in seconds since the epoch.
     gpu_type : str or None
         Of the ranks' GPUs, if the site has several types and these are of one.
+    restarted_at : float or None
+        When this rank turned to the member, in seconds since the epoch; None if it had to get the samples.
     sign : callable
         Called after each step of training and of an evaluation: a sign of life.
     note : callable
@@ -102,6 +104,7 @@ class Trainer:
     expected_epoch_s: float
     launched_at: float
     gpu_type: str | None = None
+    restarted_at: float | None = None
     sign: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
@@ -198,9 +201,16 @@ class Trainer:
         self.sign()
         self.note(epoch, position, loss)
         if self.launched_at:
-            startup_s = time.time() - self.launched_at
-            self.events.write("first_step", startup_s=startup_s, peak_memory_bytes=peak_memory())
+            self._report_first_step(time.time())
             self.launched_at = 0.0
+
+    def _report_first_step(self, now: float) -> None:
+        self.events.write(
+            "first_step",
+            startup_s=now - self.launched_at,
+            restart_s=None if self.restarted_at is None else now - self.restarted_at,
+            peak_memory_bytes=peak_memory(),
+        )
 
     def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
         done = batches.position - batches.start

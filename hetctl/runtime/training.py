@@ -22,6 +22,7 @@ from hetctl.runtime.trainer import StopSignal, Trainer
 
 def train(assignment: Assignment, desk: Desk) -> None:
     """Train a member as the round file says: until it has converged, or is told to stop."""
+    restarted_at = time.time() if desk.is_supplied else None
     folder = RoundFolder(Path(assignment.task.folder))
     round_file = read_round(folder.file)
     name, place = assignment.task.name, assignment.place
@@ -37,12 +38,17 @@ def train(assignment: Assignment, desk: Desk) -> None:
             stack,
             round_file.network,
         )
-        _run(folder, round_file, assignment, built, desk)
+        _run(folder, round_file, assignment, built, desk, restarted_at)
     built.group.leave()
 
 
 def _run(
-    folder: RoundFolder, round_file: RoundFile, assignment: Assignment, built: Built, desk: Desk
+    folder: RoundFolder,
+    round_file: RoundFile,
+    assignment: Assignment,
+    built: Built,
+    desk: Desk,
+    restarted_at: float | None,
 ) -> None:
     name = assignment.task.name
     allocation = round_file.allocation_of(name)
@@ -59,6 +65,7 @@ def _run(
         expected_epoch_s=built.training.samples / allocation.rate,
         launched_at=assignment.launched_at,
         gpu_type=round_file.gpu_types.get(name),
+        restarted_at=restarted_at,
         sign=desk.sign,
     )
     if built.group.rank != 0:

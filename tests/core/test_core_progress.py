@@ -42,6 +42,13 @@ def test_without_events_every_member_is_active_and_has_done_nothing():
     assert all(member.active and not member.epochs for member in progress.values())
 
 
+def test_the_newest_restarts_are_kept():
+    starts = [event("a", "first_step", startup_s=9.0, restart_s=None)]
+    starts += [event("a", "first_step", startup_s=9.0, restart_s=float(seconds)) for seconds in range(5)]
+    assert fold(*starts[:1])["a"].restarts_s == ()
+    assert fold(*starts)["a"].restarts_s == (2.0, 3.0, 4.0)
+
+
 def test_an_epoch_that_is_reported_twice_counts_once():
     progress = fold(epoch("a", 1), epoch("a", 2), epoch("a", 2, evaluate_s=1.0), epoch("a", 3))["a"]
     assert [done.epoch for done in progress.epochs] == [1, 2, 3]

@@ -51,6 +51,17 @@ def test_work_left_counts_epochs_and_the_part_of_one() -> None:
     assert left(profile("a"), progress("a", epochs=4, part=30)) == 570
 
 
+def test_a_restart_takes_what_the_last_ones_took() -> None:
+    whole = ensemble(member("a"), member("b"))
+    workloads = Workloads(whole, {name: profile(name, startup_s=9.0) for name in "ab"}, 4, 4)
+    workloads.update({name: progress(name) for name in "ab"})
+    assert [c.interruption_s for c in workloads.left.values()] == [9.0, 9.0]
+    workloads.update({"a": Progress("a", restarts_s=(0.5, 2.0, 1.0))})
+    workloads.update({"b": progress("b", epochs=1)})
+    assert [c.interruption_s for c in workloads.left.values()] == [1.0, 1.0]
+    assert [c.startup_s for c in workloads.left.values()] == [9.0, 9.0]
+
+
 def test_known_work_comes_before_expected_epochs() -> None:
     assert left(profile("a", samples=450.0), progress("a", epochs=2, part=30)) == 220
     assert left(profile("a", samples=450.0, samples_per_epoch=None), progress("a", part=50)) == 400

@@ -39,6 +39,12 @@ def startup_s(job, name):
     return first.data["startup_s"]
 
 
+def restart_s(job, name):
+    """The same on a rank that had been at work, from when it turned to the member; None on any other."""
+    (first,) = job.events("first_step", name)
+    return first.data["restart_s"]
+
+
 def weights(job, name):
     return CheckpointFolder(job.spec.checkpoint_folder(name)).load().arrays
 
@@ -53,6 +59,9 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
     assert len(long.rounds()) == 3
     started = [startup_s(long, name) for name in ("first", "second", "last")]
     assert max(started[1:]) < started[0]
+    restarted = [restart_s(long, name) for name in ("first", "second", "last")]
+    assert restarted[0] is None
+    assert all(0 < again <= whole for again, whole in zip(restarted[1:], started[1:], strict=True))
     ours, theirs = weights(long, "last"), weights(short, "last")
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
