@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.core.links import NodeLinks
@@ -69,6 +69,15 @@ class SiteKey:
     line: int | None = None
 
 
+OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")
+"""Prefixes of variables of NCCL, RCCL, Gloo and libfabric, of which a site has defaults."""
+
+
+def yields(variable: str) -> bool:
+    """Return true if a site's value of a variable is a default, which what the user has set goes over."""
+    return variable.startswith(OF_COMMUNICATION)
+
+
 @dataclass(frozen=True)
 class Site:
     """A machine as its site file describes it.
@@ -86,7 +95,7 @@ class Site:
     directives : tuple of str
         Extra lines for the batch system, without their ``#SBATCH`` or ``#BSUB``.
     environment : mapping
-        Variables that every step gets.
+        Variables that every step gets; those of `OF_COMMUNICATION` only where the user has not set them.
     mpi : str or None
         The launcher's MPI plugin (``srun --mpi=...``).
     node_types : tuple of NodeType
@@ -142,6 +151,11 @@ class Site:
             if any(fnmatch.fnmatch(node, pattern) for pattern in node_type.hosts):
                 return node_type.gpu_type
         return None
+
+    def yielding_to(self, environment: Mapping[str, str]) -> Site:
+        """Return the site with the variables of communication libraries as its user has set them."""
+        set_by_user = {n: environment[n] for n in self.environment if yields(n) and n in environment}
+        return replace(self, environment={**self.environment, **set_by_user})
 
     @property
     def gpus(self) -> int:

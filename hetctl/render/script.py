@@ -13,7 +13,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.layout import RoundFolder
-from hetctl.core.site import Queue, Site
+from hetctl.core.site import Queue, Site, yields
 from hetctl.render.quoting import FILTERS
 
 MEBIBYTE = 2**20
@@ -148,6 +148,7 @@ def _environment(folders: Sequence[str]) -> SandboxedEnvironment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.tests["of_communication"] = yields
     environment.filters.update(FILTERS, hours_minutes=hours_minutes, minutes=minutes, clock=clock)
     return environment
 

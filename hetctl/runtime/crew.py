@@ -7,6 +7,7 @@ are forked again when they are needed. A node that is lost takes along the group
 
 from __future__ import annotations
 
+import os
 import secrets
 import selectors
 import signal
@@ -117,7 +118,7 @@ class Crew:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.nodes = tuple(nodes)
-        self._site = site
+        self._site = site.yielding_to(os.environ)
         self._folder = folder
         self._framework = framework
         self._patience_s = patience_s

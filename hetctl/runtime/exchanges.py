@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ class Exchanges:
     """
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self._site = site.yielding_to(os.environ)
         self._steps = StepPool()
 
     def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:

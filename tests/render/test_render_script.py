@@ -166,6 +166,21 @@ def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:
     assert sorted(p.name for p in result.iterdir()) == ["advance", "advance-ignores", "driver", "nasty"]
 
 
+def test_defaults_of_communication_libraries_are_left_to_the_driver(tmp_path: Path) -> None:
+    values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+    site = dataclasses.replace(SITES["local"], environment=values)
+    said = 'printf "%s %s %s" "${NCCL_DEBUG-none}" "${FI_CXI_RDZV_PROTO-none}" "$NOTE" >said'
+    records = run_script(tmp_path, job(site), said, NCCL_DEBUG="INFO", NOTE="user")
+    assert (records / "said").read_text() == "INFO none site"
+
+
+def test_a_users_variables_of_communication_libraries_stay() -> None:
+    values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+    site = dataclasses.replace(SITES["local"], environment=values)
+    found = site.yielding_to({"NCCL_DEBUG": "INFO", "NOTE": "user", "NCCL_ALGO": "Ring"}).environment
+    assert found == {"NCCL_DEBUG": "INFO", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+
+
 PYTHON = """\
 #!/bin/bash
 # Stands for the interpreter: records its arguments and plays driver or advance.

@@ -17,10 +17,6 @@ started=$(date +%s)
 umask 077
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
-export NCCL_SOCKET_IFNAME=hsn
-export NCCL_CROSS_NIC=1
-export NCCL_NET_GDR_LEVEL=PHB
-export FI_CXI_DISABLE_HOST_REGISTER=1
 python=/shared/ann/venv/bin/python
 run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
