@@ -50,18 +50,21 @@ def submission_fields(submission: Any) -> dict[str, Any]:
         "path": str(submission.path),
         "script": submission.script,
         "command": list(submission.command),
-        "step": {"argv": list(submission.step.argv), "environment": dict(submission.step.environment)},
+        "steps": [
+            {"name": step.name, "argv": list(step.argv), "environment": dict(step.environment)}
+            for step in submission.steps
+        ],
         "packing": list(submission.packing),
     }
 
 
 def print_submission(submission: Any) -> None:
-    """Print a script on stdout, and around it, as comments, its path, step, packing and command."""
+    """Print a script on stdout, and around it, as comments, its path, steps, packing and command."""
     click.echo(f"# {submission.path}", err=True)
     click.echo(submission.script, nl=False)
-    step = submission.step
-    words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
-    click.echo(f"# the driver starts one step: {shlex.join(words)}", err=True)
+    for step in submission.steps:
+        words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
+        click.echo(f"# the driver starts the step {step.name}: {shlex.join(words)}", err=True)
     for line in submission.packing:
         click.echo(f"# first round, {line}", err=True)
     click.echo(f"# submit with: {shlex.join(submission.command)}", err=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hetctl.runner.rendering import SubmitRequest
     from hetctl.runner.running import Advance
 
-WHAT_AND_WHERE = {"ensemble", "site", "account", "gpus", "time", "queue", "planner", "sharing"}
+WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue", "planner", "sharing"}
 """The other shared options are the planner's own."""
 
 
@@ -95,6 +95,7 @@ def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) ->
     return Asked(
         site=said.get("site"),
         account=said.get("account"),
+        launch=said.get("launch"),
         gpus=said.get("gpus"),
         wall_s=said.get("time"),
         queue=said.get("queue"),

@@ -145,6 +145,12 @@ def site_options(command: F) -> F:
         ),
         click.option("--queue", envvar="HETCTL_QUEUE", help="Queue or partition."),
         click.option("--account", envvar="HETCTL_ACCOUNT", help="Project that pays."),
+        click.option(
+            "--launch",
+            type=click.Choice(["nodes", "members"]),
+            envvar="HETCTL_LAUNCH",
+            help="One step a job, or one for each member and round.  [default: the site's]",
+        ),
     ]
     return _add(options, command)
 
@@ -206,6 +212,7 @@ def plan_request(
     time: int | None,
     queue: str | None,
     account: str | None,
+    launch: str | None,
     planner: str,
     sharing: str,
     explain: bool = False,
@@ -218,7 +225,7 @@ def plan_request(
     from hetctl.runner.planning import PlanRequest
     from hetctl.runner.sizing import Wishes, sizing
 
-    members, machine = _who_and_where(project, ensemble, site, account)
+    members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     sized = sizing(project, members, machine, Wishes(gpus, time, queue), budget or Budget())
     request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing, mode)
@@ -241,18 +248,19 @@ def resolve(
     time: int | None,
     queue: str | None,
     account: str | None,
+    launch: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
     """Find the ensemble and the site, and what of it a job may use where nothing is known of the work."""
     from hetctl.runner.jobs import job_size
 
-    members, machine = _who_and_where(project, ensemble, site, account)
+    members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     return members, machine, job_size(machine, gpus, time, queue)
 
 
 def _who_and_where(
-    project: Project, ensemble: str | None, site: str | None, account: str | None
+    project: Project, ensemble: str | None, site: str | None, **keys: str | None
 ) -> tuple[Ensemble, Site]:
-    """Find the ensemble and the site.
+    """Find the ensemble, and the site with the keys that were named.
 
     Raises
     ------
@@ -263,9 +271,8 @@ def _who_and_where(
 
     from hetctl.runner.profiles import IMPORTED
 
-    machine = project.site(site)
-    if account is not None:
-        machine = replace(machine, account=account)
+    named: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
+    machine = replace(project.site(site), **named)
     members = project.ensemble(ensemble)
     if members.framework == IMPORTED:
         raise BadInputError(

@@ -13,7 +13,7 @@ GIBIBYTE = 2**30
 # What Slurm's launcher and its daemon on the node write to the output of a step. The first line of the
 # table that fits decides: what ends a job comes before what that does to its processes.
 SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
-EVIDENCE = tuple(
+OF_SLURM = tuple(
     (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), why)
     for text, why in (
         ("DUE TO TIME LIMIT", Why.TIME),
@@ -30,6 +30,9 @@ EVIDENCE = tuple(
         ("(Unable to contact slurm controller|Socket timed out|connect failure)", Why.NOT_LAUNCHED),
     )
 )
+MISPLACED = "placement could not be kept"
+"""What the driver writes to the log of a member whose agents are not where its plan has them."""
+EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), Why.NOT_LAUNCHED))
 
 BY_CODE = {
     SRUN_OUT_OF_MEMORY: Why.OUT_OF_MEMORY,
@@ -41,7 +44,7 @@ CAUSES = {
     Why.TIME: "the job's time was over",
     Why.PREEMPTED: "the job was preempted",
     Why.CANCELLED: "the batch system ended the job",
-    Why.NOT_LAUNCHED: "the batch system did not answer",
+    Why.NOT_LAUNCHED: "the batch system did not start it as planned",
     Why.NODE_FAILURE: "node failure",
     Why.OUT_OF_MEMORY: "out of memory",
     Why.DISK_FULL: "disk full",

@@ -54,8 +54,8 @@ class RunSpec:
     preprocess : tuple of PreprocessPoint
         Measured throughput of preprocessors.
     given : mapping
-        What the user named of `site` (a name, or an absolute path), `account`, `queue` and `planner`: it
-        holds where the site file changes.
+        What the user named of `site` (a name, or an absolute path), `account`, `launch`, `queue` and
+        `planner`: it holds where the site file changes.
     """
 
     run: str

@@ -9,6 +9,9 @@ from typing import Any
 
 from hetctl.core.links import NodeLinks
 
+NODES, MEMBERS = "nodes", "members"
+"""What an agent holds: a whole node for the whole job; a member's GPUs on a node for one of its rounds."""
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -86,6 +89,8 @@ class Site:
     ----------
     device : str
         ``gpu``, or ``slot`` at a site without GPUs, where a slot stands for a GPU everywhere.
+    launch : str
+        `NODES` or `MEMBERS`.
     memory_per_node : int
         Bytes.
     submit_by : str
@@ -121,6 +126,7 @@ class Site:
     memory_per_node: int
     queues: tuple[Queue, ...]
     device: str = "gpu"
+    launch: str = NODES
     gpu_type: str | None = None
     account: str | None = None
     queue: str | None = None

@@ -146,6 +146,10 @@ class SiteModel(Strict):
     )
     batch_system: Literal["local", "slurm", "lsf"] = Field(description="What takes the jobs.")
     launcher: Literal["local", "srun", "mpirun", "jsrun"] = Field(description="What starts a job's steps.")
+    launch: Literal["nodes", "members"] = Field(
+        default="nodes",
+        description="nodes: one step a job, for all nodes. members: one for each member and round.",
+    )
     nodes: int = Field(ge=1, description="Compute nodes of the machine.")
     gpus_per_node: int = Field(ge=1, description="GPUs of each node, or slots where device is slot.")
     cores_per_node: int = Field(ge=1, description="Cores of each node that jobs may use.")

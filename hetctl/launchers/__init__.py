@@ -1,4 +1,4 @@
-"""From the nodes of a job to the command line that starts its agents, one file per launcher: pure."""
+"""From resource sets to the command line that starts their agents, one file per launcher: pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hetctl.launchers.local import local
 from hetctl.launchers.mpirun import mpirun
 from hetctl.launchers.nodes import node_of_agent, nodes_command, parse_gpus, parse_nodes
 from hetctl.launchers.srun import srun
-from hetctl.launchers.step import Launcher, Step
+from hetctl.launchers.step import Launcher, ResourceSet, Step
 
 LAUNCHERS: dict[str, Launcher] = {
     "local": local,
@@ -16,4 +16,13 @@ LAUNCHERS: dict[str, Launcher] = {
     "jsrun": jsrun,
 }
 
-__all__ = ["LAUNCHERS", "Launcher", "Step", "node_of_agent", "nodes_command", "parse_gpus", "parse_nodes"]
+__all__ = [
+    "LAUNCHERS",
+    "Launcher",
+    "ResourceSet",
+    "Step",
+    "node_of_agent",
+    "nodes_command",
+    "parse_gpus",
+    "parse_nodes",
+]

@@ -1,31 +1,31 @@
-"""One machine: the agent is a child process of the driver."""
+"""One machine: an agent is a child process of the driver."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hetctl.core.errors import InfeasibleError
-from hetctl.core.site import Node, Site
-from hetctl.launchers.step import AGENTS, NODE_VARIABLE, Step, common_environment
+from hetctl.core.site import Site
+from hetctl.launchers.step import NODE_VARIABLE, ResourceSet, Step, common_environment
 
 
-def local(site: Site, nodes: Sequence[Node], command: tuple[str, ...]) -> Step:
-    """Start the agent on this machine; it sees the GPUs of the job alone, which may share the machine.
+def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+    """Start an agent on this machine; it sees the GPUs of its set alone, for others may share the machine.
 
     Raises
     ------
     InfeasibleError
-        If the job has several nodes.
+        If there are several sets, and so several nodes.
     """
-    if len(nodes) != 1:
+    if len(sets) != 1:
         raise InfeasibleError(
-            f"{len(nodes)} nodes; the launcher 'local' has one",
+            f"{len(sets)} nodes; the launcher 'local' has one",
             "Set nodes to 1 in the site file, or choose another launcher.",
         )
-    return Step(AGENTS, command, {**common_environment(site), **variables_of(site, nodes[0])})
+    return Step(name, command, {**common_environment(site), **variables_of(site, sets[0])})
 
 
-def variables_of(site: Site, node: Node) -> dict[str, str]:
-    """Return the variables that differ from node to node: its name, and the GPUs that the job has there."""
-    gpus = {site.visible_devices: ",".join(map(str, node.gpus))} if site.device == "gpu" else {}
-    return {NODE_VARIABLE: node.name, **gpus}
+def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
+    """Return the variables that differ from set to set: the name of its node, and its GPUs there."""
+    gpus = {site.visible_devices: ",".join(map(str, held.gpus))} if site.device == "gpu" else {}
+    return {NODE_VARIABLE: held.node, **gpus}

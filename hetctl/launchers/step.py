@@ -1,20 +1,35 @@
-"""The value that every launcher returns."""
+"""The values that launchers take and return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hetctl.core.site import Node, Site
+from hetctl.core.site import NODES, Site
 
 NODE_VARIABLE = "HETCTL_NODE"
 """Name of the node that an agent is meant for, where launchers give each node variables of its own."""
-AGENTS = "agents"
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class ResourceSet:
+    """The part of a node that one agent holds.
+
+    Parameters
+    ----------
+    gpus : tuple of int
+        Numbers of its GPUs or slots on the node, as plans have them; cores and memory go with them.
+    """
+
+    node: str
+    gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a batch job: one command line, which starts a process on each of its nodes.
+    """A step of a batch job: one command line, which starts an agent for each of its resource sets.
 
     Parameters
     ----------
@@ -31,8 +46,33 @@ class Step:
     environment: Mapping[str, str]
 
 
-Launcher = Callable[[Site, Sequence[Node], tuple[str, ...]], Step]
-"""From the nodes of a job and the agent's command line to the step that starts an agent on each node."""
+Launcher = Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], Step]
+"""From a step's name, its resource sets, all on different nodes and of equally many GPUs, and an agent's
+command line to the step."""
+
+
+class Share(NamedTuple):
+    """Amount of each node that a step asks for.
+
+    Parameters
+    ----------
+    memory_mib : int
+        0: all that the job has there.
+    """
+
+    gpus: int
+    cores: int
+    memory_mib: int
+
+
+def share_of(site: Site, sets: Sequence[ResourceSet]) -> Share:
+    """Return what a launcher asks for: whole nodes, or what goes with the GPUs of one of the sets."""
+    if site.launch == NODES:
+        return Share(site.gpus_per_node, site.cores_per_node, 0)
+    gpus = len(sets[0].gpus)
+    return Share(
+        gpus, gpus * site.cores_per_gpu, gpus * site.memory_per_node // (site.gpus_per_node * MEBIBYTE)
+    )
 
 
 def common_environment(site: Site) -> dict[str, str]:

@@ -24,6 +24,7 @@ class Asked:
 
     site: str | None = None
     account: str | None = None
+    launch: str | None = None
     gpus: int | None = None
     wall_s: int | None = None
     queue: str | None = None
@@ -38,7 +39,13 @@ class Asked:
     def given(self) -> dict[str, str]:
         """The wishes that a run has to remember, as in `RunSpec`."""
         site = self.site and (str(Path(self.site).resolve()) if _is_file(self.site) else self.site)
-        named = {"site": site, "account": self.account, "queue": self.queue, "planner": self.planner}
+        named = {
+            "site": site,
+            "account": self.account,
+            "launch": self.launch,
+            "queue": self.queue,
+            "planner": self.planner,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
 

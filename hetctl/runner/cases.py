@@ -1,4 +1,4 @@
-"""Typical jobs on a site: the script, and the step of agents that the driver starts in it.
+"""Typical jobs on a site: the script, and the steps of agents that the driver starts in it.
 
 The files in ``tests/render/golden`` are these, and ``hetctl sites check`` tries them with any site.
 """
@@ -12,15 +12,19 @@ from pathlib import Path
 
 from hetctl.core.layout import Home
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.site import Node, Site
-from hetctl.launchers import LAUNCHERS, Step
-from hetctl.launchers.agents import agent_command, packing_lines
+from hetctl.core.site import MEMBERS, NODES, Node, Site
+from hetctl.launchers import Step
+from hetctl.launchers.agents import agents_step, packing_lines, sets_by_step
 from hetctl.render import JobScript, render_job
 from hetctl.runner.jobs import job_size
 
 RUN = "digits-001"
 HOME = Path("/shared/ann/digits/.hetctl")
 PYTHON = "/shared/ann/venv/bin/python"
+WHAT_STARTS = {
+    NODES: "The driver starts one step: an agent on each node, which forks the ranks there.",
+    MEMBERS: "The driver starts a step for each member: an agent on each node, which forks its ranks.",
+}
 
 
 @dataclass(frozen=True)
@@ -88,19 +92,24 @@ def script_of(site: Site, case: Case) -> JobScript:
     )
 
 
-def agents_of(site: Site, case: Case) -> Step:
-    """Return the step that starts an agent on each node of a case: ``node-1``, ``node-2``, ..
+def steps_of(site: Site, case: Case) -> Iterator[Step]:
+    """Return the steps that start the agents of a case.
 
     Raises
     ------
     InfeasibleError
-        If the site's launcher cannot start it.
+        If the site's launcher cannot start one.
     """
     folder = Home(HOME).run(RUN).round(case.first_round).path
+    allocations = tuple(allocations_of(case, site))
+    for name, sets in sets_by_step(site, nodes_of(site, case), folder, allocations).items():
+        yield agents_step(site, name, sets, folder, "pytorch", site.python or PYTHON)
+
+
+def nodes_of(site: Site, case: Case) -> list[Node]:
+    """Return the nodes of a case: ``node-1``, ``node-2``, .."""
     gpus = tuple(range(site.gpus_per_node))
-    nodes = [Node(_node(site, number), gpus) for number in range(1, case.nodes + 1)]
-    command = agent_command(folder, "pytorch", site.cores_per_gpu, site.python or PYTHON)
-    return LAUNCHERS[site.launcher](site, nodes, command)
+    return [Node(_node(site, number), gpus) for number in range(1, case.nodes + 1)]
 
 
 def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
@@ -118,10 +127,11 @@ def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
 
 
 def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> str:
-    """Write a case out: the script, and behind its end the agents' step and the packing of a round."""
+    """Write a case out: the script, and behind its end the agents' steps and the packing of a round."""
     script = render_job(script_of(site, case), template_folders)
-    packing = "".join(f"# {line}\n" for line in packing_lines(tuple(allocations_of(case, site))))
-    return f"{script}{_step_text(agents_of(site, case))}{packing}"
+    steps = "".join(map(_step_text, steps_of(site, case)))
+    packing = packing_lines(tuple(allocations_of(case, site)), nodes_of(site, case))
+    return f"{script}\n# {WHAT_STARTS[site.launch]}\n{steps}" + "".join(f"# {line}\n" for line in packing)
 
 
 def _node(site: Site, number: int) -> str:
@@ -131,4 +141,4 @@ def _node(site: Site, number: int) -> str:
 def _step_text(step: Step) -> str:
     variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
     words = " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])
-    return f"\n# The driver starts one step: an agent on each node, which forks the ranks there.\n{words}\n"
+    return f"{words}\n"

@@ -57,6 +57,7 @@ SITE: Mapping[str, Rule] = {
     "name": _kept("a run stays where its members were profiled"),
     "batch_system": _kept("its jobs are known there by their numbers"),
     "launcher": _kept("it starts the ranks whose rates were measured"),
+    "launch": _may("each job starts its ranks anew"),
     "device": _kept("its rates are those of such devices"),
     "gpus_per_node": _kept("its rates are those of nodes with so many"),
     "gpu_type": _kept("its rates are those of such GPUs"),

@@ -68,9 +68,13 @@ def is_done(folder: RunFolder, spec: RunSpec) -> bool:
 
 
 def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:
-    """Read the run's site as its file is now; an account that was named holds."""
+    """Read the run's site as its file is now; an account and a launch that were named hold."""
     site = _as_stored(project.site(asked.site or spec.given.get("site") or spec.site.name))
-    return replace(site, account=asked.account or spec.given.get("account") or site.account)
+    return replace(
+        site,
+        account=asked.account or spec.given.get("account") or site.account,
+        launch=asked.launch or spec.given.get("launch") or site.launch,
+    )
 
 
 def _planner_now(spec: RunSpec, asked: Asked) -> str:

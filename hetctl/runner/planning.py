@@ -15,7 +15,8 @@ from hetctl.core.job import JobSize
 from hetctl.core.plan import DATA_PARALLEL, Plan
 from hetctl.core.profile import Candidate, MemberProfile, Progress
 from hetctl.core.run import CACHED, LOCKSTEP
-from hetctl.core.site import Cluster, Site
+from hetctl.core.site import MEMBERS, Cluster, Site
+from hetctl.launchers.agents import CHOOSE_NODES
 from hetctl.perf.work import candidates
 from hetctl.planners import planner_named
 from hetctl.planners.base import Options, options_from
@@ -127,8 +128,21 @@ def _data_parallel(
             f"planner {choice.planner.name} forms no flotillas, whose members could train in lockstep",
             "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
         )
+    _refuse_unknown_nodes(request)
     plan = forecast(choice.planner, members, world, options, explain=request.explain)
     return replace(plan, why=choice.why)
+
+
+def _refuse_unknown_nodes(request: PlanRequest) -> None:
+    """Refuse lockstep, in which all on a node share a stream, where the launcher chooses members' nodes."""
+    site = request.site
+    chosen_by_launcher = site.launch == MEMBERS and site.launcher in CHOOSE_NODES
+    if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
+        raise BadInputError(
+            f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
+            " must know who is on their node",
+            "choose --launch nodes, or --sharing cached",
+        )
 
 
 def check_planner(name: str, options: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from hetctl.core.errors import BadInputError
 from hetctl.core.job import JobState
 from hetctl.core.progress import events_in
 from hetctl.core.run import Budget, RunSpec
-from hetctl.launchers.agents import packing_lines
 from hetctl.runner.asked import Asked
 from hetctl.runner.changes import Change
 from hetctl.runner.collect import ended_by_files
@@ -67,9 +66,8 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
     with project.reading() as catalog:
         plan = make_plan(catalog, request.plan)
         spec = new_spec(project, catalog, request)
-        submission = rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)])
-    first = plan.rounds[0].allocations if plan.rounds else ()
-    return replace(submission, packing=tuple(packing_lines(first)))
+        first = plan.rounds[0].allocations if plan.rounds else ()
+        return rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)], first)
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:

@@ -22,10 +22,11 @@ from hetctl.control.recovery import excluded_nodes
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.job import Job, JobState
 from hetctl.core.layout import RunFolder, write_private
+from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.run import RunSpec, write_spec
-from hetctl.core.site import Cluster
-from hetctl.launchers import LAUNCHERS, Step
-from hetctl.launchers.agents import agent_command
+from hetctl.core.site import Cluster, Node
+from hetctl.launchers import Step
+from hetctl.launchers.agents import agents_step, packing_lines, sets_by_step
 from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
 from hetctl.runner.project import Project
@@ -40,8 +41,9 @@ class Submission:
 
     Parameters
     ----------
-    step : Step
-        Starts the agents, on nodes with names that stand for those that the batch system will give.
+    steps : tuple of Step
+        Start the agents of the first round, on nodes with names that stand for those that the batch system
+        will give. With ``launch: members``, where no round is known, a member on one GPU is an example.
     packing : tuple of str
         A line for each node of the first round, where that is known.
     """
@@ -51,7 +53,7 @@ class Submission:
     path: Path
     script: str
     command: tuple[str, ...]
-    step: Step
+    steps: tuple[Step, ...]
     packing: tuple[str, ...] = ()
 
 
@@ -88,8 +90,21 @@ def in_submission(jobs: Sequence[Job]) -> bool:
     return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
 
 
-def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Submission:
-    """Render the last one of a run's jobs; it waits for the end of the one before it, if that lives."""
+def rendered(
+    project: Project, spec: RunSpec, jobs: Sequence[Job], first: Sequence[Allocation] = ()
+) -> Submission:
+    """Render the last one of a run's jobs; it waits for the end of the one before it, if that lives.
+
+    Parameters
+    ----------
+    first : sequence of Allocation
+        Of its first round; empty if that is not known.
+
+    Raises
+    ------
+    InfeasibleError
+        If the first round does not fit the job's nodes as it says.
+    """
     *earlier, job = jobs
     folder = project.home.run(spec.run)
     script = JobScript(
@@ -111,14 +126,25 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Submission
     )
     text = render_job(script, project.template_folders)
     path, command = script.first_round.script, submit_command(script)
-    return Submission(spec.run, job.number, path, text, command, _agents_of(spec, script))
-
-
-def _agents_of(spec: RunSpec, script: JobScript) -> Step:
     nodes = Cluster.at(spec.site, spec.gpus).nodes
-    python = spec.site.python or script.python
-    command = agent_command(script.first_round.path, spec.ensemble.framework, spec.site.cores_per_gpu, python)
-    return LAUNCHERS[spec.site.launcher](spec.site, nodes, command)
+    packing = tuple(packing_lines(first, nodes))
+    steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
+    return Submission(spec.run, job.number, path, text, command, steps, packing)
+
+
+def _steps_of(
+    spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
+) -> tuple[Step, ...]:
+    folder, python = script.first_round.path, spec.site.python or script.python
+    return tuple(
+        agents_step(spec.site, name, sets, folder, spec.ensemble.framework, python)
+        for name, sets in sets_by_step(spec.site, nodes, folder, allocations).items()
+    )
+
+
+def _example(spec: RunSpec, node: Node) -> Allocation:
+    member = spec.ensemble.members[0].name
+    return Allocation(member, 1, DATA_PARALLEL, 0.0, (Placement(node.name, node.gpus[:1]),))
 
 
 def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> Job:

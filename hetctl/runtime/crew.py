@@ -1,8 +1,10 @@
-"""The ranks of a batch job, as its driver sees them: groups at work, through the agents of their nodes.
+"""The ranks of a batch job, as its driver sees them: groups at work, through agents.
 
-A rank is forked on a GPU when that is first needed, and stays: the next member costs a regrouping, not the
-start of a framework. A rank that fails, dies or hangs takes along the other ranks of its group alone; they
-are forked again when they are needed. A node that is lost takes along the groups that it has ranks of.
+An agent holds a resource set. With ``launch: nodes`` that is a node for the whole job: a rank is forked on a
+GPU when that is first needed, and stays, so that the next member costs a regrouping, not the start of a
+framework. With ``launch: members`` it is the part of a node that a member has for one round: its step starts
+and ends with the group. A rank that fails, dies or hangs takes along the other ranks of its group alone. A
+node that is lost takes along the groups that it has ranks of.
 """
 
 from __future__ import annotations
@@ -19,12 +21,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hetctl.control.ends import MISPLACED
 from hetctl.core.codec import decode, encode
+from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.plan import Allocation
 from hetctl.core.pulse import Pulse
-from hetctl.core.site import Node, Site
-from hetctl.launchers import LAUNCHERS, node_of_agent
-from hetctl.launchers.agents import DRIVER_FILE, Gpu, agent_command, gpus_of
+from hetctl.core.site import MEMBERS, Node, Site
+from hetctl.launchers import ResourceSet, node_of_agent
+from hetctl.launchers.agents import (
+    CHOOSE_NODES,
+    DRIVER_FILE,
+    Gpu,
+    agents_step,
+    gpus_of,
+    sets_by_step,
+)
 from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.messages import ENDED, FROM, LEAVE, SIGNAL, START, TO, NodeFacts, Welcome
 from hetctl.runtime.assignment import Assignment, Stop, Task, write_address
@@ -32,7 +43,7 @@ from hetctl.runtime.engagement import EndedGroup, Engagement, Seat
 from hetctl.runtime.group import Place
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.steady import say
-from hetctl.runtime.steps import StepPool, end_of
+from hetctl.runtime.steps import StepPool, append, end_of
 from hetctl.runtime.wire import Door, Wire
 
 PATIENCE_S = 900.0
@@ -42,7 +53,7 @@ GRACE_S = 3.0
 SILENCE_S = 30.0
 """An agent that has sent no heartbeat for so long is lost with its node."""
 JOIN_S = 300.0
-"""A node whose agent has not connected so long after it was launched is lost."""
+"""A node whose agent has not connected so long after it was launched is lost; or else a member's step."""
 WATCH_EVERY_S = 0.5
 """Between two looks for groups that hang, and for agents that are silent."""
 KILL_DOUBT_S = 0.05
@@ -50,7 +61,8 @@ KILL_DOUBT_S = 0.05
 STEP_END_S = 1.0
 """An agent that hangs up may have ended with the whole step, which ends within so long."""
 LEAVE_S = 5.0
-"""At the end of the job."""
+"""Steps whose agents are let go end within so long; they are terminated then, and killed after twice that."""
+PRESSURE = (None, signal.SIGTERM, signal.SIGKILL)
 KILLED = 128 + signal.SIGKILL
 LOG = "agents.log"
 """Output of the agents and their launcher, and of ranks between members; in the folder of logs."""
@@ -58,10 +70,14 @@ LOG = "agents.log"
 
 @dataclass
 class _Agent:
-    """The connection to the agent of a node.
+    """The connection to an agent.
 
     Parameters
     ----------
+    held : ResourceSet
+        As planned.
+    node : str
+        Where it is.
     lost_at : float
         When it counts as lost, by the monotonic clock, unless it is heard before.
     gone : bool
@@ -70,7 +86,8 @@ class _Agent:
         Ranks that were killed, and when they count as lost by themselves, by the same clock.
     """
 
-    node: Node
+    held: ResourceSet
+    node: str
     wire: Wire
     lost_at: float
     gone: bool = False
@@ -79,21 +96,48 @@ class _Agent:
 
 @dataclass
 class _Started:
-    """The running step of the agents.
+    """A running step of agents.
 
     Parameters
     ----------
+    sets : dict of str to ResourceSet
+        By their nodes as planned; those whose agents are not lost.
+    member : bool
+        Whether it is one member's, and ends with its group.
+    log : Path
+        Where the output of its agents and their launcher goes.
     log_start : int
         Length of the log when it was launched.
     join_until : float
         When the agents that have not connected by then are lost, by the monotonic clock.
     agents : dict of str to _Agent
-        By node; those that have connected and are not lost.
+        By the nodes of their sets; those that have connected and are not lost.
+    let_go : float or None
+        Since when its agents are to leave, by the same clock.
     """
 
+    sets: dict[str, ResourceSet]
+    member: bool
+    log: Path
     log_start: int
     join_until: float
     agents: dict[str, _Agent] = field(default_factory=dict)
+    let_go: float | None = None
+    signalled: signal.Signals | None = None
+
+    @property
+    def said(self) -> str:
+        """Output since it was launched, of a step of all nodes; that of a member's is in the member's log."""
+        return "" if self.member else end_of(self.log, self.log_start)
+
+    def expects(self, node: str) -> bool:
+        """Whether an agent on that node is not there already, and may still come."""
+        return self.let_go is None and all(agent.node != node for agent in self.agents.values())
+
+    def sets_on(self, node: str) -> list[str]:
+        """Return the keys of the sets on a node: where their agents are, or as planned."""
+        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
+        return [key for key, real in where.items() if real == node]
 
 
 class Crew:
@@ -123,7 +167,7 @@ class Crew:
         self._framework = framework
         self._patience_s = patience_s
         self._steps = StepPool()
-        self._started: _Started | None = None
+        self._started: dict[str, _Started] = {}
         self._seats: dict[Gpu, Seat] = {}
         self._engaged: dict[str, Engagement] = {}
         self._engaged_on: dict[Gpu, Engagement] = {}
@@ -162,11 +206,16 @@ class Crew:
         OSError
             If the agents cannot be started.
         """
-        log_start = task.log.stat().st_size if task.log.exists() else 0
-        self._start_agents()
-        seats = [self._seats.get(gpu) or self._start(gpu) for gpu in gpus_of(allocation)]
+        log_start = _length(task.log)
+        sets = sets_by_step(self._site, self.nodes, Path(task.folder), (allocation,))
+        own = tuple(sets) if self._site.launch == MEMBERS else ()
+        for name, held in sets.items():
+            self._start_agents(name, held, task.log if name in own else self._folder / "logs" / LOG)
+        step_on = {each.node: name for name, held in sets.items() for each in held}
+        seats = [self._seats.get(gpu) or self._start(gpu, step_on[gpu[0]]) for gpu in gpus_of(allocation)]
         engagement = Engagement(
-            task, allocation, seats, secrets.token_hex(32), log_start, time.time(), time.monotonic()
+            *(task, allocation, seats, own, secrets.token_hex(32)),
+            *(log_start, time.time(), time.monotonic()),
         )
         self._engaged[task.name] = engagement
         self._engaged_on |= dict.fromkeys(gpus_of(allocation), engagement)
@@ -175,7 +224,7 @@ class Crew:
     def reap(self) -> list[EndedGroup]:
         """Return what the groups have come to that have ended since the last call; their GPUs are free."""
         self._hear_agents()
-        self._reap_step()
+        self._reap_steps()
         due = time.monotonic() >= self._next_watch
         for engagement in self._engaged.values():
             self._tell(engagement)
@@ -183,12 +232,20 @@ class Crew:
                 self._watch(engagement)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        over = [engagement for engagement in self._engaged.values() if engagement.over]
+        over = [engagement for engagement in self._engaged.values() if self._has_left(engagement)]
         for engagement in over:
             del self._engaged[engagement.task.name]
             for gpu in gpus_of(engagement.allocation):
                 del self._engaged_on[gpu]
         return [engagement.ended() for engagement in over]
+
+    def _has_left(self, engagement: Engagement) -> bool:
+        """Whether a group is over, and with it the steps that are its own: its GPUs are free only then."""
+        if not engagement.over:
+            return False
+        for name in engagement.steps:
+            self._let_go(name)
+        return self._started.keys().isdisjoint(engagement.steps)
 
     def stop(self, name: str, reason: str) -> None:
         """Tell the ranks of the group with a task of that name to leave; the first reason stands."""
@@ -200,10 +257,9 @@ class Crew:
             self._pass_on_stop(engagement, engagement.seats[rank])
 
     def _pass_on_stop(self, engagement: Engagement, seat: Seat) -> None:
-        node, gpu = seat.gpu
-        if self._started and (agent := self._started.agents.get(node)):
+        if agent := self._agent_of(seat):
             stop = Stop(engagement.key, engagement.stop or "")
-            self._send(agent, {TO: gpu, "message": {"stop": encode(stop)}})
+            self._send(agent, {TO: seat.gpu[1], "message": {"stop": encode(stop)}})
 
     def pulses(self) -> dict[str, Pulse]:
         """Return the live metrics of the groups that have sent any, by the names of their tasks."""
@@ -217,11 +273,12 @@ class Crew:
     def leave(self) -> None:
         """Let all agents go, and with them their ranks; none outlives this."""
         self._door.close()
-        for agent in self._agents():
-            self._send(agent, {LEAVE: True})
-            self._close(agent)
-        if not self._agents():
-            self._steps.signal(signal.SIGTERM)
+        for name, started in self._started.items():
+            self._let_go(name)
+            for agent in started.agents.values():
+                self._close(agent)
+            if not started.agents:
+                self._steps.signal(signal.SIGTERM, name)
         self._steps.end(LEAVE_S)
         (self._folder / DRIVER_FILE).unlink(missing_ok=True)
 
@@ -230,26 +287,35 @@ class Crew:
             self._selector.unregister(agent.wire)
         agent.wire.close()
 
-    def _agents(self) -> list[_Agent]:
-        return list(self._started.agents.values()) if self._started else []
+    def _agent_of(self, seat: Seat) -> _Agent | None:
+        started = self._started.get(seat.step)
+        return started.agents.get(seat.gpu[0]) if started else None
 
-    def _start_agents(self) -> None:
-        """Start an agent on each node that is left, unless they are there."""
-        if self._started:
+    def _start_agents(self, name: str, sets: Sequence[ResourceSet], log: Path) -> None:
+        """Start an agent for each resource set, unless they are there."""
+        if name in self._started:
             return
-        log = self._folder / "logs" / LOG
-        command = agent_command(self._folder, self._framework, self._site.cores_per_gpu, sys.executable)
-        log_start = log.stat().st_size if log.exists() else 0
-        self._steps.launch(LAUNCHERS[self._site.launcher](self._site, self.nodes, command), log)
-        self._started = _Started(log_start, time.monotonic() + JOIN_S)
+        log_start = _length(log)
+        step = agents_step(self._site, name, sets, self._folder, self._framework, sys.executable)
+        self._steps.launch(step, log)
+        by_node = {each.node: each for each in sets}
+        member = self._site.launch == MEMBERS
+        self._started[name] = _Started(by_node, member, log, log_start, time.monotonic() + JOIN_S)
 
-    def _start(self, gpu: Gpu) -> Seat:
-        """Let a rank be forked on a GPU, now or when the agent of its node has come."""
-        seat = self._seats[gpu] = Seat(gpu)
-        node, number = gpu
-        assert self._started is not None
-        if agent := self._started.agents.get(node):
-            self._send(agent, {START: number})
+    def _let_go(self, name: str) -> None:
+        """Let the agents of a step leave; those that are not there yet are sent away when they come."""
+        started = self._started.get(name)
+        if started is None or started.let_go is not None:
+            return
+        started.let_go = time.monotonic()
+        for agent in started.agents.values():
+            self._send(agent, {LEAVE: True})
+
+    def _start(self, gpu: Gpu, step: str) -> Seat:
+        """Let a rank be forked on a GPU, now or when its agent has come."""
+        seat = self._seats[gpu] = Seat(gpu, step)
+        if agent := self._agent_of(seat):
+            self._send(agent, {START: gpu[1]})
         return seat
 
     def _hear_agents(self) -> None:
@@ -257,7 +323,7 @@ class Crew:
             self._welcome(facts, wire)
         for key, _ in self._selector.select(0):
             self._hear_agent(key.data)
-        self._lose_silent_nodes(time.monotonic())
+        self._watch_agents(time.monotonic())
 
     def _hear_agent(self, agent: _Agent) -> None:
         now = time.monotonic()
@@ -270,38 +336,97 @@ class Crew:
             agent.gone = True
             agent.lost_at = min(agent.lost_at, now + STEP_END_S)
 
-    def _lose_silent_nodes(self, now: float) -> None:
-        for agent in self._agents():
+    def _watch_agents(self, now: float) -> None:
+        for name, started in list(self._started.items()):
+            if started.let_go is not None:
+                self._press(name, started, now - started.let_go)
+            elif started.member and any(agent.gone for agent in started.agents.values()):
+                # What becomes of the step tells why.
+                self._let_go(name)
+            else:
+                self._lose_silent(started, now)
+                self._lose_absent(name, started, now)
+
+    def _press(self, name: str, started: _Started, waited_s: float) -> None:
+        """Make a step end whose agents were let go."""
+        number = PRESSURE[min(int(waited_s / LEAVE_S), len(PRESSURE) - 1)]
+        if number not in (None, started.signalled):
+            self._steps.signal(number, name)
+            started.signalled = number
+
+    def _lose_silent(self, started: _Started, now: float) -> None:
+        for agent in list(started.agents.values()):
             if agent.killed and not agent.gone:
                 self._lose_killed_ranks(agent, now)
             if now > agent.lost_at:
                 self._lose_node(agent.node)
-        if self._started and now > self._started.join_until:
-            for node in self.nodes:
-                if node.name not in self._started.agents:
-                    self._lose_node(node)
+
+    def _lose_absent(self, name: str, started: _Started, now: float) -> None:
+        absent = [node for node in started.sets if node not in started.agents]
+        if now <= started.join_until or not absent:
+            return
+        if started.member:
+            self._give_up(name, started, f"no agent of {name} came from {', '.join(absent)}")
+            return
+        for node in absent:
+            self._lose_node(node)
 
     def _welcome(self, facts: Any, wire: Wire) -> None:
-        """Give an agent its node and let it fork the ranks that wait for it; strangers are sent away."""
+        """Give an agent its resource set and let it fork the ranks that wait for it."""
         said = decode(NodeFacts, facts)
-        nodes = {node.name: node for node in self.nodes}
-        name = node_of_agent(tuple(nodes), said.variables, said.host)
-        if name is None or self._started is None or name in self._started.agents:
-            say(f"an agent on {said.host} {said.variables} is none of the job's: {', '.join(nodes)}")
+        node = node_of_agent([node.name for node in self.nodes], said.variables, said.host)
+        started = self._started.get(said.step)
+        if node is None or started is None or not started.expects(node):
+            names = ", ".join(node.name for node in self.nodes)
+            say(f"an agent of step {said.step} on {said.host} {said.variables} is none of the job's: {names}")
             wire.close()
-            return
-        if said.gpus and self._site.device == GPU and len(said.gpus) < len(nodes[name].gpus):
-            say(f"{name} shows {len(said.gpus)} GPUs, and the site file says {len(nodes[name].gpus)}")
+        elif held := self._set_on(node, started):
+            self._seat_agent(held, node, started, said, wire)
+        else:
             wire.close()
-            self._lose_node(nodes[name])
+            words = f"{said.step} was to start on {', '.join(started.sets)}, and started on {node}"
+            self._give_up(said.step, started, words)
+
+    def _set_on(self, node: str, started: _Started) -> ResourceSet | None:
+        """Return the set that an agent holds on a node; a launcher that chooses nodes may use any alike."""
+        free = {name: held for name, held in started.sets.items() if name not in started.agents}
+        alike = (name for name in free if self._site.type_of(name) == self._site.type_of(node))
+        other = next(alike, "") if self._site.launcher in CHOOSE_NODES else ""
+        return free.get(node) or free.get(other)
+
+    def _seat_agent(
+        self, held: ResourceSet, node: str, started: _Started, said: NodeFacts, wire: Wire
+    ) -> None:
+        seen, given = len(said.gpus), len(held.gpus)
+        too_many = started.member and seen > given
+        if said.gpus and self._site.device == GPU and (seen < given or too_many):
+            wire.close()
+            self._refuse(said.step, started, node, f"{said.step} sees {seen} GPUs on {node}, and not {given}")
             return
-        say(f"agent on {name} ({said.host}), {len(said.cores)} cores{_gpu_list(said)}")
-        agent = _Agent(nodes[name], wire, time.monotonic() + SILENCE_S)
-        self._started.agents[name] = agent
+        planned = "" if node == held.node else f", planned on {held.node}"
+        where = f"{node} ({said.host}){planned}"
+        say(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
+        agent = started.agents[held.node] = _Agent(held, node, wire, time.monotonic() + SILENCE_S)
         self._selector.register(wire, selectors.EVENT_READ, agent)
-        welcome = Welcome(name, agent.node.gpus, self._site.device, self._site.cores_per_gpu)
-        waiting = (seat.gpu[1] for seat in self._seats.values() if seat.gpu[0] == name)
+        welcome = Welcome(node, held.gpus, self._site.device, self._site.cores_per_gpu)
+        waiting = [seat.gpu[1] for seat in self._seats.values() if self._agent_of(seat) is agent]
         self._send(agent, encode(welcome), *({START: number} for number in waiting))
+
+    def _refuse(self, name: str, started: _Started, node: str, words: str) -> None:
+        """Do without an agent: a member's step ends with it, and of one of all nodes the node is lost."""
+        if started.member:
+            self._give_up(name, started, words)
+        else:
+            say(words)
+            self._lose_node(node)
+
+    def _give_up(self, name: str, started: _Started, words: str) -> None:
+        """End the step of a member that is not as planned, and its group; the log says why."""
+        say(f"{MISPLACED}: {words}")
+        append(started.log, f"{MISPLACED}: {words}\n")
+        self._let_go(name)
+        for gpu in [gpu for gpu, seat in self._seats.items() if seat.step == name]:
+            self._lose_rank(gpu, EXIT_CODES[Why.PROGRAM_ERROR])
 
     def _send(self, agent: _Agent, *messages: Any) -> None:
         """Send messages; that an agent is gone shows when it is heard."""
@@ -311,11 +436,11 @@ class Crew:
 
     def _hear(self, agent: _Agent, message: Any) -> None:
         if FROM in message:
-            gpu = agent.node.name, message[FROM]
+            gpu = agent.held.node, message[FROM]
             if seat := self._seats.get(gpu):
                 self._hear_rank(seat, message["message"])
         elif ENDED in message:
-            self._hear_of_end(agent, (agent.node.name, message[ENDED]), message["exit_code"])
+            self._hear_of_end(agent, (agent.held.node, message[ENDED]), message["exit_code"])
 
     def _hear_of_end(self, agent: _Agent, gpu: Gpu, exit_code: int) -> None:
         if exit_code == KILLED and gpu in self._engaged_on:
@@ -340,28 +465,29 @@ class Crew:
         if seat and group and seat in group.working:
             group.lose(seat, exit_code, said, lost_node)
 
-    def _lose_node(self, node: Node) -> None:
+    def _lose_node(self, node: str) -> None:
         """Count a node as lost for this job: its groups end, and nothing is placed there any more."""
-        assert self._started is not None
-        if agent := self._started.agents.pop(node.name, None):
-            self._close(agent)
-        self.nodes = tuple(other for other in self.nodes if other.name != node.name)
-        say(f"the agent on {node.name} is gone, or did not come")
-        there = [gpu for gpu in self._seats if gpu[0] == node.name]
-        said = end_of(self._folder / "logs" / LOG, self._started.log_start)
-        for gpu in there:
-            self._lose_rank(gpu, KILLED, said, node.name)
+        self.nodes = tuple(other for other in self.nodes if other.name != node)
+        say(f"the agent on {node} is gone, or did not come")
+        for name, started in self._started.items():
+            for planned in started.sets_on(node):
+                del started.sets[planned]
+                if agent := started.agents.pop(planned, None):
+                    self._close(agent)
+                there = [gpu for gpu, seat in self._seats.items() if (seat.step, gpu[0]) == (name, planned)]
+                for gpu in there:
+                    self._lose_rank(gpu, KILLED, started.said, node)
 
-    def _reap_step(self) -> None:
-        """Let all groups end when the step of the agents has ended; the next group starts it again."""
+    def _reap_steps(self) -> None:
+        """Let groups end whose step of agents has ended; one of all nodes is started again by the next."""
         for step in self._steps.reap():
             # What agents said before they ended comes first.
             self._hear_agents()
-            for agent in self._agents():
+            started = self._started.pop(step.name)
+            for agent in started.agents.values():
                 self._close(agent)
-            self._started = None
-            for gpu in list(self._seats):
-                self._lose_rank(gpu, step.exit_code, step.output)
+            for gpu in [gpu for gpu, seat in self._seats.items() if seat.step == step.name]:
+                self._lose_rank(gpu, step.exit_code, started.said)
 
     def _tell(self, engagement: Engagement) -> None:
         """Give out the assignments that can be: rank 0 says where the others find it."""
@@ -369,7 +495,7 @@ class Crew:
             return
         for rank, seat in enumerate(engagement.seats):
             ready = seat.ready and (rank == 0 or engagement.master is not None)
-            agent = self._started and self._started.agents.get(seat.gpu[0])
+            agent = self._agent_of(seat)
             if not ready or not agent or rank in engagement.told:
                 continue
             master = engagement.master if rank else None
@@ -383,11 +509,13 @@ class Crew:
     def _watch(self, engagement: Engagement) -> None:
         """End a group that hangs, and what is left of one that has failed."""
         now = time.monotonic()
+        if engagement.over:
+            return
         if engagement.ending is None and now - engagement.heard > self._patience_s:
             engagement.hung = True
             engagement.end()
             engagement.ending = now - GRACE_S
-        if engagement.ending is None or engagement.over:
+        if engagement.ending is None:
             return
         if not engagement.warned and now - engagement.ending >= GRACE_S:
             self._signal(engagement, signal.SIGTERM)
@@ -397,10 +525,15 @@ class Crew:
 
     def _signal(self, engagement: Engagement, number: signal.Signals) -> None:
         for seat in engagement.working:
-            node, gpu = seat.gpu
-            if self._started and (agent := self._started.agents.get(node)):
-                self._send(agent, {SIGNAL: int(number), "gpu": gpu})
+            if agent := self._agent_of(seat):
+                self._send(agent, {SIGNAL: int(number), "gpu": seat.gpu[1]})
 
 
 def _gpu_list(facts: NodeFacts) -> str:
-    return "".join(f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
+    variables = (f", {name}={value}" for name, value in facts.devices.items())
+    gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
+    return "".join((*variables, *gpus))
+
+
+def _length(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0

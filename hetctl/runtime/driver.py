@@ -22,6 +22,7 @@ from hetctl.core.layout import RunFolder
 from hetctl.core.profile import Candidate
 from hetctl.core.pulse import write_pulses
 from hetctl.core.run import RunSpec, read_spec
+from hetctl.core.site import MEMBERS
 from hetctl.planners import planner_named
 from hetctl.planners.base import Options, options_from
 from hetctl.runtime.crew import Crew
@@ -193,8 +194,8 @@ class Driver:
         if why is Why.NODE_FAILURE:
             self._report_failed_nodes(step)
         self._send(StepEnded(self._now_s(), step.name, why, no_room))
-        if why is Why.NODE_FAILURE and not step.lost_nodes:
-            # By the launcher's word: Slurm starts no more steps in a job that has lost a node.
+        if why is Why.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
+            # By the launcher's word, or needed again: Slurm starts no more steps in a job that lost a node.
             self._send(JobEnding(self._now_s(), why.value))
 
     def _report_failed_nodes(self, step: EndedGroup) -> None:

@@ -25,11 +25,14 @@ class Seat:
 
     Parameters
     ----------
+    step : str
+        Name of the step whose agent forks it.
     ready : bool
         True once it was forked and waits for assignments.
     """
 
     gpu: Gpu
+    step: str
     ready: bool = False
 
 
@@ -75,6 +78,8 @@ class Engagement:
     ----------
     seats : list of Seat
         By rank.
+    steps : tuple of str
+        Names of the steps of agents that are its own: they end with it, and it ends with them.
     engaged_at : float
         Seconds since the epoch.
     heard : float
@@ -98,6 +103,7 @@ class Engagement:
     task: Task
     allocation: Allocation
     seats: list[Seat]
+    steps: tuple[str, ...]
     key: str
     log_start: int
     engaged_at: float

@@ -69,10 +69,11 @@ class StepPool:
                 step.process.send_signal(number)
         return ended
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all steps."""
+    def signal(self, number: signal.Signals, name: str) -> None:
+        """Send a signal to the step of that name, if it runs."""
         for step in self._running:
-            step.process.send_signal(number)
+            if step.name == name:
+                step.process.send_signal(number)
 
 
 def private_log(path: Path) -> BinaryIO:

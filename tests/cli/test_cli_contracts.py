@@ -81,7 +81,8 @@ def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
     assert "# first round, node-0: " in done.stderr
     shown = project.here("submit", "--dry-run", "--json", **LOCAL).json
     assert shown["script"] == done.stdout
-    assert (shown["step"]["argv"][2], len(shown["packing"])) == ("hetctl.runtime.agent", 1)
+    (step,) = shown["steps"]
+    assert (step["name"], step["argv"][2], len(shown["packing"])) == ("agents", "hetctl.runtime.agent", 1)
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 

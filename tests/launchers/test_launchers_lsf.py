@@ -11,8 +11,8 @@ import sys
 import pytest
 from workbench import wait_for
 
-from hetctl.core.site import Node, Queue, Site
-from hetctl.launchers import LAUNCHERS, node_of_agent
+from hetctl.core.site import MEMBERS, Queue, Site
+from hetctl.launchers import LAUNCHERS, ResourceSet, Step, node_of_agent
 
 HOSTS = {"a1": (8, 4), "a2": (8, 4)}
 # An agent says where it is, which GPUs and how many cores it sees.
@@ -33,8 +33,8 @@ def test_one_step_starts_an_agent_on_each_node_with_all_of_its_gpus(start_lsf, t
     site = Site("s", "lsf", launcher, 2, 4, 8, 2**36, (Queue("normal"),))
     (tmp_path / "witness.py").write_text(WITNESS)
     command = (sys.executable, str(tmp_path / "witness.py"), str(tmp_path / "said"))
-    step = LAUNCHERS[launcher](site, [Node(host, (0, 1, 2, 3)) for host in HOSTS], command)
-    line = shlex.join(["env", *(f"{name}={value}" for name, value in step.environment.items()), *step.argv])
+    sets = [ResourceSet(host, (0, 1, 2, 3)) for host in HOSTS]
+    line = line_of(LAUNCHERS[launcher](site, "agents", sets, command))
     asked = ["-nnodes", "2"] if csm else ["-n", "16", "-R", "span[ptile=8]", "-gpu", "num=4"]
     assert cluster.run("bsub", *asked, "-o", str(tmp_path / "out"), line).returncode == 0
     wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"), 60)
@@ -44,6 +44,43 @@ def test_one_step_starts_an_agent_on_each_node_with_all_of_its_gpus(start_lsf, t
     assert sorted(placed) == sorted(nodes)
     assert {gpus for _, _, gpus, _ in said} == {"0,1,2,3"}
     assert {cores for *_, cores in said} == {min(8, len(os.sched_getaffinity(0)))}
+
+
+def line_of(step: Step) -> str:
+    return shlex.join(["env", *(f"{name}={value}" for name, value in step.environment.items()), *step.argv])
+
+
+@MPI
+def test_members_side_by_side_have_gpus_and_cores_of_their_own(start_lsf, tmp_path):
+    """Three of 1, 2 and 2 + 2 GPUs on two nodes, each in a jsrun of its own, all at work at once."""
+    cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
+    site = Site("s", "lsf", "jsrun", 2, 4, 8, 2**36, (Queue("normal"),), launch=MEMBERS)
+    members = {
+        "one": [ResourceSet("a1", (0,))],
+        "pair": [ResourceSet("a2", (2, 3))],
+        "wide": [ResourceSet("a1", (2, 3)), ResourceSet("a2", (0, 1))],
+    }
+    (tmp_path / "witness.py").write_text(WITNESS + TOGETHER)
+    command = (sys.executable, str(tmp_path / "witness.py"), str(tmp_path / "said"), "4")
+    steps = [LAUNCHERS["jsrun"](site, name, sets, command) for name, sets in members.items()]
+    script = tmp_path / "job.sh"
+    script.write_text("\n".join(["#!/bin/sh", *(f"{line_of(step)} &" for step in steps), "wait", ""]))
+    script.chmod(0o755)
+    assert cluster.run("bsub", "-nnodes", "2", "-o", str(tmp_path / "out"), str(script)).returncode == 0
+    wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"), 60)
+    said = [json.loads(text) for text in (tmp_path / "said").read_text().splitlines()]
+    held = [(host, gpu) for host, _, gpus, _ in said for gpu in gpus.split(",")]
+    assert len(held) == len(set(held)) == 7
+    assert sorted(len(gpus.split(",")) for _, _, gpus, _ in said) == [1, 2, 2, 2]
+
+
+TOGETHER = """
+import time
+end = time.monotonic() + 30
+while len(open(sys.argv[1]).readlines()) < int(sys.argv[2]):
+    assert time.monotonic() < end, "the others did not start"
+    time.sleep(0.05)
+"""
 
 
 def _named(pmix, own):

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from hetctl.core.site import Node, Queue, Site
-from hetctl.launchers import LAUNCHERS
+from dataclasses import replace
+
+from hetctl.core.site import MEMBERS, Queue, Site
+from hetctl.launchers import LAUNCHERS, ResourceSet
 
 SITE = Site("s", "lsf", "mpirun", 4, 2, 8, 2**36, (Queue("q"),), environment={"KEY": "a b"})
 
 
 def test_each_node_runs_an_agent_with_its_own_name_and_gpus() -> None:
-    found = LAUNCHERS["mpirun"](SITE, [Node("n1", (0, 1)), Node("n2", (0, 1))], ("python", "x"))
+    sets = [ResourceSet("n1", (0, 1)), ResourceSet("n2", (0, 1))]
+    found = LAUNCHERS["mpirun"](SITE, "agents", sets, ("python", "x"))
     common = ("env", "PYTHONUNBUFFERED=1", "KEY=a b")
     assert found.argv == (
         *("mpirun", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "--enable-recovery"),
@@ -16,3 +19,13 @@ def test_each_node_runs_an_agent_with_its_own_name_and_gpus() -> None:
         *("-np", "1", "--host", "n2:1", *common, "HETCTL_NODE=n2", "CUDA_VISIBLE_DEVICES=0,1", "python", "x"),
     )
     assert found.environment["OMPI_MCA_plm_rsh_agent"] == "blaunch"
+
+
+def test_a_member_sees_its_own_gpus_alone() -> None:
+    site = replace(SITE, launch=MEMBERS)
+    found = LAUNCHERS["mpirun"](site, "round-0000/m", [ResourceSet("n1", (1,))], ("python", "x"))
+    assert found.name == "round-0000/m"
+    assert found.argv[6:] == (
+        *("-np", "1", "--host", "n1:1", "env", "PYTHONUNBUFFERED=1", "KEY=a b", "HETCTL_NODE=n1"),
+        *("CUDA_VISIBLE_DEVICES=1", "python", "x"),
+    )

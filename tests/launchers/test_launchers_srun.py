@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.core.site import Node, Queue, Site
-from hetctl.launchers import LAUNCHERS, Step
+from hetctl.core.site import Queue, Site
+from hetctl.launchers import LAUNCHERS, ResourceSet, Step
 
 COMMAND = ("python", "-m", "hetctl.runtime.agent", "driver.json")
 GIB = 2**30
@@ -25,16 +25,37 @@ def site(**changes: object) -> Site:
 
 def step(site: Site, *names: str) -> Step:
     gpus = tuple(range(site.gpus_per_node))
-    return LAUNCHERS[site.launcher](site, [Node(name, gpus) for name in names], COMMAND)
+    return LAUNCHERS[site.launcher](site, "agents", [ResourceSet(name, gpus) for name in names], COMMAND)
 
 
 def test_one_step_holds_all_of_every_node_and_outlives_a_lost_one() -> None:
     assert step(site(), "n1", "n2").argv == (
-        *("srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+        *("srun", "--job-name=agents", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=8"),
         *("--gpus-per-node=4", "--gpu-bind=none", "--mem=0", "--unbuffered"),
         *COMMAND,
     )
+
+
+def test_a_member_has_its_share_of_each_node_and_no_more() -> None:
+    """Without --exact and --mem a step would take all cores and memory, and no other would run beside it."""
+    sets = [ResourceSet("n1", (1, 3)), ResourceSet("n2", (0, 1))]
+    found = LAUNCHERS["srun"](site(launch="members"), "round-0000/m", sets, COMMAND)
+    assert found.name == "round-0000/m"
+    assert found.argv == (
+        *("srun", "--job-name=round-0000/m", "--exact", "--kill-on-bad-exit=1"),
+        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=4"),
+        *("--gpus-per-node=2", "--gpu-bind=none", "--mem=4096", "--unbuffered"),
+        *COMMAND,
+    )
+
+
+def test_the_shares_of_all_members_are_no_more_than_the_node() -> None:
+    uneven = site(launch="members", cores_per_node=11, memory_per_node=7 * GIB + 1)
+    steps = [LAUNCHERS["srun"](uneven, "m", [ResourceSet("n1", (gpu,))], COMMAND) for gpu in range(4)]
+    for flag, most in (("--cpus-per-task=", 11), ("--mem=", 7 * 1024)):
+        shares = [int(word.removeprefix(flag)) for each in steps for word in each.argv if flag in word]
+        assert (len(shares), sum(shares) <= most) == (4, True)
 
 
 def test_the_sites_mpi_plugin_is_named() -> None:

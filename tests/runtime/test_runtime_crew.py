@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workbench import alive, wait_for
 
+from hetctl.control.ends import why_ended
+from hetctl.core.codec import decode
 from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.site import Node, Queue, Site
+from hetctl.core.site import MEMBERS, NODES, Node, Queue, Site
 from hetctl.launchers.agents import DRIVER_FILE
+from hetctl.runtime.agent.messages import Welcome
 from hetctl.runtime.assignment import TRAIN, Task
 from hetctl.runtime.crew import Crew
+from hetctl.runtime.wire import Address, knock
 
 SLOTS = 4
 SITE = Site("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),), device="slot")
+BY_MEMBERS = replace(SITE, launch=MEMBERS)
 NODE = Node("localhost", tuple(range(SLOTS)), None)
 
 WORK = """
@@ -45,7 +52,8 @@ def work(assignment, desk):
     desk.group = SingleRank()
     desk.group = join_group(assignment.place, NoLink(), desk.announce)
     ranks = desk.group
-    me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size}
+    me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": desk.binding.device}
+    me |= {"gpu": desk.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
@@ -55,7 +63,7 @@ def work(assignment, desk):
         if how.get("hang"): time.sleep(1000)
     while how["steps"] > 0 and not Path(assignment.task.folder, "enough").exists():
         how["steps"] -= 1
-        ranks.agree(True)
+        if ranks.agree(assignment.place.key in desk.stops): break
         time.sleep(0.05)
         if not how.get("silent"): desk.sign()
     ranks.leave()
@@ -67,28 +75,48 @@ os._exit(main())
 """
 
 
-@pytest.fixture
-def job(tmp_path, monkeypatch):
+def start_job(tmp_path, monkeypatch, site=SITE):
+    """Make a crew whose agents are real, and whose ranks pretend to train."""
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{WORK}")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("hetctl.runtime.crew.GRACE_S", 1.0)
-    job = Job(tmp_path)
+    return Job(tmp_path, site)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    job = start_job(tmp_path, monkeypatch)
     yield job
-    job.crew.leave()
-    wait_for(lambda: not alive(str(tmp_path)))
+    job.end()
+
+
+@pytest.fixture
+def members_job(tmp_path, monkeypatch):
+    """A job with a step for each member."""
+    job = start_job(tmp_path, monkeypatch, BY_MEMBERS)
+    yield job
+    job.end()
 
 
 class Job:
     """A crew whose ranks only pretend to train."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, site: Site = SITE) -> None:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.crew = Crew(SITE, (NODE,), folder, None, patience_s=3.0)
+        self.crew = Crew(site, (NODE,), folder, None, patience_s=3.0)
         self.ended = {}
+
+    def end(self) -> None:
+        self.crew.leave()
+        wait_for(lambda: not alive(str(self.folder)))
+
+    def agents(self) -> list[int]:
+        """The agents that the driver, which is this process, has started."""
+        return [pid for pid in alive(str(self.folder / DRIVER_FILE)) if _parent(pid) == os.getpid()]
 
     def engage(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
         how["steps"] = steps
@@ -114,10 +142,14 @@ class Job:
 
     def at_work(self, name: str) -> list[int]:
         """The processes that have begun, by rank."""
+        return [one["pid"] for one in self.did(name)]
+
+    def did(self, name: str) -> list[dict]:
+        """What the ranks that have begun said of themselves, by rank."""
         self.ended |= {step.name: step for step in self.crew.reap()}
         file = self.folder / f"{name}.did"
         did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        return [one["pid"] for one in sorted(did, key=lambda one: one["rank"])]
+        return sorted(did, key=lambda one: one["rank"])
 
 
 def test_ranks_stay_and_form_group_after_group(job):
@@ -232,12 +264,8 @@ def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
 
 
 def test_an_agent_of_another_node_is_sent_away(job):
-    address = json.loads((job.folder / DRIVER_FILE).read_text())
     assert (job.folder / DRIVER_FILE).stat().st_mode & 0o777 == 0o600
-    from hetctl.runtime.wire import Address, knock
-
-    facts = {"host": "elsewhere", "variables": {}, "cores": [0]}
-    stranger = knock(Address(address["host"], address["port"], address["key"]), facts, 5)
+    stranger = knock_as(job, "agents", "elsewhere")
     wait_for(lambda: job.crew.reap() == [] and _closed(stranger))
 
 
@@ -266,7 +294,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_is_started_again(job):
     job.engage("first", 0, 1, steps=1000)
     wait_for(lambda: len(job.at_work("first")) == 2)
     old = job.at_work("first")
-    (agent,) = [pid for pid in alive(str(job.folder / DRIVER_FILE)) if _parent(pid) == os.getpid()]
+    (agent,) = job.agents()
     os.kill(agent, signal.SIGKILL)
     (first,) = job.end_of("first")
     assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
@@ -278,6 +306,128 @@ def test_a_killed_agent_takes_its_ranks_along_and_is_started_again(job):
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("launch", [NODES, MEMBERS])
+def test_the_same_story_by_either_launch(tmp_path, monkeypatch, launch):
+    """A killed rank ends its own member, a stop another one, and their GPUs are free for the next."""
+    job = start_job(tmp_path, monkeypatch, replace(SITE, launch=launch, device="gpu"))
+    try:
+        job.engage("one", 3, steps=1000)
+        job.engage("pair", 1, 2, rank=1, signal=signal.SIGKILL)
+        (pair,) = job.end_of("pair")
+        assert (pair.exit_code, pair.lost_nodes) == (128 + signal.SIGKILL, ())
+        assert "one" not in job.ended
+        job.engage("again", 1, 2)
+        (again,) = job.end_of("again")
+        assert again.exit_code == 0
+        assert not set(job.at_work("pair")) & set(job.at_work("again"))
+        wait_for(lambda: job.at_work("one"))
+        job.crew.stop("one", "deadline")
+        (one,) = job.end_of("one")
+        assert (one.exit_code, one.output) == (0, "at work on one\n")
+        assert job.crew.free_nodes() == (NODE,)
+        seen = {
+            name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")
+        }
+        assert seen == SEEN[launch]
+        assert len(job.agents()) == (1 if launch == NODES else 0)
+    finally:
+        job.end()
+
+
+SEEN = {
+    NODES: {"one": [(3, 3, "0,1,2,3")], "again": [(1, 1, "0,1,2,3"), (2, 2, "0,1,2,3")]},
+    MEMBERS: {"one": [(3, 0, "3")], "again": [(1, 0, "1,2"), (2, 1, "1,2")]},
+}
+"""Number of each rank's GPU, its index among those that the rank sees, and those."""
+
+
+def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
+    job = members_job
+    job.engage("m", 0, 1)
+    wait_for(lambda: len(job.at_work("m")) == 2)
+    (agent,) = job.agents()
+    job.end_of("m")
+    assert job.crew.free_nodes() == (NODE,)
+    assert not alive(str(job.folder / DRIVER_FILE))
+    job.engage("next", 0, 1)
+    job.end_of("next")
+    assert agent not in job.agents()
+    assert not set(job.at_work("m")) & set(job.at_work("next"))
+
+
+def test_a_killed_agent_of_a_member_ends_that_member_alone_and_costs_no_node(members_job):
+    job = members_job
+    job.engage("other", 3, steps=1000)
+    wait_for(lambda: job.at_work("other"))
+    (others,) = job.agents()
+    job.engage("first", 0, 1, steps=1000)
+    wait_for(lambda: len(job.at_work("first")) == 2)
+    (agent,) = set(job.agents()) - {others}
+    os.kill(agent, signal.SIGKILL)
+    (first,) = job.end_of("first")
+    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
+    assert job.crew.nodes == (NODE,)
+    assert "other" not in job.ended
+    job.enough()
+    (other,) = job.end_of("other")
+    assert other.exit_code == 0
+
+
+def knock_as(job, step: str, node: str, **facts):
+    """Come as an agent of a step on a node."""
+    address = json.loads((job.folder / DRIVER_FILE).read_text())
+    who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
+    return knock(Address(address["host"], address["port"], address["key"]), who, 5)
+
+
+GPUS_SEEN = [{"uuid": f"GPU-{number}", "name": "A100"} for number in range(2)]
+MISFITS = {
+    "another node": ({"node": "n2"}, "was to start on localhost, and started on n2"),
+    "too few GPUs": ({"node": "localhost", "gpus": GPUS_SEEN[:1]}, "sees 1 GPUs on localhost, and not 2"),
+    "too many GPUs": ({"node": "localhost", "gpus": 2 * GPUS_SEEN}, "sees 4 GPUs on localhost, and not 2"),
+}
+
+
+@pytest.mark.parametrize(("facts", "message"), MISFITS.values(), ids=MISFITS)
+def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(tmp_path, monkeypatch, facts, message):
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
+    deaf.chmod(0o755)
+    job = start_job(tmp_path, monkeypatch, replace(BY_MEMBERS, device="gpu"))
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    monkeypatch.setattr("hetctl.runtime.crew.LEAVE_S", 0.2)
+    job.crew.nodes = (NODE, Node("n2", NODE.gpus))
+    job.engage("m", 0, 1)
+    stranger = knock_as(job, f"{tmp_path.name}/m", **facts)
+    (step,) = job.end_of("m")
+    assert _closed(stranger)
+    assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
+    assert why_ended(step.exit_code, step.output) is Why.NOT_LAUNCHED
+    assert (step.lost_nodes, len(job.crew.free_nodes())) == ((), 2)
+    job.end()
+
+
+def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(tmp_path, monkeypatch):
+    job = start_job(tmp_path, monkeypatch, BY_MEMBERS)
+    monkeypatch.setattr("hetctl.runtime.crew.CHOOSE_NODES", {"local"})
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    job.crew.nodes = (NODE, Node("n2", NODE.gpus))
+    job.engage("m", 2, 3)
+    agent = knock_as(job, f"{tmp_path.name}/m", "n2")
+    wait_for(lambda: job.crew.reap() == [] and _has_word(agent))
+    welcome = decode(Welcome, agent.receive(5))
+    assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
+    assert agent.receive(5) == {"start": 2}
+    job.end()
+
+
+def _has_word(wire) -> bool:
+    return bool(select.select([wire], [], [], 0.01)[0])
 
 
 DRIVER = """

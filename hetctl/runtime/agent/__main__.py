@@ -1,4 +1,4 @@
-"""``python -m hetctl.runtime.agent DRIVER_FILE --framework NAME``: the agent of this node.
+"""``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME``: an agent on this node.
 
 It ends with the driver. Signals of the batch system are for the ranks, which leave a checkpoint, and for the
 driver, which ends the job.
@@ -21,12 +21,16 @@ def main() -> int:
     """Work until the driver is gone."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.agent", description=__doc__)
     parser.add_argument("driver_file", type=Path)
+    parser.add_argument("--step", required=True)
     parser.add_argument("--framework")
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     address = read_address(arguments.driver_file)
     try:
-        agent = Agent(address, arguments.threads, lambda: preload_framework(arguments.framework), serve)
+        agent = Agent(
+            *(address, arguments.step, arguments.threads),
+            *(lambda: preload_framework(arguments.framework), serve),
+        )
     except (ConnectionError, TimeoutError) as error:
         print(f"agent: the driver does not take this node: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The agent of a node: forks ranks, carries their messages to the driver and back, and reports their ends."""
+"""An agent: forks ranks, carries their messages to the driver and back, and reports their ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from hetctl.core.codec import decode, encode
 from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.launchers.agents import cancel_command
 from hetctl.launchers.nodes import NODE_VARIABLES
-from hetctl.runtime.agent.binding import THREAD_VARIABLES, binding_of
+from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.memory import oom_kills
 from hetctl.runtime.agent.messages import ENDED, FROM, LEAVE, SIGNAL, START, TO, GpuFacts, NodeFacts, Welcome
@@ -26,35 +26,51 @@ from hetctl.runtime.wire import Address, Wire, knock
 CONNECT_S = 60.0
 WELCOME_S = 60.0
 HEARTBEAT_S = 2.0
+DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
+"""Variables by which it is known which GPUs a batch system has given to a step."""
 ORPHANED_S = 120.0
 """Time for the script of a job to see that its driver is gone, and to end."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
 """Prefixes of the variables by which MPI would take each rank for the agent."""
 
 
-def facts_of_this_node() -> NodeFacts:
-    """Return what the driver has to be told."""
-    variables = {name: os.environ[name] for name in NODE_VARIABLES if name in os.environ}
+def facts_of_this_node(step: str) -> NodeFacts:
+    """Return what the driver has to be told, with the name of the step that started this agent."""
     gpus = (GpuFacts(gpu.uuid, gpu.name, gpu.cores) for gpu in visible_gpus(gpus_of_node(), os.environ))
-    return NodeFacts(socket.gethostname(), variables, tuple(sorted(os.sched_getaffinity(0))), tuple(gpus))
+    return NodeFacts(
+        step=step,
+        host=socket.gethostname(),
+        variables=_set_among(NODE_VARIABLES),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        gpus=tuple(gpus),
+        devices=_set_among(DEVICE_VARIABLES),
+    )
+
+
+def _set_among(names: Sequence[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Agent:
-    """The ranks of one node.
+    """The ranks of one resource set: a node, or the part of it that a member has.
 
     Parameters
     ----------
+    step : str
+        Name of the step that started it.
     threads : int
         Of the numerical libraries in each rank.
     preload, serve
         As in `Template`.
     """
 
-    def __init__(self, address: Address, threads: int, preload: Callable[[], None], serve: Serve) -> None:
+    def __init__(
+        self, address: Address, step: str, threads: int, preload: Callable[[], None], serve: Serve
+    ) -> None:
         _set_variables(threads)
         # It imports while the driver is met, and has nothing of the management library of the GPUs.
         self._template = Template(preload, serve)
-        self._facts = facts_of_this_node()
+        self._facts = facts_of_this_node(step)
         self._driver = knock(address, encode(self._facts), CONNECT_S)
         self._welcome = decode(Welcome, self._driver.receive(WELCOME_S))
         self._ranks: dict[int, Wire] = {}

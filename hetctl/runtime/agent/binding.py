@@ -23,7 +23,7 @@ class Binding:
     gpu : int
         Number of the GPU or slot on the node.
     device : int or None
-        Index of the GPU among those that processes of the job see on the node; None for a slot.
+        Index of the GPU among those that the processes of its agent see; None for a slot.
     cores : tuple of int
         Numbers of the cores, as of `os.sched_getaffinity`.
     """
@@ -37,10 +37,13 @@ class Binding:
 def binding_of(welcome: Welcome, gpu: int, facts: NodeFacts) -> Binding:
     """Bind a rank to its GPU, and to its share of the cores near that, or else to the cores of that number.
 
-    Where there are fewer cores than the site says, ranks share them.
+    Where the agent may use no more cores than go with its GPUs, they are shared out in order. Where there
+    are fewer cores than the site says, ranks share them.
     """
-    device = welcome.gpus.index(gpu) if welcome.device == GPU else None
-    cores, place = facts.cores, gpu
+    index = welcome.gpus.index(gpu)
+    device = index if welcome.device == GPU else None
+    confined = len(facts.cores) <= len(welcome.gpus) * welcome.cores_per_gpu
+    cores, place = facts.cores, index if confined else gpu
     if device is not None and device < len(facts.gpus):
         near = facts.gpus[device].cores
         if usable := tuple(core for core in near if core in facts.cores):

@@ -1,4 +1,4 @@
-"""Messages between the driver of a job and the agents of its nodes, as lines of JSON.
+"""Messages between the driver of a job and its agents, as lines of JSON.
 
 The driver's are `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
 The agent's are its `NodeFacts`, and then dictionaries with `FROM`, with `ENDED`, or empty as a heartbeat.
@@ -6,7 +6,7 @@ The agent's are its `NodeFacts`, and then dictionaries with `FROM`, with `ENDED`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 START = "start"
 """Number of a GPU: fork a rank on it."""
@@ -37,10 +37,12 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts that an agent found about its node.
+    """Facts that an agent found about its node, or about the part of it that it may use.
 
     Parameters
     ----------
+    step : str
+        Name of the step that started the agent.
     host : str
         Name of the machine.
     variables : dict
@@ -49,24 +51,28 @@ class NodeFacts:
         That it may use.
     gpus : tuple of GpuFacts
         In the order in which processes see them; empty where no management library tells.
+    devices : dict
+        Those of the variables that name GPUs which the agent has.
     """
 
+    step: str
     host: str
     variables: dict[str, str]
     cores: tuple[int, ...]
     gpus: tuple[GpuFacts, ...] = ()
+    devices: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """The driver's answer: the node's share of the job.
+    """The driver's answer: the resource set that the agent holds.
 
     Parameters
     ----------
     node : str
         Name of the node, as the batch system calls it.
     gpus : tuple of int
-        Numbers of the GPUs or slots, in the order in which processes see them.
+        Numbers of the GPUs or slots, as plans have them, in the order in which processes see them.
     device : str
         ``gpu`` or ``slot``, as the site says.
     cores_per_gpu : int

@@ -114,6 +114,7 @@ PYTHONUNBUFFERED=1 \
     FI_CXI_DEFAULT_TX_SIZE=2048 \
     FI_CXI_RX_MATCH_MODE=hybrid \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -130,6 +131,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \

@@ -112,6 +112,7 @@ PYTHONUNBUFFERED=1 \
     FI_CXI_DEFAULT_TX_SIZE=2048 \
     FI_CXI_RX_MATCH_MODE=hybrid \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -128,9 +129,11 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \
     pytorch
-# node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (8 of its 16)
-# node-2: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (8 of its 16)
+# node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)
+# node-2: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)

@@ -114,6 +114,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --step \
+    agents \
     --threads \
     10 \
     --framework \

@@ -118,6 +118,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --step \
+    agents \
     --threads \
     2 \
     --framework \
@@ -135,6 +137,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --step \
+    agents \
     --threads \
     2 \
     --framework \

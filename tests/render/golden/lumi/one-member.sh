@@ -104,6 +104,7 @@ PYTHONUNBUFFERED=1 \
     CXI_FORK_SAFE_HP=1 \
     FI_CXI_DISABLE_CQ_HUGETLB=1 \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -120,6 +121,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \

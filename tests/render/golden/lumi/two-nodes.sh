@@ -104,6 +104,7 @@ PYTHONUNBUFFERED=1 \
     CXI_FORK_SAFE_HP=1 \
     FI_CXI_DISABLE_CQ_HUGETLB=1 \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -120,9 +121,11 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \
     pytorch
-# node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (8 of its 16)
-# node-2: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (8 of its 16)
+# node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)
+# node-2: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)

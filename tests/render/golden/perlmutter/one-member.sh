@@ -100,6 +100,7 @@ PYTHONUNBUFFERED=1 \
     NCCL_NET_GDR_LEVEL=PHB \
     FI_CXI_DISABLE_HOST_REGISTER=1 \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -116,6 +117,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     32 \
     --framework \

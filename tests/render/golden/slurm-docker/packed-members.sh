@@ -94,6 +94,7 @@ exit "$code"
 # The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -109,6 +110,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     1 \
     --framework \

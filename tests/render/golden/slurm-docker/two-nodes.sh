@@ -94,6 +94,7 @@ exit "$code"
 # The driver starts one step: an agent on each node, which forks the ranks there.
 PYTHONUNBUFFERED=1 \
     srun \
+    --job-name=agents \
     --no-kill \
     --kill-on-bad-exit=0 \
     --wait=0 \
@@ -109,9 +110,11 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     1 \
     --framework \
     pytorch
-# node-1: member-1 on 0, 1 (2 of its 4)
-# node-2: member-1 on 0, 1 (2 of its 4)
+# node-1: member-1 on 0, 1 (2 nodes x 2 GPUs)
+# node-2: member-1 on 0, 1 (2 nodes x 2 GPUs)

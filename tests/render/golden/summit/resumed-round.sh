@@ -113,6 +113,8 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0007/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \

@@ -110,9 +110,11 @@ PYTHONUNBUFFERED=1 \
     -m \
     hetctl.runtime.agent \
     /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    --step \
+    agents \
     --threads \
     7 \
     --framework \
     pytorch
-# node-1: member-1 on 0, 1, 2, 3, 4, 5 (6 of its 12)
-# node-2: member-1 on 0, 1, 2, 3, 4, 5 (6 of its 12)
+# node-1: member-1 on 0, 1, 2, 3, 4, 5 (2 nodes x 6 GPUs)
+# node-2: member-1 on 0, 1, 2, 3, 4, 5 (2 nodes x 6 GPUs)
