@@ -43,6 +43,11 @@ OUTPUTS = [
         "not-launched",
     ),
     (1, f"{UNABLE}: Socket timed out on send/recv operation", "not-launched"),
+    (
+        1,
+        "agent: gone\nplacement could not be kept: r/m was to start on n1, and started on n2",
+        "not-launched",
+    ),
     (1, f"{UNABLE}: More processors requested than permitted", "program-error"),
     (253, "", "out-of-memory"),
     (137, f"{CANCELLED} ***\nsrun: error: n3: task 0: Killed", "killed"),

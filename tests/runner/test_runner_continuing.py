@@ -124,6 +124,7 @@ def test_the_same_command_again_changes_nothing(project):
     [
         (["--account", "ml-43"], ["account: ml-43 (was ml-42)"], "#SBATCH --account=ml-43\n"),
         (["--gpus", "2"], ["gpus: 2 (was 4)"], "#SBATCH --nodes=1\n"),
+        (["--launch", "members"], ["launch: members (was nodes)"], ""),
         (["--time", "30m"], ["time: 30m (was 1h)"], "#SBATCH --time=00:30:00\n"),
         (
             ["--queue", "long", "--time", "5h"],
@@ -178,6 +179,13 @@ def test_what_was_named_by_an_option_outlives_the_site_file(project, slurm):
     assert changed(project) == ["the site's queue: long (was short)"]
     assert "--account=ml-43\n" in scripts(slurm)[-1]
     assert "--partition=short\n" in scripts(slurm)[-1]
+
+
+def test_a_launch_that_was_named_holds_for_the_run(project):
+    assert changed(project, "--launch", "members") == ["launch: members (was nodes)"]
+    assert project.here("cancel").code == 0
+    assert changed(project) == []
+    assert spec_of(project).site.launch == "members"
 
 
 def test_the_size_is_kept_when_queues_are_others_or_refused(project):

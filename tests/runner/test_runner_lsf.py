@@ -20,6 +20,7 @@ HOSTS = {"a1": (2, 2), "a2": (2, 2)}
 SITE = """\
 extends: summit
 launcher: {launcher}
+launch: {launch}
 submit_by: {submit_by}
 device: slot
 nodes: 2
@@ -50,21 +51,23 @@ WAYS = [
 ]
 
 
-def describe_site(project, launcher, submit_by="file"):
+def describe_site(project, launcher, submit_by="file", launch="nodes"):
     (project.path / "site-configs").mkdir()
-    site = SITE.format(launcher=launcher, submit_by=submit_by)
+    site = SITE.format(launcher=launcher, submit_by=submit_by, launch=launch)
     (project.path / "site-configs" / "lab.yaml").write_text(site)
 
 
+@pytest.mark.parametrize("launch", ["nodes", "members"])
 @pytest.mark.parametrize(("launcher", "submit_by", "launch_host"), WAYS)
-def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, submit_by, launch_host):
+def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, submit_by, launch_host, launch):
+    """By members, too, of which one has two slots on a node and one on the other."""
     cluster = start_lsf(hosts=HOSTS, launch_host=launch_host, parse_scripts=submit_by == "file")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
     monkeypatch.setattr(following, "POLL_S", 0.1)
     monkeypatch.setattr(profile_following, "LOOK_S", 0.1)
     project = new_project(tmp_path / "project", ENSEMBLE, environment=environment)
-    describe_site(project, launcher, submit_by)
+    describe_site(project, launcher, submit_by, launch)
 
     profile = project.here("profile", "--json")
     assert (profile.code, len(profile.json["points"])) == (0, 5)

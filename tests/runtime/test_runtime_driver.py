@@ -11,6 +11,7 @@ from driven_job import Job
 from workbench import wait_for
 
 from hetctl.core.run import Budget, read_round
+from hetctl.core.site import MEMBERS, Queue, Site
 
 
 def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
@@ -94,6 +95,22 @@ def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
     assert job.trained("victim") == [1, 2, 3, 4]
     assert job.trained("other") == [1, 2]
     assert all(member.converged for member in job.progress().values())
+
+
+def test_a_job_may_have_a_step_for_each_member(tmp_path):
+    site = Site("l", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot", launch=MEMBERS)
+    members = {"a": {"epochs": 3, "kill_after": 1}, "b": {"epochs": 8, "epoch_s": 0.5}, "c": {"epochs": 2}}
+    job = Job(tmp_path, members, site=site, options={"alpha": 0.8})
+    output = job.drive()
+    assert "ended: finished" in output
+    ended = {(e.data["member"], e.data["why"]) for e in job.events("step_ended")}
+    assert ended == {("a", "killed"), ("a", "finished"), ("b", "told"), ("b", "finished"), ("c", "finished")}
+    assert {name: job.trained(name)[-1] for name in members} == {"a": 3, "b": 8, "c": 2}
+    started = [f"round-{e.round:04d}/{e.data['member']}" for e in job.events("step_started")]
+    assert sorted(line.split()[3] for line in output.splitlines() if line.startswith("agent")) == sorted(
+        started
+    )
+    assert not list(job.run.path.rglob("agents.log"))
 
 
 def test_a_member_that_only_fails_is_given_up_and_stops_nobody(tmp_path):
