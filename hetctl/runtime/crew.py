@@ -345,7 +345,8 @@ class Crew:
                 self._let_go(name)
             else:
                 self._lose_silent(started, now)
-                self._lose_absent(name, started, now)
+                if now > started.join_until:
+                    self._lose_absent(name, started)
 
     def _press(self, name: str, started: _Started, waited_s: float) -> None:
         """Make a step end whose agents were let go."""
@@ -361,15 +362,9 @@ class Crew:
             if now > agent.lost_at:
                 self._lose_node(agent.node)
 
-    def _lose_absent(self, name: str, started: _Started, now: float) -> None:
-        absent = [node for node in started.sets if node not in started.agents]
-        if now <= started.join_until or not absent:
-            return
-        if started.member:
-            self._give_up(name, started, f"no agent of {name} came from {', '.join(absent)}")
-            return
-        for node in absent:
-            self._lose_node(node)
+    def _lose_absent(self, name: str, started: _Started) -> None:
+        for node in [node for node in started.sets if node not in started.agents]:
+            self._do_without(name, started, node, f"no agent of {name} came from {node}")
 
     def _welcome(self, facts: Any, wire: Wire) -> None:
         """Give an agent its resource set and let it fork the ranks that wait for it."""
@@ -401,7 +396,8 @@ class Crew:
         too_many = started.member and seen > given
         if said.gpus and self._site.device == GPU and (seen < given or too_many):
             wire.close()
-            self._refuse(said.step, started, node, f"{said.step} sees {seen} GPUs on {node}, and not {given}")
+            words = f"{said.step} sees {seen} GPUs on {node}, and not {given}"
+            self._do_without(said.step, started, node, words)
             return
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({said.host}){planned}"
@@ -412,8 +408,8 @@ class Crew:
         waiting = [seat.gpu[1] for seat in self._seats.values() if self._agent_of(seat) is agent]
         self._send(agent, encode(welcome), *({START: number} for number in waiting))
 
-    def _refuse(self, name: str, started: _Started, node: str, words: str) -> None:
-        """Do without an agent: a member's step ends with it, and of one of all nodes the node is lost."""
+    def _do_without(self, name: str, started: _Started, node: str, words: str) -> None:
+        """Go on without an agent: a member's step ends, and of one of all nodes the node is lost."""
         if started.member:
             self._give_up(name, started, words)
         else:

@@ -21,8 +21,10 @@ from tables import Figure, Table
 
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Node, Queue, Site
+from hetctl.launchers import ResourceSet
+from hetctl.launchers.agents import AGENTS
 from hetctl.runtime.assignment import TRAIN, Task
-from hetctl.runtime.crew import Crew
+from hetctl.runtime.crew import LOG, Crew
 
 POLL_S = 0.05
 """As of the driver."""
@@ -136,12 +138,13 @@ def many_table(quick: bool = False) -> Table:
 
 def _start(framework: str) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with _crew(START_NODES, START_RANKS, framework, sys.executable) as (crew, _):
+    with _crew(START_NODES, START_RANKS, framework, sys.executable) as (crew, folder):
         began = time.monotonic()
-        crew._start_agents()
+        sets = [ResourceSet(node.name, node.gpus) for node in crew.nodes]
+        crew._start_agents(AGENTS, sets, folder / "logs" / LOG)
         gpus = [(node.name, gpu) for node in crew.nodes for gpu in node.gpus]
         for gpu in gpus:
-            crew._start(gpu)
+            crew._start(gpu, AGENTS)
         _until(crew, lambda: all(crew._seats[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
         return start_s, statistics.median(_replace_one(crew, gpus[n]) for n in range(5))
@@ -152,7 +155,7 @@ def _replace_one(crew: Crew, gpu: tuple[str, int]) -> float:
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     _until(crew, lambda: gpu not in crew._seats)
-    crew._start(gpu)
+    crew._start(gpu, AGENTS)
     _until(crew, lambda: crew._seats[gpu].ready)
     return time.monotonic() - began
 

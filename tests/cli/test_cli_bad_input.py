@@ -185,6 +185,16 @@ def test_a_site_whose_commands_are_not_here(planned):
     assert list(planned.home.runs.glob("*")) == []
 
 
+def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
+    assert planned.hetctl("profile", "import", "rates.csv", "--site", "summit").code == 0
+    arguments = ("plan", "--site", "summit", "--planner", "flotilla", "--sharing", "lockstep", "--time", "1h")
+    members = (*arguments, "--launch", "members", "--gpus")
+    said = refused(planned, 2, "bad-input", *members, "12")
+    assert "jsrun chooses the nodes of each member" in said
+    for fine in ((*members, "6"), (*arguments, "--gpus", "12")):
+        assert planned.here(*fine).code == 0
+
+
 def test_a_catalog_of_a_newer_schema(planned):
     with sqlite3.connect(planned.home.catalog) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")

@@ -86,6 +86,28 @@ def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
+def test_a_dry_run_shows_the_step_of_each_member_of_the_first_round(project):
+    members = {"HETCTL_LAUNCH": "members", **LOCAL}
+    shown = project.here("submit", "--dry-run", "--planner", "independent", "--json", **members).json
+    placed = [part.split(" on ")[0] for line in shown["packing"] for part in line.split(": ")[1].split("; ")]
+    assert [step["name"] for step in shown["steps"]] == [f"round-0000/{member}" for member in placed]
+    for step in shown["steps"]:
+        assert step["argv"][4:6] == ["--step", step["name"]]
+    said = project.here("submit", "--dry-run", "--planner", "independent", **members).stderr
+    assert said.count("# the driver starts the step round-0000/") == len(placed) == 2
+
+
+def test_rendering_by_members_shows_the_step_of_one(tmp_path):
+    project = new_project(tmp_path / "project")
+    options = ("--gpus", "12", "--time", "2h", "--account", "ABC123", "--launch", "members", "--json")
+    shown = project.here("render", "--site", "summit", *options).json
+    (step,) = shown["steps"]
+    assert step["name"] == "round-0000/a"
+    assert step["argv"][:6] == [
+        *("jsrun", "--nrs=1", "--rs_per_host=1", "--tasks_per_rs=1", "--cpu_per_rs=7", "--gpu_per_rs=1"),
+    ]
+
+
 def test_rendering_needs_no_catalog_and_no_machine(tmp_path):
     project = new_project(tmp_path / "project")
     done = project.here("render", "--site", "summit", "--gpus", "12", "--time", "2h", "--account", "ABC123")

@@ -57,6 +57,12 @@ def test_every_shipped_site_is_right(project, name):
     assert {"one-member", "packed-members", "resumed-round"} <= set(checked.json["cases"])
 
 
+@pytest.mark.parametrize("base", ["local", "slurm", "lsf", "summit"])
+def test_a_site_with_a_step_for_each_member_is_checked_too(project, base):
+    (project.path / "mine.yaml").write_text(f"extends: {base}\nlaunch: members\n")
+    assert project.here("sites", "check", "./mine.yaml").code == 0
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hetctl.core.site import MEMBERS
 from hetctl.files.site_file import find_site, list_sites
 from hetctl.runner.cases import case_text, cases_of
 
@@ -29,6 +31,24 @@ def test_golden(site, case):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8"), f"{golden}: {CHANGED}"
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_by_members_the_script_is_the_same_and_each_member_has_a_step(site):
+    for case in cases_of(site):
+        by_nodes, by_members = (
+            case_text(each, case).split("\n# The driver starts ")
+            for each in (site, replace(site, launch=MEMBERS))
+        )
+        assert by_members[0] == by_nodes[0]
+        names = [f"round-{case.first_round:04d}/member-{n}" for n in range(1, len(case.shares) + 1)]
+        assert [steps_in(by_nodes[1]), steps_in(by_members[1])] == [["agents"], names]
+
+
+def steps_in(text: str) -> list[str]:
+    """The steps that agents are told that they belong to."""
+    words = text.split()
+    return list(dict.fromkeys(words[at + 2] for at, word in enumerate(words) if word == "--step"))
 
 
 def test_there_is_no_golden_script_of_nothing():
