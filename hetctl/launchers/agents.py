@@ -30,7 +30,7 @@ def gpus_of(allocation: Allocation) -> tuple[Gpu, ...]:
 
 
 def sets_by_step(
-    site: Site, nodes: Sequence[Node], folder: Path, allocations: Sequence[Allocation]
+    site: Site, nodes: Sequence[Node], round_name: str, allocations: Sequence[Allocation]
 ) -> dict[str, Sets]:
     """Return the resource sets that members need agents for, by the names of the steps that start those.
 
@@ -38,14 +38,14 @@ def sets_by_step(
     ----------
     nodes : sequence of Node
         Of the job.
-    folder : Path
-        Of the members' round, which tells steps of one member apart.
+    round_name : str
+        Tells steps of one member apart.
     """
     if site.launch == NODES:
         return {AGENTS: tuple(ResourceSet(node.name, node.gpus) for node in nodes)}
     steps: dict[str, Sets] = {}
     for allocation in allocations:
-        steps |= _of_member(f"{folder.name}/{allocation.member}", allocation)
+        steps |= _of_member(f"{round_name}/{allocation.member}", allocation)
     return steps
 
 

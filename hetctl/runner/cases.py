@@ -102,7 +102,7 @@ def steps_of(site: Site, case: Case) -> Iterator[Step]:
     """
     folder = Home(HOME).run(RUN).round(case.first_round).path
     allocations = tuple(allocations_of(case, site))
-    for name, sets in sets_by_step(site, nodes_of(site, case), folder, allocations).items():
+    for name, sets in sets_by_step(site, nodes_of(site, case), folder.name, allocations).items():
         yield agents_step(site, name, sets, folder, "pytorch", site.python or PYTHON)
 
 

@@ -30,7 +30,7 @@ from hetctl.runtime.all_reduce import AllReduce, RankTime, speed_of
 from hetctl.runtime.probe import (
     END_FILE,
     LEADERS_LOG,
-    LOG_FILE,
+    LOG_FILES,
     ORDER_FILE,
     ProbeEnd,
     ProbeOrder,
@@ -152,7 +152,8 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
     end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     ran = Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
     reports = _decoded(RankReport, folder.glob("rank-*.json"))
-    launched = job_findings(site, end, reports, _tail(folder / LOG_FILE), _tail(folder / LEADERS_LOG))
+    agents_said = _tail(folder / LOG_FILES[site.launch])
+    launched = job_findings(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
     times = _decoded(RankTime, folder.glob("time-*.json"))
     ended_well = [group.name for group in end.groups if group.exit_code == 0]
     speeds = tuple(

@@ -138,7 +138,7 @@ def _steps_of(
     folder, python = script.first_round.path, spec.site.python or script.python
     return tuple(
         agents_step(spec.site, name, sets, folder, spec.ensemble.framework, python)
-        for name, sets in sets_by_step(spec.site, nodes, folder, allocations).items()
+        for name, sets in sets_by_step(spec.site, nodes, folder.name, allocations).items()
     )
 
 

@@ -51,11 +51,14 @@ class Assignment:
     ----------
     launched_at : float
         When it was given out, in seconds since the epoch; the rank may have had to be started first.
+    own_step : bool
+        Whether the rank is one of a step that was started for this task.
     """
 
     task: Task
     place: Place
     launched_at: float
+    own_step: bool = False
 
 
 @dataclass(frozen=True)

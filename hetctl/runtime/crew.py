@@ -207,7 +207,7 @@ class Crew:
             If the agents cannot be started.
         """
         log_start = _length(task.log)
-        sets = sets_by_step(self._site, self.nodes, Path(task.folder), (allocation,))
+        sets = sets_by_step(self._site, self.nodes, Path(task.folder).name, (allocation,))
         own = tuple(sets) if self._site.launch == MEMBERS else ()
         for name, held in sets.items():
             self._start_agents(name, held, task.log if name in own else self._folder / "logs" / LOG)
@@ -497,7 +497,9 @@ class Crew:
             master = engagement.master if rank else None
             place = Place(rank, len(engagement.seats), engagement.key, master)
             engagement.told.add(rank)
-            assignment = encode(Assignment(engagement.task, place, engagement.engaged_at))
+            assignment = encode(
+                Assignment(engagement.task, place, engagement.engaged_at, bool(engagement.steps))
+            )
             self._send(agent, {TO: seat.gpu[1], "message": {"task": assignment}})
             if engagement.stop is not None:
                 self._pass_on_stop(engagement, seat)

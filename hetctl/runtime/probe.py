@@ -18,7 +18,7 @@ from pathlib import Path
 from hetctl.core.codec import decode, encode
 from hetctl.core.layout import make_private_folder, write_json
 from hetctl.core.plan import Allocation
-from hetctl.core.site import Node, Site
+from hetctl.core.site import MEMBERS, NODES, Node, Site
 from hetctl.launchers.leaders import LEADERS
 from hetctl.runtime.all_reduce import group_of, groups_on
 from hetctl.runtime.assignment import ALL_REDUCE, PROBE, Task
@@ -28,7 +28,9 @@ from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.steps import StepPool
 
 NAME = "probe"
-ORDER_FILE, END_FILE, LOG_FILE = "order.json", "end.json", f"logs/{LOG}"
+ORDER_FILE, END_FILE = "order.json", "end.json"
+LOG_FILES = {NODES: f"logs/{LOG}", MEMBERS: f"logs/{NAME}.log"}
+"""What agents and their launcher wrote, by the site's launch."""
 LEADERS_LOG = "logs/leaders.log"
 START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
 """So long may ranks take to start, with a framework to import; all groups to all-reduce; leaders to meet."""

@@ -22,7 +22,7 @@ from hetctl.runtime.trainer import StopSignal, Trainer
 
 def train(assignment: Assignment, desk: Desk) -> None:
     """Train a member as the round file says: until it has converged, or is told to stop."""
-    restarted_at = time.time() if desk.is_supplied else None
+    restarted_at = _restarted_at(assignment, desk)
     folder = RoundFolder(Path(assignment.task.folder))
     round_file = read_round(folder.file)
     name, place = assignment.task.name, assignment.place
@@ -40,6 +40,13 @@ def train(assignment: Assignment, desk: Desk) -> None:
         )
         _run(folder, round_file, assignment, built, desk, restarted_at)
     built.group.leave()
+
+
+def _restarted_at(assignment: Assignment, desk: Desk) -> float | None:
+    """Return since when this start is like any later one; None if that was the first of ranks that stay."""
+    if assignment.own_step:
+        return assignment.launched_at
+    return time.time() if desk.is_supplied else None
 
 
 def _run(

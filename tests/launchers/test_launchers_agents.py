@@ -38,13 +38,13 @@ def test_gpus_are_in_the_order_of_the_ranks() -> None:
 
 
 def test_by_nodes_one_step_serves_all_members() -> None:
-    steps = sets_by_step(site(NODES), NODES_OF_JOB, FOLDER, [member("a", ("n1", (0,)))])
+    steps = sets_by_step(site(NODES), NODES_OF_JOB, FOLDER.name, [member("a", ("n1", (0,)))])
     assert steps == {"agents": (ResourceSet("n1", (0, 1, 2, 3)), ResourceSet("n2", (0, 1, 2, 3)))}
 
 
 def test_by_members_each_has_a_step_with_its_own_gpus() -> None:
     allocations = [member("a", ("n1", (2, 3)), ("n2", (0, 1))), member("b", ("n1", (0,)))]
-    assert sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER, allocations) == {
+    assert sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, allocations) == {
         "round-0003/a": (ResourceSet("n1", (2, 3)), ResourceSet("n2", (0, 1))),
         "round-0003/b": (ResourceSet("n1", (0,)),),
     }
@@ -52,7 +52,7 @@ def test_by_members_each_has_a_step_with_its_own_gpus() -> None:
 
 def test_a_member_with_unlike_shares_has_a_step_for_each_number_of_gpus() -> None:
     uneven = member("a", ("n1", (0, 1, 2, 3)), ("n2", (0, 1, 2, 3)), ("n3", (1, 2)))
-    steps = sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER, [uneven])
+    steps = sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, [uneven])
     assert steps == {
         "round-0003/a/4": (ResourceSet("n1", (0, 1, 2, 3)), ResourceSet("n2", (0, 1, 2, 3))),
         "round-0003/a/2": (ResourceSet("n3", (1, 2)),),

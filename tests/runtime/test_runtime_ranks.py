@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 
 from hetctl.core.ensemble import Ensemble, Member, StopRule
+from hetctl.core.site import MEMBERS, NODES, Queue, Site
 from hetctl.runtime.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training
 STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)
+SITE = Site("l", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
 
 
 def real_job(folder, framework, members, *, slots=1, train_fn=None, **how):
@@ -66,6 +69,20 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         assert np.array_equal(array, theirs[name]), name
+
+
+def test_in_a_step_of_its_own_a_member_trains_alike_and_each_start_counts_whole(tmp_path):
+    members = (member("one"), member("other", seed=4, max_gpus=2))
+    jobs = {
+        launch: real_job(tmp_path / launch, "pytorch", members, slots=2, site=replace(SITE, launch=launch))
+        for launch in (NODES, MEMBERS)
+    }
+    for job in jobs.values():
+        assert "ended: finished" in job.drive()
+    ours, theirs = (weights(job, "one") for job in jobs.values())
+    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
+    for name in ("one", "other"):
+        assert restart_s(jobs[MEMBERS], name) == startup_s(jobs[MEMBERS], name)
 
 
 @pytest.mark.parametrize(
