@@ -1,6 +1,7 @@
 """The documentation: every command, option, key, event and exit code is in it, and what it shows works."""
 
 import ast
+import dataclasses
 import importlib.resources
 import json
 import re
@@ -13,6 +14,8 @@ from test_house import MAY_IMPORT
 
 from hetctl.cli.main import cli
 from hetctl.core import errors
+from hetctl.core.site import Timeouts
+from hetctl.files.durations import format_duration
 from hetctl.planners import PLANNERS
 
 ROOT = Path(__file__).parent.parent
@@ -163,6 +166,13 @@ def test_every_key_is_described(kind, page):
     keys = set(keys_of(json.loads(schema)))
     assert len(keys) > 15
     assert [key for key in sorted(keys) if not re.search(rf"`{key}[`:]", text)] == []
+
+
+def test_every_timeout_is_described_with_its_default():
+    rows = section("sites.md", "Time-outs").splitlines()
+    described = {row.split("|")[1].strip(" `"): row.split("|")[2].strip() for row in rows if row[:3] == "| `"}
+    usual = dataclasses.asdict(Timeouts())
+    assert described == {key.removesuffix("_s"): format_duration(value) for key, value in usual.items()}
 
 
 def test_every_planner_and_shipped_site_is_described():

@@ -201,11 +201,9 @@ def main(executable: str) -> None:
     sys.argv = arguments
     if arguments[0] == AGENT:
         from hetctl.runtime import frameworks
-        from hetctl.runtime.agent import agent
         from hetctl.runtime.worker import worker
 
         frameworks.BEFORE_A_FORK.clear()
-        agent.ORPHANED_S = 5.0
         worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 

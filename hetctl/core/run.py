@@ -13,7 +13,7 @@ from hetctl.core.ensemble import Ensemble
 from hetctl.core.layout import RunFolder, write_json
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import MemberProfile, PreprocessPoint
-from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces, Site
+from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Site, Timeouts
 
 SCHEMA_VERSION = 1
 
@@ -104,6 +104,8 @@ class RoundFile:
         By member: the type of its GPUs, where the site has several and a member's are of one.
     network : NetworkInterfaces
         As the site has them.
+    timeouts : Timeouts
+        As the site has them.
     """
 
     run: str
@@ -122,6 +124,7 @@ class RoundFile:
     led: bool = False
     gpu_types: Mapping[str, str] = field(default_factory=dict)
     network: NetworkInterfaces = ANY_INTERFACES
+    timeouts: Timeouts = USUAL_TIMEOUTS
     schema_version: int = SCHEMA_VERSION
 
     def allocation_of(self, member: str) -> Allocation:

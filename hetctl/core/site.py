@@ -61,6 +61,51 @@ class NetworkInterfaces:
 
 ANY_INTERFACES = NetworkInterfaces()
 
+SIGN_EVERY_S = 2.0
+"""Between two signs of life of an agent, and of a rank at work."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Times after which what has not come by then is given up, in seconds.
+
+    Parameters
+    ----------
+    hang_s : float
+        A group of which no rank has given a sign of life for so long hangs, and so does what its ranks do
+        together if it takes longer.
+    meeting_s : float
+        For the ranks of a group to meet; a framework may have to start first.
+    join_s : float
+        For the agent of a node to connect to the driver after its launch.
+    silence_s : float
+        An agent that has sent nothing for so long is lost with its node.
+    ending_s : float
+        For the ranks of a group that has failed to end by themselves; then they are killed.
+    orphaned_s : float
+        For the script of a job to see that its driver is gone; then the agents end the job.
+    samples_s : float
+        For preprocessors to prepare a batch; leaders of nodes that get no further are given up after half
+        of it, so that trainers have the rest to go on without them.
+    lockstep_s : float
+        For members that share in lockstep to come to the ring, and for their leaders to begin.
+    leaders_s : float
+        For the leaders of nodes to load the data and connect.
+    """
+
+    hang_s: float = 900.0
+    meeting_s: float = 300.0
+    join_s: float = 300.0
+    silence_s: float = 30.0
+    ending_s: float = 3.0
+    orphaned_s: float = 120.0
+    samples_s: float = 600.0
+    lockstep_s: float = 60.0
+    leaders_s: float = 300.0
+
+
+USUAL_TIMEOUTS = Timeouts()
+
 
 @dataclass(frozen=True)
 class SiteKey:
@@ -115,6 +160,8 @@ class Site:
         Between GPUs, for pipelines; None: not known.
     network : NetworkInterfaces
         Of its nodes.
+    timeouts : Timeouts
+        Of its jobs.
     """
 
     name: str
@@ -145,6 +192,7 @@ class Site:
     gpu_memory: int | None = None
     links: NodeLinks | None = None
     network: NetworkInterfaces = ANY_INTERFACES
+    timeouts: Timeouts = USUAL_TIMEOUTS
 
     def memory_of(self, gpu_type: str | None) -> int | None:
         """Return the bytes of a GPU of a type, None if they are not known."""

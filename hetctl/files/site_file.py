@@ -15,6 +15,7 @@ from hetctl.files.links_model import links_of, links_problems
 from hetctl.files.names import NAME_RULE, SAFE_NAME
 from hetctl.files.refusal import shown, suggestion
 from hetctl.files.site_model import SiteModel
+from hetctl.files.timeouts import timeouts_of, timeouts_problems
 from hetctl.files.validation import validate
 from hetctl.files.yaml_source import YamlSource, read_yaml
 
@@ -67,6 +68,8 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
     if model.node_types and of_types != model.nodes:
         raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
     if model.links is not None and (problems := links_problems(model.links)):
+        raise source.refusal(problems)
+    if problems := timeouts_problems(timeouts_of(model.timeouts)):
         raise source.refusal(problems)
     return _site(name, model), model
 
@@ -153,7 +156,7 @@ class _Search:
 
 
 def _site(name: str, model: SiteModel) -> Site:
-    own = {"extends", "queues", "memory_per_node", "node_types", "links", "network"}
+    own = {"extends", "queues", "memory_per_node", "node_types", "links", "network", "timeouts"}
     values = model.model_dump(exclude=own)
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
@@ -167,5 +170,6 @@ def _site(name: str, model: SiteModel) -> Site:
         node_types=types,
         links=None if model.links is None else links_of(model.links),
         network=NetworkInterfaces(tuple(model.network.control), tuple(model.network.gloo)),
+        timeouts=timeouts_of(model.timeouts),
         **values,
     )

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hetctl.core.errors import BadInputError
-from hetctl.files.durations import parse_bytes, parse_duration
+from hetctl.core.site import USUAL_TIMEOUTS
+from hetctl.files.durations import format_duration, parse_bytes, parse_duration
 from hetctl.files.links_model import LinksModel
 from hetctl.files.validation import Matching, Strict
 
@@ -127,6 +128,25 @@ class NetworkModel(Strict):
     )
 
 
+def _timeout(name: str, meaning: str) -> Any:
+    usual = format_duration(getattr(USUAL_TIMEOUTS, f"{name}_s"))
+    return Field(default=None, description=f"{meaning}; null for {usual}.")
+
+
+class TimeoutsModel(Strict):
+    """Times after which what has not come by then is given up."""
+
+    hang: Duration = _timeout("hang", "A group of which no rank gives a sign of life for so long hangs")
+    meeting: Duration = _timeout("meeting", "For the ranks of a group to meet")
+    join: Duration = _timeout("join", "For the agent of a node to connect to the driver after its launch")
+    silence: Duration = _timeout("silence", "An agent that sends nothing for so long is lost with its node")
+    ending: Duration = _timeout("ending", "For the ranks of a group that has failed to end by themselves")
+    orphaned: Duration = _timeout("orphaned", "For the script of a job to see that its driver is gone")
+    samples: Duration = _timeout("samples", "For preprocessors to prepare a batch")
+    lockstep: Duration = _timeout("lockstep", "For members and leaders that share in lockstep to begin")
+    leaders: Duration = _timeout("leaders", "For the leaders of nodes to load the data and connect")
+
+
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
     """Entries of one name are bins by the number of nodes, as on Summit."""
     most: dict[str, float] = {}
@@ -166,6 +186,10 @@ class SiteModel(Strict):
     )
     network: NetworkModel = Field(
         default_factory=NetworkModel, description="Network interfaces for control connections and for Gloo."
+    )
+    timeouts: TimeoutsModel = Field(
+        default_factory=TimeoutsModel,
+        description="Times after which what has not come by then is given up, each as 30s or 15m.",
     )
     visible_devices: Variable = Field(
         default="CUDA_VISIBLE_DEVICES",

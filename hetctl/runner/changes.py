@@ -82,6 +82,7 @@ SITE: Mapping[str, Rule] = {
     "gpu_memory": _may("only pipelines are planned with it"),
     "links": _may("only pipelines are planned with them"),
     "network": _may("each job connects its processes anew"),
+    "timeouts": _may("each job starts its ranks anew"),
 }
 ENSEMBLE: Mapping[str, Rule] = {
     "name": _kept("it names the run"),

@@ -46,14 +46,6 @@ from hetctl.runtime.steady import say
 from hetctl.runtime.steps import StepPool, append, end_of
 from hetctl.runtime.wire import Door, Wire
 
-PATIENCE_S = 900.0
-"""A group of which no rank has given a sign of life for so long hangs: it is ended."""
-GRACE_S = 3.0
-"""So long the ranks of a group that has failed may take to end by themselves, and again when terminated."""
-SILENCE_S = 30.0
-"""An agent that has sent no heartbeat for so long is lost with its node."""
-JOIN_S = 300.0
-"""A node whose agent has not connected so long after it was launched is lost; or else a member's step."""
 WATCH_EVERY_S = 0.5
 """Between two looks for groups that hang, and for agents that are silent."""
 KILL_DOUBT_S = 0.05
@@ -149,23 +141,14 @@ class Crew:
         For the file by which agents find the driver, and for their log.
     framework : str or None
         Imported once on each node, for all its ranks.
-    patience_s : float
-        As `PATIENCE_S`.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        nodes: Sequence[Node],
-        folder: Path,
-        framework: str | None,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, site: Site, nodes: Sequence[Node], folder: Path, framework: str | None) -> None:
         self.nodes = tuple(nodes)
         self._site = site.yielding_to(os.environ)
         self._folder = folder
         self._framework = framework
-        self._patience_s = patience_s
+        self._timeouts = site.timeouts
         self._steps = StepPool()
         self._started: dict[str, _Started] = {}
         self._seats: dict[Gpu, Seat] = {}
@@ -300,7 +283,8 @@ class Crew:
         self._steps.launch(step, log)
         by_node = {each.node: each for each in sets}
         member = self._site.launch == MEMBERS
-        self._started[name] = _Started(by_node, member, log, log_start, time.monotonic() + JOIN_S)
+        join_until = time.monotonic() + self._timeouts.join_s
+        self._started[name] = _Started(by_node, member, log, log_start, join_until)
 
     def _let_go(self, name: str) -> None:
         """Let the agents of a step leave; those that are not there yet are sent away when they come."""
@@ -329,7 +313,7 @@ class Crew:
         now = time.monotonic()
         try:
             for message in agent.wire.arrived():
-                agent.lost_at = now + SILENCE_S
+                agent.lost_at = now + self._timeouts.silence_s
                 self._hear(agent, message)
         except ConnectionError:
             self._selector.unregister(agent.wire)
@@ -402,9 +386,12 @@ class Crew:
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({said.host}){planned}"
         say(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
-        agent = started.agents[held.node] = _Agent(held, node, wire, time.monotonic() + SILENCE_S)
+        lost_at = time.monotonic() + self._timeouts.silence_s
+        agent = started.agents[held.node] = _Agent(held, node, wire, lost_at)
         self._selector.register(wire, selectors.EVENT_READ, agent)
-        welcome = Welcome(node, held.gpus, self._site.device, self._site.cores_per_gpu)
+        welcome = Welcome(
+            node, held.gpus, self._site.device, self._site.cores_per_gpu, self._timeouts.orphaned_s
+        )
         waiting = [seat.gpu[1] for seat in self._seats.values() if self._agent_of(seat) is agent]
         self._send(agent, encode(welcome), *({START: number} for number in waiting))
 
@@ -506,19 +493,19 @@ class Crew:
 
     def _watch(self, engagement: Engagement) -> None:
         """End a group that hangs, and what is left of one that has failed."""
-        now = time.monotonic()
+        now, ending_s = time.monotonic(), self._timeouts.ending_s
         if engagement.over:
             return
-        if engagement.ending is None and now - engagement.heard > self._patience_s:
+        if engagement.ending is None and now - engagement.heard > self._timeouts.hang_s:
             engagement.hung = True
             engagement.end()
-            engagement.ending = now - GRACE_S
+            engagement.ending = now - ending_s
         if engagement.ending is None:
             return
-        if not engagement.warned and now - engagement.ending >= GRACE_S:
+        if not engagement.warned and now - engagement.ending >= ending_s:
             self._signal(engagement, signal.SIGTERM)
             engagement.warned = True
-        elif now - engagement.ending >= 2 * GRACE_S:
+        elif now - engagement.ending >= 2 * ending_s:
             self._signal(engagement, signal.SIGKILL)
 
     def _signal(self, engagement: Engagement, number: signal.Signals) -> None:

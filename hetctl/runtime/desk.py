@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.pulse import Pulse
-from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.core.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.feeds import Feed, Lockstep
 from hetctl.runtime.frameworks import Framework, Network, load_framework
@@ -24,7 +24,6 @@ from hetctl.runtime.wire import Address
 
 DATA_SEED = 0
 """What ``input_fn`` chooses at random is the same for every member, on every rank, in every job."""
-SIGN_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,7 @@ class Desk:
         share: Share,
         stack: ExitStack,
         interfaces: NetworkInterfaces = ANY_INTERFACES,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> Built:
         """Get supplies; meet the group; build the network.
 
@@ -137,10 +137,12 @@ class Desk:
             Ends what is this member's own.
         interfaces : NetworkInterfaces
             By which the group meets.
+        timeouts : Timeouts
+            Of the group.
         """
         supplies = self.supply(ensemble, sharing)
         self.group = SingleRank()
-        self.group = join_group(place, supplies.framework, self.announce, interfaces)
+        self.group = join_group(place, supplies.framework, self.announce, interfaces, timeouts)
         self.sign()
         # Meeting takes random numbers, too.
         self._prepare(supplies.framework, member.seed)

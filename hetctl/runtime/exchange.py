@@ -37,8 +37,6 @@ from hetctl.runtime.stream import Stream
 
 IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
 """Open MPI sends each chunk as one: cut into segments, each would wait until the leader looks again."""
-START_S = 300.0
-"""MPI has to connect all leaders, who first load the data, within so long."""
 
 
 def main() -> int:
@@ -67,11 +65,11 @@ def lead(round_file: RoundFile) -> None:
         preprocessors = Preprocessors(source, layout, count)
         stack.callback(preprocessors.stop)
         # MPI may try to connect for ever, and lets no thread of Python run while it does.
-        faulthandler.dump_traceback_later(START_S, exit=True)
+        faulthandler.dump_traceback_later(round_file.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(round_file.run, node)))
-        kitchen = Kitchen(layout, preprocessors, folder, sample)
+        kitchen = Kitchen(layout, preprocessors, folder, sample, timeouts=round_file.timeouts)
         exchange = _opened(world, kitchen, lockstep_on(round_file, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
@@ -113,7 +111,10 @@ def _opened(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> E
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
     kitchen.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     outlet = Outlet(kitchen.folder / lockstep.name)
-    return Exchange(world, _outbox(kitchen, own), outlet, stream, kitchen.layout, kitchen.preprocessors.check)
+    return Exchange(
+        *(world, _outbox(kitchen, own), outlet, stream, kitchen.layout, kitchen.preprocessors.check),
+        stall_s=kitchen.timeouts.samples_s / 2,
+    )
 
 
 def _outbox(kitchen: Kitchen, own: NodeStream) -> Ring:

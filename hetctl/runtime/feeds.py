@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from hetctl.core.errors import HetctlError
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.preprocessors import Layout, Preprocessors
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
 from hetctl.runtime.sharing.service import await_exchange, exchange_serves
@@ -27,13 +28,9 @@ AHEAD = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
-JOIN_S = 60.0
-"""Members that share in lockstep wait so long for those that have not started yet."""
 LOOK_S = 1.0
 HELP_S = 5.0
 """Who waits so long for a chunk that nobody prepares begins to prepare some."""
-PATIENCE_S = 600.0
-"""A chunk that takes longer to prepare than this never comes."""
 
 
 class Feed(Protocol):
@@ -99,6 +96,8 @@ class Kitchen:
     ----------
     cooks : int or None
         How many of the preprocessors work; None: all.
+    timeouts : Timeouts
+        For batches, and for those who share them.
     folder : Path
         For rings, in memory.
     sample : tuple of arrays
@@ -110,6 +109,7 @@ class Kitchen:
     folder: Path
     sample: Samples
     cooks: int | None = None
+    timeouts: Timeouts = USUAL_TIMEOUTS
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
         """Open a ring for a stream, which the first who comes creates.
@@ -121,11 +121,12 @@ class Kitchen:
         """
         slot_bytes = self.layout.bytes_of(-(-stream.chunk // stream.ranks))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
-        return Ring.create(self.folder / name, Shape(slots, slot_bytes, readers), JOIN_S)
+        shape = Shape(slots, slot_bytes, readers)
+        return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
 
     def fill(self, name: str, stream: Stream) -> None:
         """Let the preprocessors fill a ring with a stream."""
-        self.preprocessors.prepare(self.folder / name, stream, self.cooks)
+        self.preprocessors.prepare(self.folder / name, stream, self.cooks, self.timeouts.samples_s)
 
     def take(
         self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
@@ -140,16 +141,17 @@ class Kitchen:
         Raises
         ------
         HetctlError
-            If one of this rank's preprocessors has failed, or nothing comes in `PATIENCE_S`.
+            If one of this rank's preprocessors has failed, or nothing comes in time.
         """
-        limit = time.monotonic() + PATIENCE_S
+        patience_s = self.timeouts.samples_s
+        limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
             self.preprocessors.check()
             with suppress(RingTimeoutError):
                 return self.layout.views(_whole(ring.take(position, LOOK_S)), samples)
             look()
         raise HetctlError(
-            f"no batch was prepared in {PATIENCE_S:g} s", "is the file system of the data alive?"
+            f"no batch was prepared in {patience_s:g} s", "is the file system of the data alive?"
         )
 
 
@@ -291,7 +293,8 @@ class LockstepFeed:
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
             self._position = self._ring.join(self._lockstep.reader)
-            self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, JOIN_S)
+            patience_s = self._kitchen.timeouts.lockstep_s
+            self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, patience_s)
             if not self._led:
                 self._fill_by(self._kitchen)
         return self._ring

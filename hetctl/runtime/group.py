@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetctl.core.errors import BadInputError, HetctlError
-from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
 from hetctl.runtime.wire import LOCALHOST, Address, Door, Wire, knock
 
-MEET_S = 300.0
-"""Ranks wait so long for the others of their group; a framework may have to start first."""
-TIMEOUT_S = 900
-"""What ranks do together takes at most so long: one of them hangs if it does not come."""
 BROKEN_S = 1.0
 """Who fails looks so long whether another rank failed before."""
 
@@ -54,12 +50,15 @@ class WiredGroup(Protocol):
         Where this rank reaches rank 0.
     interface : str
         The network interface for Gloo.
+    hang_s : float
+        What ranks do together takes at most so long: one of them hangs if it does not come.
     """
 
     size: int
     rank: int
     host: str
     interface: str
+    hang_s: float
 
     def agree(self, value: Any) -> Any:
         """As of any group."""
@@ -129,15 +128,25 @@ class Ranks:
     ----------
     wires : sequence of Wire
         Of rank 0 those to ranks 1, 2, ..; of any other rank the one to rank 0.
+    hang_s : float
+        As of a `WiredGroup`.
     """
 
     def __init__(
-        self, rank: int, size: int, wires: Sequence[Wire], host: str, interface: str, link: Link
+        self,
+        rank: int,
+        size: int,
+        wires: Sequence[Wire],
+        host: str,
+        interface: str,
+        link: Link,
+        hang_s: float,
     ) -> None:
         self.rank = rank
         self.size = size
         self.host = host
         self.interface = interface
+        self.hang_s = hang_s
         self._wires = wires
         self._link = link
 
@@ -186,6 +195,7 @@ def join_group(
     link: Link,
     announce: Callable[[Address], None],
     interfaces: NetworkInterfaces = ANY_INTERFACES,
+    timeouts: Timeouts = USUAL_TIMEOUTS,
 ) -> Group:
     """Meet the other ranks of a member, one for each of its GPUs.
 
@@ -199,7 +209,7 @@ def join_group(
     BadInputError
         If a package is missing, or this node has none of the interfaces.
     LostPeerError
-        If another rank did not come in `MEET_S`.
+        If another rank did not come in time.
     """
     if place.size == 1:
         return SingleRank()
@@ -212,9 +222,9 @@ def join_group(
         ) from None
     try:
         if place.master is None:
-            group = _lead(place, link, announce, interfaces)
+            group = _lead(place, link, announce, interfaces, timeouts)
         else:
-            group = _follow(place, place.master, link, interfaces)
+            group = _follow(place, place.master, link, interfaces, timeouts)
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not meet: {error}") from None
     link.meet(group)
@@ -222,7 +232,11 @@ def join_group(
 
 
 def _lead(
-    place: Place, link: Link, announce: Callable[[Address], None], interfaces: NetworkInterfaces
+    place: Place,
+    link: Link,
+    announce: Callable[[Address], None],
+    interfaces: NetworkInterfaces,
+    timeouts: Timeouts,
 ) -> Ranks:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
@@ -230,7 +244,7 @@ def _lead(
     address = door.address
     try:
         announce(address)
-        guests = [door.wait(MEET_S) for _ in range(place.size - 1)]
+        guests = [door.wait(timeouts.meeting_s) for _ in range(place.size - 1)]
     finally:
         door.close()
     wires = [wire for _, wire in sorted(guests, key=lambda guest: int(guest[0]["rank"]))]
@@ -238,15 +252,17 @@ def _lead(
     interface = named or interface_of(far[0].local_host if far else LOCALHOST)
     for wire in wires:
         wire.send({"host": here, "address": address.host, "interface": interface})
-    return Ranks(0, place.size, wires, LOCALHOST, interface, link)
+    return Ranks(0, place.size, wires, LOCALHOST, interface, link, timeouts.hang_s)
 
 
-def _follow(place: Place, master: Address, link: Link, interfaces: NetworkInterfaces) -> Ranks:
+def _follow(
+    place: Place, master: Address, link: Link, interfaces: NetworkInterfaces, timeouts: Timeouts
+) -> Ranks:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
-    wire = knock(master, {"rank": place.rank, "host": here}, MEET_S)
-    theirs = wire.receive(MEET_S)
+    wire = knock(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
+    theirs = wire.receive(timeouts.meeting_s)
     near = theirs["host"] == here
     host = LOCALHOST if near else theirs["address"]
     interface = named or (theirs["interface"] if near else interface_of(wire.local_host))
-    return Ranks(place.rank, place.size, [wire], host, interface, link)
+    return Ranks(place.rank, place.size, [wire], host, interface, link, timeouts.hang_s)

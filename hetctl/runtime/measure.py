@@ -49,10 +49,13 @@ def _measure_point(
     measurements: Measurements, point: Point, assignment: Assignment, desk: Desk, stack: ExitStack
 ) -> tuple[ProfilePoint, Built]:
     member, site = measurements.ensemble.member(point.member), measurements.site
-    sharing = Sharing(preprocessors=site.cores_per_gpu)
+    sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     desk.supply(measurements.ensemble, sharing)
     began = time.perf_counter()
-    built = desk.build(measurements.ensemble, member, assignment.place, sharing, Share(), stack, site.network)
+    built = desk.build(
+        *(measurements.ensemble, member, assignment.place, sharing, Share(), stack),
+        *(site.network, site.timeouts),
+    )
     built_s = time.perf_counter() - began
     steady = _train_steadily(built, member, desk)
     times = steady.result()

@@ -99,6 +99,7 @@ class Opener:
             led=self.exchanges.needed(self.spec.sharing, allocations),
             gpu_types=self._types_of(allocations),
             network=self.spec.site.network,
+            timeouts=self.spec.site.timeouts,
         )
 
     def _types_of(self, allocations: Sequence[Allocation]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.run import CACHED, NONE
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.feeds import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFeed, RingFeed, Samples
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing.cached import CachedSource
@@ -32,11 +33,14 @@ class Sharing:
         Name of the folder that those who share use in the node's memory.
     preprocessors : int
         Processes that it forks: as many as any of its members may want.
+    timeouts : Timeouts
+        For batches, and for those who share them.
     """
 
     mode: str = NONE
     folder: str = "alone"
     preprocessors: int = 1
+    timeouts: Timeouts = USUAL_TIMEOUTS
 
 
 class OpenFeed(Protocol):
@@ -77,7 +81,7 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
-    kitchen = Kitchen(layout, forked, folder, first_sample(shared))
+    kitchen = Kitchen(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
 
     def open_feed(stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None) -> Feed:
         staffed = replace(kitchen, cooks=preprocessors)

@@ -15,14 +15,13 @@ import numpy as np
 
 from hetctl.core.errors import BadInputError, HetctlError
 from hetctl.core.processes import die_with_parent
+from hetctl.core.site import Timeouts
 from hetctl.runtime.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.sources import Array, SampleSpec, Source
 from hetctl.runtime.stream import Chunk, Stream, sample_rng
 
 CLAIM_S = 0.25
 """How often one with nothing to do looks whether it is wanted elsewhere."""
-ANSWER_S = 600.0
-"""A preprocessor that is busy with one sample for so long never gets done."""
 FILE_SYSTEM = "is the file system of the data alive?"
 LINE = 64
 """Bytes; what begins at a multiple of this can be handed to frameworks without a copy."""
@@ -85,7 +84,13 @@ class Preprocessors:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def prepare(self, ring: Path, stream: Stream, count: int | None = None) -> None:
+    def prepare(
+        self,
+        ring: Path,
+        stream: Stream,
+        count: int | None = None,
+        patience_s: float = Timeouts.samples_s,
+    ) -> None:
         """Let them fill a ring with a stream until its readers have left, or the next one is to be filled.
 
         Returns when all have opened it. They leave another one behind, whoever still reads that.
@@ -94,6 +99,8 @@ class Preprocessors:
         ----------
         count : int or None
             How many of them, as far as there are so many; None: all.
+        patience_s : float
+            One that is busy with one sample for so long never gets done.
 
         Raises
         ------
@@ -103,8 +110,8 @@ class Preprocessors:
         for pipe in self._pipes[:count]:
             pipe.send((ring, stream))
         for pipe in self._pipes[:count]:
-            if not pipe.poll(ANSWER_S):
-                raise HetctlError(f"a preprocessor did not answer in {ANSWER_S:g} s", FILE_SYSTEM)
+            if not pipe.poll(patience_s):
+                raise HetctlError(f"a preprocessor did not answer in {patience_s:g} s", FILE_SYSTEM)
             self._check(pipe)
 
     def check(self) -> None:

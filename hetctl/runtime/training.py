@@ -37,6 +37,7 @@ def train(assignment: Assignment, desk: Desk) -> None:
             _share(round_file, roles, role),
             stack,
             round_file.network,
+            round_file.timeouts,
         )
         _run(folder, round_file, assignment, built, desk, restarted_at)
     built.group.leave()
@@ -88,7 +89,7 @@ def _run(
 def _sharing(round_file: RoundFile, role: Role) -> Sharing:
     """Say how this process comes by samples; a later member may want more preprocessors than this one."""
     most = max(1, role.preprocessors, round_file.cores // round_file.gpus_per_node)
-    return Sharing(round_file.sharing, folder_of(round_file.run, role.node), most)
+    return Sharing(round_file.sharing, folder_of(round_file.run, role.node), most, round_file.timeouts)
 
 
 def _share(round_file: RoundFile, roles: tuple[Role, ...], role: Role) -> Share:

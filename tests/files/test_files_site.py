@@ -8,7 +8,7 @@ import yaml
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.links import InterNode, IntraNode, NodeLinks
-from hetctl.core.site import Cluster, NetworkInterfaces, Queue, Site, SiteKey
+from hetctl.core.site import Cluster, NetworkInterfaces, Queue, Site, SiteKey, Timeouts
 from hetctl.files.site_file import detect_site, find_site, list_sites, read_site, trace_site
 from hetctl.files.site_model import SiteModel
 
@@ -332,6 +332,52 @@ def test_refusals_of_network_interfaces(tmp_path: Path, value: str, message: str
     problem = refused(tmp_path, f"{TEXT}network: {value}\n")
     assert problem.startswith("s.yaml:9: ")
     assert message in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "timeouts"),
+    [
+        ("", Timeouts()),
+        ("timeouts: {}", Timeouts()),
+        ("timeouts: {hang: null}", Timeouts()),
+        ("timeouts: {hang: 1h, silence: 45s}", Timeouts(hang_s=3600.0, silence_s=45.0)),
+        (
+            "timeouts: {hang: 10s, meeting: 10s, samples: 5s, lockstep: 1s}",
+            Timeouts(10.0, 10.0, samples_s=5.0, lockstep_s=1.0),
+        ),
+    ],
+)
+def test_timeouts_are_the_usual_ones_but_for_those_that_are_given(tmp_path: Path, text: str, timeouts):
+    assert read(tmp_path, f"{TEXT}{text}\n").timeouts == timeouts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hang", "15", "timeouts.hang: '15' is not a duration such as 2h, 90m, 1h30m or 2:00:00; write 15s"),
+        ("hang", "0s", "timeouts.hang: duration '0s' must be longer than nothing"),
+        ("hang", "5s", "timeouts.hang: must be at least 10s, since a sign of life comes every 2s, got 5s"),
+        (
+            "silence",
+            "9s",
+            "timeouts.silence: must be at least 10s, since a sign of life comes every 2s, got 9s",
+        ),
+        ("meeting", "20m", "timeouts.meeting: must be at most hang, which is 15m, got 20m"),
+        ("samples", "16m", "timeouts.samples: must be at most hang, which is 15m, got 16m"),
+        ("lockstep", "1h", "timeouts.lockstep: must be at most hang, which is 15m, got 1h"),
+        ("hangs", "1h", "timeouts.hangs: unknown key 'hangs'; did you mean 'hang'?"),
+    ],
+)
+def test_refusals_of_timeouts(tmp_path: Path, key: str, value: str, message: str):
+    assert f"s.yaml:10: {message}" in refused(tmp_path, f"{TEXT}timeouts:\n  {key}: {value}\n")
+
+
+def test_a_hang_that_is_shorter_than_what_ranks_wait_for_is_refused(tmp_path: Path):
+    problem = refused(tmp_path, f"{TEXT}timeouts: {{hang: 4m, meeting: 5m}}\n")
+    assert problem.splitlines() == [
+        "s.yaml:9: timeouts.meeting: must be at most hang, which is 4m, got 5m",
+        "s.yaml:9: timeouts.samples: must be at most hang, which is 4m, got 10m",
+    ]
 
 
 @pytest.mark.parametrize("name", ["perlmutter", "frontier", "lumi"])

@@ -17,6 +17,7 @@ import numpy as np
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.run import LOCKSTEP, RoundFile, write_round
+from hetctl.core.site import Timeouts
 from hetctl.runtime.feeds import Kitchen, LockstepFeed
 from hetctl.runtime.leaders import folder_of, lockstep_on
 from hetctl.runtime.preprocessors import layout_of
@@ -26,20 +27,20 @@ from hetctl.runtime.stream import Stream, epoch_order
 
 SAMPLES = 200
 PATIENCE_S = 30.0
+AHEAD = 24
 FORK = get_context("fork")
 CODE = Path(__file__).parents[2]
 
-LEADER = """
+LEADER = f"""
 import os, sys, types
 from pathlib import Path
 from hetctl.runtime import exchange, feeds
-from hetctl.runtime.sharing import broadcast, node_folder
-settings, folder = eval(sys.argv.pop()), Path(sys.argv[1]).parent
+from hetctl.runtime.sharing import node_folder
+folder = Path(sys.argv[1]).parent
 node_folder.MEMORY = folder / "memory"
-feeds.AHEAD, feeds.JOIN_S, broadcast.STALL_S = settings["ahead"], settings["join_s"], settings["stall_s"]
-exchange.START_S = settings["start_s"]
+feeds.AHEAD = {AHEAD}
 exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, device, seed: None)
-(folder / f"leader-{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(str(os.getpid()))
+(folder / f"leader-{{os.environ['OMPI_COMM_WORLD_RANK']}}").write_text(str(os.getpid()))
 sys.exit(exchange.main())
 """
 
@@ -64,15 +65,10 @@ def input_fn(data):
 class LedRound:
     """A round whose members have a GPU each; `nodes` has the batch sizes on each node."""
 
-    def __init__(self, folder, nodes, *, bad=None, returned="rows, rows", **settings):
+    def __init__(self, folder, nodes, *, bad=None, returned="rows, rows", **timeouts):
         self.folder, self.nodes, self.log = folder, nodes, folder / "log"
-        self.settings = {
-            "ahead": 24,
-            "join_s": PATIENCE_S,
-            "stall_s": PATIENCE_S,
-            "start_s": PATIENCE_S,
-            **settings,
-        }
+        patience = {"lockstep_s": PATIENCE_S, "samples_s": 2 * PATIENCE_S, "leaders_s": PATIENCE_S}
+        self.timeouts = Timeouts(**patience | timeouts)
         (folder / "leader.py").write_text(LEADER)
         (folder / "rows.py").write_text(
             DATA.format(samples=SAMPLES, bad=bad, log=str(self.log), returned=returned)
@@ -91,7 +87,7 @@ class LedRound:
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         command = [*mpirun, "-np", str(len(self.nodes)), sys.executable, str(self.folder / "leader.py")]
         self.leaders = subprocess.Popen(
-            [*command, str(self.folder / "round.json"), repr(self.settings)],
+            [*command, str(self.folder / "round.json")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -160,6 +156,7 @@ class LedRound:
             ),
             checkpoints="",
             sharing=LOCKSTEP,
+            timeouts=self.timeouts,
         )
 
     def _read(self, node, reader, epochs=2, pause_s=0.0):

@@ -19,7 +19,7 @@ from hetctl.control.ends import why_ended
 from hetctl.core.codec import decode
 from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.site import MEMBERS, NODES, Node, Queue, Site
+from hetctl.core.site import MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.launchers.agents import DRIVER_FILE
 from hetctl.runtime.agent.messages import Welcome
 from hetctl.runtime.assignment import TRAIN, Task
@@ -27,14 +27,16 @@ from hetctl.runtime.crew import Crew
 from hetctl.runtime.wire import Address, knock
 
 SLOTS = 4
-SITE = Site("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),), device="slot")
+TIMEOUTS = Timeouts(hang_s=3.0, ending_s=1.0)
+SITE = Site(
+    *("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),)), device="slot", timeouts=TIMEOUTS
+)
 BY_MEMBERS = replace(SITE, launch=MEMBERS)
 NODE = Node("localhost", tuple(range(SLOTS)), None)
 
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime import group
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.assignment import TRAIN
 from hetctl.runtime.group import SingleRank, join_group
@@ -68,36 +70,39 @@ def work(assignment, desk):
         if not how.get("silent"): desk.sign()
     ranks.leave()
 
-group.BROKEN_S = 0.3
 worker.WORK = {TRAIN: work}
 sys.argv = sys.argv[2:]
 os._exit(main())
 """
 
 
-def start_job(tmp_path, monkeypatch, site=SITE):
-    """Make a crew whose agents are real, and whose ranks pretend to train."""
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Make a job, at a site of the test's own if it names one; whatever it has started ends with the test."""
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{WORK}")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr("hetctl.runtime.crew.GRACE_S", 1.0)
-    return Job(tmp_path, site)
+    made = []
+
+    def make(site=SITE):
+        made.append(Job(tmp_path, site))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.end()
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    job = start_job(tmp_path, monkeypatch)
-    yield job
-    job.end()
-
-
-@pytest.fixture
-def members_job(tmp_path, monkeypatch):
+def members_job(start):
     """A job with a step for each member."""
-    job = start_job(tmp_path, monkeypatch, BY_MEMBERS)
-    yield job
-    job.end()
+    return start(BY_MEMBERS)
+
+
+@pytest.fixture
+def job(start):
+    return start()
 
 
 class Job:
@@ -107,7 +112,7 @@ class Job:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.crew = Crew(site, (NODE,), folder, None, patience_s=3.0)
+        self.crew = Crew(site, (NODE,), folder, None)
         self.ended = {}
 
     def end(self) -> None:
@@ -279,8 +284,8 @@ def _closed(wire) -> bool:
     return False
 
 
-def test_a_node_whose_agent_does_not_come_is_lost_with_its_groups(job, monkeypatch):
-    monkeypatch.setattr("hetctl.runtime.crew.JOIN_S", 0.5)
+def test_a_node_whose_agent_does_not_come_is_lost_with_its_groups(start, monkeypatch):
+    job = start(replace(SITE, timeouts=replace(TIMEOUTS, join_s=0.5)))
     deaf = job.folder / "deaf"
     deaf.write_text("#!/bin/sh\nsleep 100\n")
     deaf.chmod(0o755)
@@ -309,9 +314,9 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("launch", [NODES, MEMBERS])
-def test_the_same_story_by_either_launch(tmp_path, monkeypatch, launch):
+def test_the_same_story_by_either_launch(start, launch):
     """A killed rank ends its own member, a stop another one, and their GPUs are free for the next."""
-    job = start_job(tmp_path, monkeypatch, replace(SITE, launch=launch, device="gpu"))
+    job = start(replace(SITE, launch=launch, device="gpu"))
     try:
         job.engage("one", 3, steps=1000)
         job.engage("pair", 1, 2, rank=1, signal=signal.SIGKILL)
@@ -391,11 +396,13 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("facts", "message"), MISFITS.values(), ids=MISFITS)
-def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(tmp_path, monkeypatch, facts, message):
+def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(
+    start, tmp_path, monkeypatch, facts, message
+):
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\nexec sleep 100\n")
     deaf.chmod(0o755)
-    job = start_job(tmp_path, monkeypatch, replace(BY_MEMBERS, device="gpu"))
+    job = start(replace(BY_MEMBERS, device="gpu"))
     monkeypatch.setattr(sys, "executable", str(deaf))
     monkeypatch.setattr("hetctl.runtime.crew.LEAVE_S", 0.2)
     job.crew.nodes = (NODE, Node("n2", NODE.gpus))
@@ -406,11 +413,10 @@ def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(tmp_path, mo
     assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
     assert why_ended(step.exit_code, step.output) is Why.NOT_LAUNCHED
     assert (step.lost_nodes, len(job.crew.free_nodes())) == ((), 2)
-    job.end()
 
 
-def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(tmp_path, monkeypatch):
-    job = start_job(tmp_path, monkeypatch, BY_MEMBERS)
+def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(start, tmp_path, monkeypatch):
+    job = start(BY_MEMBERS)
     monkeypatch.setattr("hetctl.runtime.crew.CHOOSE_NODES", {"local"})
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\nexec sleep 100\n")
@@ -423,7 +429,6 @@ def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(tmp_pat
     welcome = decode(Welcome, agent.receive(5))
     assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
     assert agent.receive(5) == {"start": 2}
-    job.end()
 
 
 def _has_word(wire) -> bool:

@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from led_round import PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_until
+from led_round import AHEAD, PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_until
 
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
@@ -38,7 +38,7 @@ def play(tmp_path, monkeypatch):
 
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(feeds, "AHEAD", 24)
+    monkeypatch.setattr(feeds, "AHEAD", AHEAD)
     monkeypatch.setattr(feeds, "LOOK_S", 0.1)
     yield make
     for one in made:
@@ -114,7 +114,7 @@ def test_a_node_without_readers_does_not_stop_the_others(play, killed):
 
 @needs_mpi
 def test_leaders_end_if_no_trainer_comes(play):
-    crew = play({"n1": [8], "n2": [8]}, join_s=1.0)
+    crew = play({"n1": [8], "n2": [8]}, lockstep_s=1.0)
     crew.lead()
     assert crew.ended()[0] == 0
 
@@ -125,7 +125,7 @@ def test_leaders_end_if_no_trainer_comes(play):
 @needs_mpi
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, number):
-    crew = play({"n1": [8], "n2": [8]}, stall_s=2.0)
+    crew = play({"n1": [8], "n2": [8]}, samples_s=4.0)
     crew.lead()
     crew.start_all(epochs=2, pause_s=0.01)
     wait_until(lambda: all(read.value > 80 for read in crew.read.values()))
@@ -170,7 +170,7 @@ def test_different_data_on_the_nodes_are_refused(play):
 @needs_mpi
 def test_leaders_that_do_not_meet_end(play):
     slow = "time.sleep(3600) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else (rows, rows)"
-    crew = play({"n1": [8], "n2": [8]}, returned=slow, start_s=1.0)
+    crew = play({"n1": [8], "n2": [8]}, returned=slow, leaders_s=1.0)
     crew.lead()
     code, output = crew.ended()
     assert code != 0

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hetctl.core.errors import BadInputError, HetctlError
-from hetctl.runtime import feeds, preprocessors
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime import feeds
 from hetctl.runtime.data import Batches
 from hetctl.runtime.feeds import ArrayFeed, Kitchen, RingFeed, slots_of
 from hetctl.runtime.group import SingleRank
@@ -46,12 +47,12 @@ def feed_of(tmp_path):
     """Make a feed with preprocessors of its own; end it after the test."""
     made = []
 
-    def make(source, chunk=4, count=2, rank=0, ranks=1):
+    def make(source, chunk=4, count=2, rank=0, ranks=1, timeouts=USUAL_TIMEOUTS):
         layout = layout_of(source)
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        kitchen = Kitchen(layout, Preprocessors(source, layout, count), tmp_path, spare)
+        kitchen = Kitchen(layout, Preprocessors(source, layout, count), tmp_path, spare, timeouts=timeouts)
         made.append(RingFeed(stream, kitchen))
         return made[-1]
 
@@ -141,11 +142,10 @@ def test_a_killed_preprocessor_ends_training(feed_of, monkeypatch):
         copied(batches)
 
 
-def test_a_preprocessor_that_hangs_is_given_up(feed_of, monkeypatch):
-    feed = feed_of(Squares(), count=1)
+def test_a_preprocessor_that_hangs_is_given_up(feed_of):
+    feed = feed_of(Squares(), count=1, timeouts=Timeouts(samples_s=0.2))
     (process,) = feed._kitchen.preprocessors._processes
     os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(preprocessors, "ANSWER_S", 0.2)
     with pytest.raises(HetctlError, match=r"did not answer in 0\.2 s"):
         next(feed.batches(1, 0))
 

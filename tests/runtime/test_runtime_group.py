@@ -8,7 +8,7 @@ from queue import Queue
 import pytest
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces
+from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
 from hetctl.runtime import group
 from hetctl.runtime.group import LostPeerError, Place, SingleRank, join_group
 from hetctl.runtime.wire import Address
@@ -130,12 +130,12 @@ def test_nobody_waits_for_a_rank_that_is_gone(how):
     assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)
 
 
-def test_ranks_that_do_not_meet_say_so(monkeypatch):
-    monkeypatch.setattr("hetctl.runtime.group.MEET_S", 0.3)
+def test_ranks_that_do_not_meet_say_so():
+    soon, nowhere = {"timeouts": Timeouts(meeting_s=0.3)}, Place(1, 2, "key", Address("127.0.0.1", 9, "key"))
     with pytest.raises(LostPeerError, match=r"did not meet: nobody connected within 0.3 s"):
-        join_group(Place(0, 2, "key"), LinkOfTests(), lambda _address: None)
+        join_group(Place(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
     with pytest.raises(LostPeerError, match=r"did not meet: .* cannot be reached"):
-        join_group(Place(1, 2, "key", Address("127.0.0.1", 9, "key")), LinkOfTests(), unexpected)
+        join_group(nowhere, LinkOfTests(), unexpected, **soon)
 
 
 def met_by_ranks_of_two_hosts(monkeypatch, interfaces):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hetctl.core.run import LOCKSTEP
+from hetctl.core.site import Timeouts
 from hetctl.runtime import feeds
 from hetctl.runtime.data import Batches
 from hetctl.runtime.feeds import Lockstep
@@ -68,10 +69,11 @@ class Watched:
 class Crew:
     """Members as processes; what they see comes through a queue."""
 
-    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, cooks=None):
+    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, cooks=None, patience_s=60.0):
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
+        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s))
         self.cooks = cooks or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
@@ -86,7 +88,7 @@ class Crew:
         rank, ranks = self.rank_of[reader]
         together = Lockstep("r.ring", SEED, self.chunk, self.largest, reader, len(self.batches))
         with ExitStack() as stack:
-            open_feed = open_pipeline(Counted(self.log), Sharing(LOCKSTEP, "run"), stack)
+            open_feed = open_pipeline(Counted(self.log), self.sharing, stack)
             stream = Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks)
             feed = open_feed(stream, self.cooks[reader], together)
             stack.callback(feed.close)
@@ -223,9 +225,8 @@ def test_who_leaves_is_waited_for_no_more_and_the_slowest_sets_the_pace(tmp_path
     assert time.monotonic() - began > 0.5
 
 
-def test_a_member_that_never_comes_is_waited_for_only_so_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(feeds, "JOIN_S", 0.5)
-    crew = Crew(tmp_path / "log", [8, 8], 8)
+def test_a_member_that_never_comes_is_waited_for_only_so_long(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8, patience_s=0.5)
     crew.start(0, epochs=100)
     check(crew.seen()[0], (SEED, 100))
 

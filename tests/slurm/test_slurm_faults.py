@@ -37,6 +37,7 @@ memory_per_node: 6000MiB
 queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 python: {python}
 directives: {directives}
+timeouts: {{orphaned: 5s}}
 """
 RUN = "quartet-001"
 TRAINED_S = 120

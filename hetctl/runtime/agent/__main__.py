@@ -36,7 +36,7 @@ def main() -> int:
         return 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not agent.run():
-        end_orphaned_job()
+        end_orphaned_job(agent.orphaned_s)
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hetctl.core.codec import decode, encode
 from hetctl.core.ends import EXIT_CODES, Why
+from hetctl.core.site import SIGN_EVERY_S
 from hetctl.launchers.agents import cancel_command
 from hetctl.launchers.nodes import NODE_VARIABLES
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
@@ -25,11 +26,8 @@ from hetctl.runtime.wire import Address, Wire, knock
 
 CONNECT_S = 60.0
 WELCOME_S = 60.0
-HEARTBEAT_S = 2.0
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
 """Variables by which it is known which GPUs a batch system has given to a step."""
-ORPHANED_S = 120.0
-"""Time for the script of a job to see that its driver is gone, and to end."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
 """Prefixes of the variables by which MPI would take each rank for the agent."""
 
@@ -80,6 +78,11 @@ class Agent:
         self._dismissed = False
         self._oom_kills = oom_kills()
 
+    @property
+    def orphaned_s(self) -> float:
+        """Time for the script of the job to see that its driver is gone, and to end."""
+        return self._welcome.orphaned_s
+
     def run(self) -> bool:
         """Work until the driver lets go; no rank outlives this.
 
@@ -103,7 +106,7 @@ class Agent:
     def _give_heartbeat(self) -> None:
         now = time.monotonic()
         if now >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_S
+            self._next_heartbeat = now + SIGN_EVERY_S
             self._driver.send({})
 
     def _hear_driver(self) -> None:
@@ -182,9 +185,9 @@ def _set_variables(threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def end_orphaned_job() -> None:
+def end_orphaned_job(patience_s: float) -> None:
     """End the job if its script does not, which would end this process: its node may be lost."""
     if command := cancel_command(os.environ):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(ORPHANED_S)
+        time.sleep(patience_s)
         subprocess.run(command, check=False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetctl.core.site import Timeouts
+
 START = "start"
 """Number of a GPU: fork a rank on it."""
 SIGNAL = "signal"
@@ -77,9 +79,12 @@ class Welcome:
         ``gpu`` or ``slot``, as the site says.
     cores_per_gpu : int
         Of each rank.
+    orphaned_s : float
+        As of the site's `Timeouts`.
     """
 
     node: str
     gpus: tuple[int, ...]
     device: str
     cores_per_gpu: int
+    orphaned_s: float = Timeouts.orphaned_s

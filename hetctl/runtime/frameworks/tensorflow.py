@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from hetctl.runtime.data import Batches, TrainingData, pad
 from hetctl.runtime.feeds import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL
 from hetctl.runtime.functions import UserFunctions, loss_of
-from hetctl.runtime.group import TIMEOUT_S, Group, WiredGroup
+from hetctl.runtime.group import Group, WiredGroup
 from hetctl.runtime.interfaces import gloo_over
 
 RATE_FACTOR = "learning_rate_factor"
@@ -384,7 +385,7 @@ def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(TIMEOUT_S),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(group.hang_s)),
         "HOROVOD_HOSTNAME": HOST,
         "HOROVOD_RANK": str(group.rank),
         "HOROVOD_SIZE": str(group.size),

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from hetctl.runtime.group import TIMEOUT_S, WiredGroup
+from hetctl.runtime.group import WiredGroup
 from hetctl.runtime.interfaces import gloo_over
 
 
@@ -22,7 +22,7 @@ def meet(group: WiredGroup) -> None:
     port = group.agree(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    limit = timedelta(seconds=TIMEOUT_S)
+    limit = timedelta(seconds=group.hang_s)
     with gloo_over("GLOO_SOCKET_IFNAME", group.interface):
         dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
 

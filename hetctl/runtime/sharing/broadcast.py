@@ -23,8 +23,6 @@ from hetctl.runtime.stream import Chunk, Stream
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """How long a leader sleeps while something is on its way, and while nothing is."""
 LOOK_S = 1.0
-STALL_S = 300.0
-"""Without any progress for so long an exchange fails; trainers, who are more patient, go on by themselves."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,9 @@ class Exchange:
         That stream's chunks; this is its only reader.
     watch : callable
         Raises what has become of those that fill the outbox; called every `LOOK_S`.
+    stall_s : float
+        Without any progress for so long an exchange fails; trainers, who are more patient, go on by
+        themselves.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Exchange:
         stream: Stream,
         layout: Layout,
         watch: Callable[[], None],
+        stall_s: float,
     ) -> None:
         self._data, self._votes = comm.Dup(), comm.Dup()
         self._rank, self._ranks = int(comm.Get_rank()), int(comm.Get_size())
         self._outbox, self._outlet, self._watch = outbox, outlet, watch
+        self._stall_s = stall_s
         self._stream, self._layout = stream, layout
         self._flying: deque[_Flight] = deque()
         self._position = 0
@@ -87,7 +90,7 @@ class Exchange:
         Raises
         ------
         HetctlError
-            If nothing has moved for `STALL_S`, or `watch` says so. The others have to be ended then.
+            If nothing has moved for `stall_s`, or `watch` says so. The others have to be ended then.
         """
         while not self._all_have_left():
             moved = [self._land(), self._post()]
@@ -167,9 +170,10 @@ class Exchange:
 
     def _rest(self) -> None:
         now = time.monotonic()
-        if now > self._moved_at + STALL_S:
+        if now > self._moved_at + self._stall_s:
+            who = f"leader {self._rank} of {self._ranks}"
             raise HetctlError(
-                f"leader {self._rank} of {self._ranks} is stuck at chunk {self._position}, for {STALL_S:g} s",
+                f"{who} is stuck at chunk {self._position}, for {self._stall_s:g} s",
                 "look what trainers and leaders on the other nodes do, and for the file system of the data",
             )
         if now > self._watched_at + LOOK_S:

@@ -30,9 +30,9 @@ class NoCollectives:
 
 def report_node(assignment: Assignment, desk: Desk) -> None:
     """Meet the other ranks, and write the report of this one to the folder of the job."""
-    desk.group = join_group(assignment.place, NoCollectives(), desk.announce)
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
+    desk.group = join_group(assignment.place, NoCollectives(), desk.announce, timeouts=site.timeouts)
     binding = desk.binding
     visible = os.environ.get(site.visible_devices) if site.device == "gpu" else None
     report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))

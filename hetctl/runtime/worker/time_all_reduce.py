@@ -40,7 +40,8 @@ def time_all_reduce(assignment: Assignment, desk: Desk) -> None:
     framework = load_framework(order.framework)
     framework.prepare(binding.cores, binding.device, SEED)
     desk.group = SingleRank()
-    desk.group = join_group(assignment.place, framework, desk.announce, order.site.network)
+    site = order.site
+    desk.group = join_group(assignment.place, framework, desk.announce, site.network, site.timeouts)
     desk.sign()
     backend = framework.backend()
     size = SIZE_BYTES[backend]
