@@ -217,7 +217,7 @@ def led(pretend):
         desk.group = join_group(assignment.place, NoLink(), desk.announce)
 
         def told():
-            return desk.stops.get(assignment.place.key)
+            return desk.told(assignment.place.key)
 
         if desk.group.rank == 0 and (code := pretend(Path(task.folder), task.name, told)):
             os._exit(code)

@@ -8,10 +8,10 @@ import enum
 class Why(enum.Enum):
     """Why a step ended.
 
-    FINISHED: the member has converged. TOLD: it left with a checkpoint, since it was told to or no epoch
-    fitted any more, or was made to leave. TIME, PREEMPTED, CANCELLED: the batch system
-    ended it with its job. NOT_LAUNCHED: the batch system did not answer the launcher, or started agents
-    elsewhere. HUNG: no rank gave a sign of life.
+    FINISHED: the member has converged. TOLD: it left with a checkpoint, since it was told to (by the
+    driver, or by SIGTERM) or no epoch fitted any more, or was made to leave. TIME, PREEMPTED, CANCELLED: the
+    batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the launcher, or started
+    agents elsewhere. HUNG: no rank gave a sign of life.
     """
 
     FINISHED = "finished"

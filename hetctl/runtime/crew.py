@@ -248,6 +248,10 @@ class Crew:
         """Return the live metrics of the groups that have sent any, by the names of their tasks."""
         return {name: group.pulse for name, group in self._engaged.items() if group.pulse}
 
+    def signalled(self) -> tuple[str, ...]:
+        """Return the names of the tasks of groups of which a rank has got SIGTERM."""
+        return tuple(name for name, group in self._engaged.items() if group.signalled)
+
     def send_signal(self, number: signal.Signals, name: str) -> None:
         """Send a signal to the ranks of the group with a task of that name."""
         if engagement := self._engaged.get(name):
@@ -492,7 +496,7 @@ class Crew:
                 self._pass_on_stop(engagement, seat)
 
     def _watch(self, engagement: Engagement) -> None:
-        """End a group that hangs, and what is left of one that has failed."""
+        """Kill a group that hangs, and what is left of one that has failed: they can leave no checkpoint."""
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if engagement.over:
             return
@@ -500,12 +504,8 @@ class Crew:
             engagement.hung = True
             engagement.end()
             engagement.ending = now - ending_s
-        if engagement.ending is None:
-            return
-        if not engagement.warned and now - engagement.ending >= ending_s:
-            self._signal(engagement, signal.SIGTERM)
-            engagement.warned = True
-        elif now - engagement.ending >= 2 * ending_s:
+        if engagement.ending is not None and now - engagement.ending >= ending_s:
+            engagement.killed = not engagement.hung
             self._signal(engagement, signal.SIGKILL)
 
     def _signal(self, engagement: Engagement, number: signal.Signals) -> None:

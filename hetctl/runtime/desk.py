@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from hetctl.core.ensemble import Ensemble, Member
 from hetctl.core.pulse import Pulse
@@ -78,8 +77,8 @@ class Desk:
         GPU and cores of the rank.
     keep : ExitStack
         Gives back what was taken of the node.
-    stops : mapping of str to str
-        Why groups are to leave, by their keys; it grows while a member is trained.
+    told : callable
+        Returns why the group with a key is to leave, or None.
     announce : callable
         Told where this rank waits for the others of a group that it leads.
     give_sign : callable
@@ -92,7 +91,7 @@ class Desk:
         self,
         binding: Binding,
         keep: ExitStack,
-        stops: Mapping[str, str] = MappingProxyType({}),
+        told: Callable[[str], str | None] = lambda _: None,
         announce: Callable[[Address], None] = lambda _: None,
         give_sign: Callable[[], None] = lambda: None,
         send_pulse: Callable[[Pulse], None] = lambda _: None,
@@ -103,7 +102,7 @@ class Desk:
         self.announce = announce
         self._give_sign = give_sign
         self.send_pulse = send_pulse
-        self.stops = stops
+        self.told = told
         self._next_sign = 0.0
         self._supplies: Supplies | None = None
 

@@ -44,6 +44,7 @@ from hetctl.scheduling.events import (
     JobOpened,
     NodeLost,
     StepEnded,
+    StepSignalled,
     StepStarted,
     Tick,
 )
@@ -163,13 +164,15 @@ class Driver:
         """Look for steps that have ended, then whether all should end: a step may have heard it first."""
         ended = self._crew.reap()
         self._exchanges.reap()
-        if not self._core.ending and any(step.exit_code == 128 + signal.SIGTERM for step in ended):
+        if not self._core.ending and any(step.signalled for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(SETTLE_S)
         self._send(Tick(self._now_s()))
         self._watch_for_the_end()
         for step in ended:
             self._close_step(step)
+        for name in self._crew.signalled():
+            self._send(StepSignalled(self._now_s(), name))
         self._watch_the_nodes()
 
     def _watch_for_the_end(self) -> None:

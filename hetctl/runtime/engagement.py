@@ -52,6 +52,8 @@ class EndedGroup:
         Whether it was ended for want of a sign of life.
     lost_nodes : tuple of str
         Nodes whose agents were lost, and with them the group.
+    signalled : bool
+        Whether SIGTERM made it leave, or ended one of its ranks.
     """
 
     name: str
@@ -60,6 +62,7 @@ class EndedGroup:
     output: str
     hung: bool = False
     lost_nodes: tuple[str, ...] = ()
+    signalled: bool = False
 
     def cause(self, why: Why) -> str:
         """Say in words how it ended."""
@@ -96,8 +99,12 @@ class Engagement:
         What the launcher wrote, of a group that was lost with agents.
     lost_nodes : dict of str to None
         Nodes whose agents were lost, in order.
+    signalled : bool
+        Whether one of its ranks has got SIGTERM, and is to leave.
     ending : float or None
         Since when the group is to end.
+    killed : bool
+        Whether what was left of it was killed after it had failed.
     """
 
     task: Task
@@ -118,8 +125,9 @@ class Engagement:
     said: str = ""
     lost_nodes: dict[str, None] = field(default_factory=dict)
     hung: bool = False
+    signalled: bool = False
     ending: float | None = None
-    warned: bool = False
+    killed: bool = False
 
     @property
     def over(self) -> bool:
@@ -138,6 +146,8 @@ class Engagement:
             self.master = decode(Address, message["master"])
         if "pulse" in message:
             self.pulse = decode(Pulse, message["pulse"])
+        if "signalled" in message:
+            self.signalled = True
         if "done" in message:
             self.done.add(self.seats.index(seat))
 
@@ -155,7 +165,7 @@ class Engagement:
         self.said = said or self.said
         if lost_node is not None:
             self.lost_nodes[lost_node] = None
-        if not self.exit_code or (self.exit_code == LOST_PEER and not self.warned):
+        if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
             self.exit_code = exit_code or LOST_PEER
         self.end()
 
@@ -172,6 +182,7 @@ class Engagement:
         return EndedGroup(
             *(self.task.name, self.allocation, self.exit_code, self.said + output, self.hung),
             tuple(self.lost_nodes),
+            self.signalled or self.exit_code == 128 + signal.SIGTERM,
         )
 
 

@@ -148,7 +148,9 @@ class Preprocessors:
 def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Callable[[], None]) -> None:
     """Prepare one stream after another; what goes wrong is sent to the parent."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Batch systems send them to all processes of a step, and the rank still needs samples to leave.
+        signal.signal(number, signal.SIG_IGN)
     while True:
         path, stream = pipe.recv()
         try:

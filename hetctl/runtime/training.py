@@ -101,4 +101,4 @@ def _share(round_file: RoundFile, roles: tuple[Role, ...], role: Role) -> Share:
 def _stop_signal(desk: Desk, round_file: RoundFile, assignment: Assignment) -> StopSignal:
     started_up_s = time.time() - assignment.launched_at
     longest_s = None if round_file.longest_s is None else round_file.longest_s - started_up_s
-    return StopSignal(lambda: desk.stops.get(assignment.place.key), round_file.deadline, longest_s)
+    return StopSignal(lambda: desk.told(assignment.place.key), round_file.deadline, longest_s)

@@ -24,7 +24,7 @@ from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Star
 from hetctl.scheduling.events import Event
 from hetctl.scheduling.observer import Observer, Seen
 from hetctl.scheduling.pool import Pool
-from hetctl.scheduling.rounds import DEADLINE, Round, Running
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL, Round, Running
 
 POLL_S = 0.05
 """The planner is not asked again sooner: changes meanwhile count together."""
@@ -143,6 +143,12 @@ class Core:
     def _on_step_started(self, event: events.StepStarted) -> None:
         self.running[event.name].since_s = event.since_s
 
+    def _on_step_signalled(self, event: events.StepSignalled) -> None:
+        """Let the whole group leave, unless it was told to before."""
+        step = self.running[event.name]
+        if not step.leaving:
+            self._tell_one_to_leave(event.name, SIGNAL)
+
     def _on_step_ended(self, event: events.StepEnded) -> None:
         ended = self.running.pop(event.name)
         ended_round = self._rounds[ended.round]
@@ -153,7 +159,8 @@ class Core:
         if event.why is not Why.TOLD:
             del ended_round.held[event.name]
         # That a member leaves whom the planner told to is nothing that it did not know.
-        self._changed |= event.why is not Why.TOLD or event.name not in ended_round.reasons
+        by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
+        self._changed |= event.why is not Why.TOLD or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
         self._draw_consequences(event)
@@ -298,10 +305,14 @@ class Core:
     def _tell_to_leave(self, decision: Decision) -> None:
         given = {allocation.member for allocation in decision.start}
         for name in (*decision.stop, *(allocation.member for allocation in decision.start)):
-            if step := self.running.get(name):
-                step.leaving = True
-                reason = self._rounds[step.round].reasons[name] = RESIZE if name in given else PREEMPTED
-                self._commands.append(Stop(step.round, reason, name))
+            if name in self.running:
+                self._tell_one_to_leave(name, RESIZE if name in given else PREEMPTED)
+
+    def _tell_one_to_leave(self, name: str, reason: str) -> None:
+        step = self.running[name]
+        step.leaving = True
+        self._rounds[step.round].reasons[name] = reason
+        self._commands.append(Stop(step.round, reason, name))
 
     def _start_pending(self, now_s: float) -> None:
         """Start all whose GPUs are free by now as one round, but for those that got done, or too late."""
@@ -353,6 +364,7 @@ _HANDLERS: Mapping[type, Callable[[Core, Any], None]] = {
     events.NodeLost: Core._on_node_lost,
     events.MemberArrived: Core._on_member_arrived,
     events.StepStarted: Core._on_step_started,
+    events.StepSignalled: Core._on_step_signalled,
     events.StepEnded: Core._on_step_ended,
     events.EpochDone: Core._on_epoch_done,
     events.Tick: Core._on_tick,

@@ -79,6 +79,14 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSignalled:
+    """A rank of the group of a task has got SIGTERM, and is to leave."""
+
+    now_s: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnded:
     """The group of a task is no more, and its GPUs are free.
 
@@ -119,5 +127,14 @@ class JobEnding:
 
 
 Event = (
-    JobOpened | NodeJoined | NodeLost | MemberArrived | StepStarted | StepEnded | EpochDone | Tick | JobEnding
+    JobOpened
+    | NodeJoined
+    | NodeLost
+    | MemberArrived
+    | StepStarted
+    | StepSignalled
+    | StepEnded
+    | EpochDone
+    | Tick
+    | JobEnding
 )

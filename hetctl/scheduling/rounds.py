@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from hetctl.scheduling.commands import Task
 
 DEADLINE = "deadline"
+SIGNAL = "signal"
+"""Reason of a member to leave of which a rank has got SIGTERM."""
 
 
 @dataclass

@@ -141,6 +141,20 @@ def test_a_step_that_dies_of_the_jobs_own_signal_is_not_blamed(tmp_path):
     assert (job.reason, job.whys("a"), job.progress()["a"].failures) == ("signal", ["told"], 0)
 
 
+def test_a_member_whose_rank_gets_a_signal_leaves_in_order_and_goes_on_in_the_same_job(tmp_path):
+    job = SlurmJob(tmp_path, {"a": {"epochs": 40}, "b": {"epochs": 40}}, retries=0)
+    process = job.start()
+    wait_for(lambda: job.trained("a") and job.trained("b"))
+    ranks = ranks_of(job.run.path)
+    os.kill(ranks[0], signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert "ended: finished" in output
+    assert sorted([job.whys("a"), job.whys("b")]) == [["finished"], ["told", "finished"]]
+    assert job.reasons("a") + job.reasons("b") == ["signal"]
+    for name in "ab":
+        assert (job.progress()[name].failures, job.trained(name)) == (0, list(range(1, 41)))
+
+
 def shrinking(folder: Path, oom_above: int, **member) -> Job:
     config = {"epochs": 2, "oom_above": oom_above}
     members = Member("big", config, 64, max_gpus=1, **member), Member("good", {"epochs": 2}, max_gpus=1)

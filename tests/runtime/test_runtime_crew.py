@@ -63,9 +63,11 @@ def work(assignment, desk):
         if how.get("raise"): raise ValueError("no such layer")
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
         if how.get("hang"): time.sleep(1000)
-    while how["steps"] > 0 and not Path(assignment.task.folder, "enough").exists():
+    def goes_on():
+        told = desk.told(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
+        return ranks.agree(how["steps"] > 0 and not (told and not how.get("deaf")))
+    while goes_on():
         how["steps"] -= 1
-        if ranks.agree(assignment.place.key in desk.stops): break
         time.sleep(0.05)
         if not how.get("silent"): desk.sign()
     ranks.leave()
@@ -223,13 +225,56 @@ def test_a_group_without_a_sign_of_life_is_ended(job, rank):
     assert (other.exit_code, other.hung) == (0, False)
 
 
-def test_a_signal_reaches_one_group_alone(job):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_one_group_alone(job, number):
     job.engage("told", 0, 1, steps=1000)
-    job.engage("other", 2, steps=20)
-    wait_for(lambda: job.at_work("told") and job.at_work("other"))
-    job.crew.send_signal(signal.SIGTERM, "told")
-    told, other = job.end_of("told", "other")
-    assert (told.exit_code, other.exit_code) == (128 + signal.SIGTERM, 0)
+    job.engage("other", 2, steps=1000)
+    wait_for(lambda: len(job.at_work("told") + job.at_work("other")) == 3)
+    job.crew.send_signal(number, "told")
+    (told,) = job.end_of("told")
+    by_sigterm = number == signal.SIGTERM
+    assert (told.exit_code, told.signalled) == ((0, True) if by_sigterm else (128 + number, False))
+    job.enough()
+    (other,) = job.end_of("other")
+    assert (other.exit_code, other.signalled) == (0, False)
+
+
+def test_sigterm_to_any_rank_is_said_and_leaves_the_rank_for_the_next_task(job):
+    job.engage("pair", 0, 1, steps=100_000)
+    wait_for(lambda: len(job.at_work("pair")) == 2)
+    pids = job.at_work("pair")
+    assert job.crew.signalled() == ()
+    os.kill(pids[1], signal.SIGTERM)
+    wait_for(lambda: job.crew.reap() == [] and job.crew.signalled() == ("pair",))
+    job.crew.stop("pair", "signal")
+    (pair,) = job.end_of("pair")
+    assert (pair.exit_code, pair.signalled) == (0, True)
+    job.engage("next", 0, 1)
+    (after,) = job.end_of("next")
+    assert (after.exit_code, after.signalled) == (0, False)
+    assert job.at_work("next") == pids
+
+
+def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
+    job.engage("deaf", 0, steps=100_000, deaf=True)
+    (pid,) = wait_for(lambda: job.at_work("deaf"))
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: job.crew.reap() == [] and job.crew.signalled() == ("deaf",))
+    os.kill(pid, signal.SIGTERM)
+    (deaf,) = job.end_of("deaf")
+    assert (deaf.exit_code, deaf.signalled) == (128 + signal.SIGTERM, True)
+
+
+def test_sigterm_ends_an_idle_rank(job):
+    job.engage("first", 0)
+    job.end_of("first")
+    (pid,) = job.at_work("first")
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: job.crew.reap() == [] and not job.crew._seats)
+    job.engage("second", 0)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert job.at_work("second") != [pid]
 
 
 def test_an_idle_rank_that_dies_is_started_again(job):
@@ -317,28 +362,25 @@ def _parent(pid: int) -> int:
 def test_the_same_story_by_either_launch(start, launch):
     """A killed rank ends its own member, a stop another one, and their GPUs are free for the next."""
     job = start(replace(SITE, launch=launch, device="gpu"))
-    try:
-        job.engage("one", 3, steps=1000)
-        job.engage("pair", 1, 2, rank=1, signal=signal.SIGKILL)
-        (pair,) = job.end_of("pair")
-        assert (pair.exit_code, pair.lost_nodes) == (128 + signal.SIGKILL, ())
-        assert "one" not in job.ended
-        job.engage("again", 1, 2)
-        (again,) = job.end_of("again")
-        assert again.exit_code == 0
-        assert not set(job.at_work("pair")) & set(job.at_work("again"))
-        wait_for(lambda: job.at_work("one"))
-        job.crew.stop("one", "deadline")
-        (one,) = job.end_of("one")
-        assert (one.exit_code, one.output) == (0, "at work on one\n")
-        assert job.crew.free_nodes() == (NODE,)
-        seen = {
-            name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")
-        }
-        assert seen == SEEN[launch]
-        assert len(job.agents()) == (1 if launch == NODES else 0)
-    finally:
-        job.end()
+    job.engage("one", 3, steps=1000)
+    job.engage("pair", 1, 2, rank=1, signal=signal.SIGKILL)
+    (pair,) = job.end_of("pair")
+    assert (pair.exit_code, pair.lost_nodes) == (128 + signal.SIGKILL, ())
+    assert "one" not in job.ended
+    job.engage("again", 1, 2)
+    (again,) = job.end_of("again")
+    assert again.exit_code == 0
+    assert not set(job.at_work("pair")) & set(job.at_work("again"))
+    wait_for(lambda: job.at_work("one"))
+    job.crew.stop("one", "deadline")
+    (one,) = job.end_of("one")
+    assert (one.exit_code, one.output) == (0, "at work on one\n")
+    assert job.crew.free_nodes() == (NODE,)
+    seen = {
+        name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")
+    }
+    assert seen == SEEN[launch]
+    assert len(job.agents()) == (1 if launch == NODES else 0)
 
 
 SEEN = {

@@ -124,7 +124,7 @@ def test_leaders_end_if_no_trainer_comes(play):
 
 @needs_mpi
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, number):
+def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, number, request):
     crew = play({"n1": [8], "n2": [8]}, samples_s=4.0)
     crew.lead()
     crew.start_all(epochs=2, pause_s=0.01)
@@ -136,11 +136,11 @@ def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, num
     assert crew.ended()[0] != 0
     source, lockstep = Rows(), lockstep_on(crew.file, "n1")
     alone = Preprocessors(source, layout_of(source), 2)
+    request.addfinalizer(alone.stop)
     for node in ("n1", "n2"):
         alone.prepare(crew.ring(node), Stream(SAMPLES, lockstep.chunk, lockstep.seed), 1)
         wait_until(lambda: not crew.results.empty())
     assert crew.seen() == dict.fromkeys(crew.read, orders(crew.file, 2))
-    alone.stop()
 
 
 @needs_mpi

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
+from workbench import ranks_of, wait_for
 
 from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.site import MEMBERS, NODES, Queue, Site
@@ -98,3 +101,29 @@ def test_a_lost_rank_ends_its_group_with_its_cause_which_is_formed_again(tmp_pat
     assert second.data["why"] == "finished"
     errors = [event.data["error"] for event in job.events("failed", "fragile")]
     assert errors == (["ValueError: this rank has had enough"] if how == "raise" else [])
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpus", "rank"), [("pytorch", 1, 0), ("pytorch", 2, 1), ("tensorflow", 2, 0)]
+)
+def test_sigterm_leaves_a_checkpoint_in_the_midst_of_an_epoch(tmp_path, framework, gpus, rank):
+    slow = member("slow", max_gpus=gpus, pause_s=0.4)
+    job = real_job(tmp_path / "job", framework, (slow,), slots=gpus, train_fn="fit_train_fn", retries=0)
+    process = job.start()
+    wait_for(lambda: job.events("first_step", "slow"), 90)
+    ranks = ranks_of(job.run.path)
+    os.kill(ranks[rank], signal.SIGTERM)
+    first, second = wait_for(lambda: len(found := job.events("started", "slow")) == 2 and found, 60)
+    assert ranks_of(job.run.path) == ranks
+    output, _ = process.communicate(timeout=90)
+    assert "ended: finished" in output
+    (stopped,) = job.events("stopped", "slow")
+    assert stopped.data["reason"] == "signal"
+    assert 0 < stopped.data["part_samples"] < 640
+    assert first.data["part_samples"] == 0
+    assert second.data["part_samples"] == stopped.data["part_samples"]
+    assert [(e.data["why"], e.data["fault"]) for e in job.events("step_ended")] == [
+        ("told", False),
+        ("finished", False),
+    ]
+    assert job.trained("slow") == [1, 2]

@@ -28,6 +28,7 @@ from hetctl.scheduling.events import (
     NodeJoined,
     NodeLost,
     StepEnded,
+    StepSignalled,
     StepStarted,
     Tick,
 )
@@ -221,6 +222,25 @@ def test_the_planner_is_asked_again_when_it_wanted_that_but_not_more_often_than_
     assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [AskAgain(8.0 + POLL_S)]
     bench.at(8.0 + POLL_S)
     assert asked == [0.0, 8.0, 8.0 + POLL_S]
+
+
+@pytest.mark.parametrize("planner", [GLOBAL, LOCAL], ids=["global", "local"])
+def test_a_member_that_got_a_signal_leaves_and_is_planned_anew(planner: Planner) -> None:
+    bench = Bench(planner, "a")
+    bench.at(0.0)
+    assert bench.at(1.0, StepSignalled(1.0, "a"), StepSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
+    ended, start = bench.at(2.0, StepEnded(2.0, "a", Why.TOLD))
+    assert ended == EndRound(5, "signal")
+    assert list(placed([start])) == ["a"]
+
+
+def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
+    bench = Bench(LOCAL, "abcdef")
+    bench.at(0.0)
+    assert bench.at(1.0, JobEnding(1.0, "time")) == [Stop(5, "time", at_once=True)]
+    assert bench.at(1.5, StepSignalled(1.5, "a")) == []
+    ends = [StepEnded(2.0, name, Why.TOLD) for name in list(bench.core.running)]
+    assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
 def test_a_job_goes_on_without_a_lost_node_until_none_is_left() -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from hetctl.runtime.steps import private_log
 from hetctl.runtime.training import train
 from hetctl.runtime.wire import Wire
 from hetctl.runtime.worker.report_node import report_node
+from hetctl.runtime.worker.stops import Stops
 from hetctl.runtime.worker.time_all_reduce import time_all_reduce
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
@@ -44,6 +45,8 @@ WORK: dict[str, Callable[[Assignment, Desk], None]] = {
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
+LEAVES_A_CHECKPOINT = frozenset({TRAIN})
+"""Tasks in which SIGTERM need not end the rank."""
 
 
 def serve(binding: Binding, channel: socket.socket) -> int:
@@ -53,36 +56,45 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     os.sched_setaffinity(0, binding.cores)
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
     wire = Wire(channel)
-    inbox = Inbox(wire)
+    stops = Stops(lambda: wire.send({"signalled": True}))
+    inbox = Inbox(wire, stops)
     with ExitStack() as keep:
         desk = Desk(
             binding,
             keep,
-            inbox.stops,
+            stops.reason,
             announce=lambda address: wire.send({"master": encode(address)}),
             give_sign=lambda: wire.send({}),
             send_pulse=lambda pulse: wire.send({"pulse": encode(pulse)}),
         )
         wire.send({"ready": True})
         for assignment in inbox.assignments():
-            if code := work(assignment, desk):
+            with _heeding_sigterm(assignment, stops):
+                code = work(assignment, desk)
+            if code:
                 return code
             wire.send({"done": True})
     return 0
 
 
+def _heeding_sigterm(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
+    if assignment.task.kind in LEAVES_A_CHECKPOINT:
+        return stops.heeding_sigterm(assignment.place.key)
+    return nullcontext()
+
+
 class Inbox:
     """Messages that come over the wire; a rank at work ends when its driver is gone.
 
-    Attributes
+    Parameters
     ----------
-    stops : dict of str to str
-        Why groups are to leave, by their keys.
+    stops : Stops
+        Takes the driver's word that a group is to leave.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, stops: Stops) -> None:
         self._wire = wire
-        self.stops: dict[str, str] = {}
+        self._stops = stops
         self._queue: queue.Queue[Assignment | None] = queue.Queue()
         self._at_work = threading.Lock()
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
@@ -104,8 +116,7 @@ class Inbox:
 
     def _take(self, message: Any) -> None:
         if "stop" in message:
-            stop = decode(Stop, message["stop"])
-            self.stops.setdefault(stop.key, stop.reason)
+            self._stops.add(decode(Stop, message["stop"]))
         else:
             self._queue.put(decode(Assignment, message["task"]))
 
