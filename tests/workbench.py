@@ -272,7 +272,8 @@ def train(path: Path, name: str, told) -> int:
     SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
     does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
     out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs;
-    ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else.
+    ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else; ``eat``: hold so many
+    bytes of memory.
     """
     folder = RoundFolder(path)
     round_file = read_round(folder.file)
@@ -293,6 +294,7 @@ def train(path: Path, name: str, told) -> int:
         signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
         while True:
             time.sleep(1)
+    hoard = b"x" * config.get("eat", 0)
     limit = member.stop.max_epochs if config.get("to_the_limit") else config.get("epochs", 3)
     while done < limit:
         reason = "deadline" if config.get("no_room") else _wait(told, round_file.deadline, config)
@@ -314,6 +316,7 @@ def train(path: Path, name: str, told) -> int:
     events.write(
         "converged", reason=f"{limit} epochs done" if config.get("to_the_limit") else "all epochs done"
     )
+    del hoard
     return 0
 
 

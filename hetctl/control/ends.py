@@ -82,6 +82,8 @@ def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
     return named if len(nodes) > 1 else nodes
 
 
-def with_peak(cause: str, peak_bytes: int) -> str:
-    """Add the most memory that was seen in use, if that is known."""
-    return f"{cause}: {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else cause
+def with_peak(cause: str, peak_bytes: int, share_bytes: int = 0) -> str:
+    """Add the most memory that was seen in use, and the share that it exceeded, if they are known."""
+    peak = f": {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else ""
+    share = f", and its share of the node is {share_bytes / GIBIBYTE:.2f} GiB" if share_bytes else ""
+    return f"{cause}{peak}{share}"

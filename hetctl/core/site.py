@@ -221,6 +221,11 @@ class Site:
         """Cores that go with each GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)
 
+    @property
+    def memory_per_gpu(self) -> int:
+        """Bytes of a node's memory that go with each GPU."""
+        return self.memory_per_node // self.gpus_per_node
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

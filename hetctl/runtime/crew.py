@@ -37,7 +37,18 @@ from hetctl.launchers.agents import (
     sets_by_step,
 )
 from hetctl.runtime.agent.binding import GPU
-from hetctl.runtime.agent.messages import ENDED, FROM, LEAVE, SIGNAL, START, TO, NodeFacts, Welcome
+from hetctl.runtime.agent.messages import (
+    ENDED,
+    FROM,
+    LEAVE,
+    OVERUSE,
+    SIGNAL,
+    START,
+    TO,
+    NodeFacts,
+    Overuse,
+    Welcome,
+)
 from hetctl.runtime.assignment import Assignment, Stop, Task, write_address
 from hetctl.runtime.engagement import EndedGroup, Engagement, Seat
 from hetctl.runtime.group import Place
@@ -393,8 +404,10 @@ class Crew:
         lost_at = time.monotonic() + self._timeouts.silence_s
         agent = started.agents[held.node] = _Agent(held, node, wire, lost_at)
         self._selector.register(wire, selectors.EVENT_READ, agent)
+        site = self._site
         welcome = Welcome(
-            node, held.gpus, self._site.device, self._site.cores_per_gpu, self._timeouts.orphaned_s
+            *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
+            site.timeouts.orphaned_s,
         )
         waiting = [seat.gpu[1] for seat in self._seats.values() if self._agent_of(seat) is agent]
         self._send(agent, encode(welcome), *({START: number} for number in waiting))
@@ -427,7 +440,10 @@ class Crew:
             if seat := self._seats.get(gpu):
                 self._hear_rank(seat, message["message"])
         elif ENDED in message:
-            self._hear_of_end(agent, (agent.held.node, message[ENDED]), message["exit_code"])
+            gpu, exit_code = (agent.held.node, message[ENDED]), message["exit_code"]
+            if (overuse := message[OVERUSE]) and (group := self._engaged_on.get(gpu)):
+                group.note_overuse(decode(Overuse, overuse), f"the rank on GPU {gpu[1]} of {agent.node}")
+            self._hear_of_end(agent, gpu, exit_code)
 
     def _hear_of_end(self, agent: _Agent, gpu: Gpu, exit_code: int) -> None:
         if exit_code == KILLED and gpu in self._engaged_on:

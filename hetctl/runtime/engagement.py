@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.control.ends import CAUSES
+from hetctl.control.ends import CAUSES, with_peak
 from hetctl.core.codec import decode
 from hetctl.core.ends import LOST_PEER, Why
 from hetctl.core.plan import Allocation
 from hetctl.core.pulse import Pulse
 from hetctl.launchers.agents import Gpu
+from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.assignment import Task
 from hetctl.runtime.steps import append, end_of
 from hetctl.runtime.wire import Address
@@ -54,6 +56,8 @@ class EndedGroup:
         Nodes whose agents were lost, and with them the group.
     signalled : bool
         Whether SIGTERM made it leave, or ended one of its ranks.
+    overuse : Overuse or None
+        Memory of a rank that its agent has ended for it.
     """
 
     name: str
@@ -63,9 +67,12 @@ class EndedGroup:
     hung: bool = False
     lost_nodes: tuple[str, ...] = ()
     signalled: bool = False
+    overuse: Overuse | None = None
 
     def cause(self, why: Why) -> str:
         """Say in words how it ended."""
+        if why is Why.OUT_OF_MEMORY and self.overuse:
+            return _in_words(self.overuse)
         if why in CAUSES:
             return CAUSES[why]
         if self.exit_code > 128:
@@ -95,6 +102,8 @@ class Engagement:
         Ranks that know their assignment, have nothing to do any more, are no more.
     exit_code : int
         Of the first that was lost by itself.
+    overuse : Overuse or None
+        Memory of the first of its ranks that an agent has ended for it.
     said : str
         What the launcher wrote, of a group that was lost with agents.
     lost_nodes : dict of str to None
@@ -122,6 +131,7 @@ class Engagement:
     done: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     exit_code: int = 0
+    overuse: Overuse | None = None
     said: str = ""
     lost_nodes: dict[str, None] = field(default_factory=dict)
     hung: bool = False
@@ -150,6 +160,12 @@ class Engagement:
             self.signalled = True
         if "done" in message:
             self.done.add(self.seats.index(seat))
+
+    def note_overuse(self, overuse: Overuse, who: str) -> None:
+        """Note that the agent of a rank has ended it for its memory, in the log too; the first one stands."""
+        self.overuse = self.overuse or overuse
+        with suppress(OSError):
+            append(self.task.log, f"{who} was ended: {_in_words(overuse)}\n")
 
     def lose(self, seat: Seat, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
         """Note the end of a rank; one that was lost with another says nothing about the cause.
@@ -183,7 +199,12 @@ class Engagement:
             *(self.task.name, self.allocation, self.exit_code, self.said + output, self.hung),
             tuple(self.lost_nodes),
             self.signalled or self.exit_code == 128 + signal.SIGTERM,
+            self.overuse,
         )
+
+
+def _in_words(overuse: Overuse) -> str:
+    return with_peak(CAUSES[Why.OUT_OF_MEMORY], overuse.peak, overuse.share)
 
 
 def _signal_name(number: int) -> str:

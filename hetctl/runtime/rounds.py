@@ -90,7 +90,7 @@ class OpenRound:
         self.reports[step.name] = report
         why = self._why(step, report)
         cause = step.cause(why)
-        if why is Why.OUT_OF_MEMORY:
+        if why is Why.OUT_OF_MEMORY and not step.overuse:
             cause = with_peak(cause, report.peak_memory_bytes or profiled_peak)
         self.events.write(
             "step_ended",

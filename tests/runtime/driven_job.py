@@ -36,12 +36,13 @@ class Job:
         max_gpus: int = 1,
         ensemble: Ensemble | None = None,
         site: Site | None = None,
+        memory: int = 2**40,
         **spec,
     ) -> None:
         self.folder = folder
         self.python = python_without_training(folder)
         self.run = RunFolder(folder / "runs" / "r")
-        local = Site("local", "local", "local", 1, slots, slots, 2**30, (Queue("local"),), device="slot")
+        local = Site("local", "local", "local", 1, slots, slots, memory, (Queue("local"),), device="slot")
         pretended = tuple(Member(n, c, max_gpus=max_gpus) for n, c in members.items())
         known = {name: (rates or {}).get(name, {1: 100.0}) for name in members}
         profiles = tuple(MemberProfile(name, known[name], None, 10) for name in members)

@@ -9,8 +9,12 @@ from hetctl.runtime.agent.binding import Binding, binding_of
 from hetctl.runtime.agent.messages import GpuFacts, NodeFacts, Welcome
 
 
+def welcome_to(node, gpus, device, cores_per_gpu):
+    return Welcome(node, gpus, device, cores_per_gpu, memory_per_gpu=2**30, orphaned_s=1.0)
+
+
 def test_a_slot_has_cores_of_its_own_and_no_device():
-    welcome = Welcome("n1", (0, 1), "slot", 2)
+    welcome = welcome_to("n1", (0, 1), "slot", 2)
     cores = (4, 5, 6, 7)
     assert [binding_of(welcome, slot, NodeFacts("s", "h", {}, cores)) for slot in (0, 1)] == [
         Binding("n1", 0, None, (4, 5)),
@@ -19,7 +23,7 @@ def test_a_slot_has_cores_of_its_own_and_no_device():
 
 
 def test_a_gpu_is_known_by_its_place_among_those_that_processes_see():
-    welcome = Welcome("n1", (2, 5), "gpu", 1)
+    welcome = welcome_to("n1", (2, 5), "gpu", 1)
     assert [binding_of(welcome, gpu, NodeFacts("s", "h", {}, tuple(range(8)))).device for gpu in (2, 5)] == [
         0,
         1,
@@ -27,7 +31,7 @@ def test_a_gpu_is_known_by_its_place_among_those_that_processes_see():
 
 
 def test_more_slots_than_cores_go_round():
-    welcome = Welcome("n1", tuple(range(5)), "slot", 1)
+    welcome = welcome_to("n1", tuple(range(5)), "slot", 1)
     assert [binding_of(welcome, slot, NodeFacts("s", "h", {}, (8, 9))).cores for slot in range(5)] == [
         (8,),
         (9,),
@@ -40,13 +44,13 @@ def test_more_slots_than_cores_go_round():
 def test_a_rank_has_cores_near_its_gpu_and_no_other_rank_has_them():
     near = (0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3), (4, 5, 6, 7)
     facts = NodeFacts("s", "h", {}, tuple(range(8)), tuple(GpuFacts("u", "A100", cores) for cores in near))
-    welcome = Welcome("n1", (0, 1, 2, 3), "gpu", 2)
+    welcome = welcome_to("n1", (0, 1, 2, 3), "gpu", 2)
     assert [binding_of(welcome, gpu, facts).cores for gpu in range(4)] == [(0, 1), (4, 5), (2, 3), (6, 7)]
 
 
 def test_near_cores_that_the_job_has_not_got_are_no_use():
     facts = NodeFacts("s", "h", {}, (0, 1), (GpuFacts("u", "A100", (8, 9)),))
-    assert binding_of(Welcome("n1", (0,), "gpu", 1), 0, facts).cores == (0,)
+    assert binding_of(welcome_to("n1", (0,), "gpu", 1), 0, facts).cores == (0,)
 
 
 def test_an_agent_that_is_confined_shares_its_cores_out_in_order():
@@ -65,7 +69,7 @@ def test_an_agent_that_sees_all_cores_goes_by_the_numbers_of_its_gpus():
 
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_ranks_share_no_core_where_there_are_enough(gpus, cores_per_gpu):
-    welcome = Welcome("n1", tuple(range(gpus)), "gpu", cores_per_gpu)
+    welcome = welcome_to("n1", tuple(range(gpus)), "gpu", cores_per_gpu)
     cores = tuple(range(100, 100 + gpus * cores_per_gpu))
     shares = [binding_of(welcome, gpu, NodeFacts("s", "h", {}, cores)).cores for gpu in range(gpus)]
     assert sorted(core for share in shares for core in share) == list(cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -190,6 +191,22 @@ def test_a_step_that_the_kernel_killed_for_memory_has_the_profiled_peak(tmp_path
     )
     job.drive(fault="STEP|1|253|slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0.")
     assert job.progress()["a"].failed == "out of memory: 2.00 GiB at its peak"
+
+
+def test_a_rank_that_takes_the_memory_of_others_is_ended_with_its_peak_and_share(tmp_path):
+    members = {"greedy": {"eat": 450 * 2**20, "epochs": 1000}, "good": {"epochs": 60}}
+    job = Job(tmp_path, members, memory=400 * 2**20, retries=0, options={"alpha": 0.0})
+    job.drive()
+    (end,) = (e.data for e in job.events("step_ended") if e.data["member"] == "greedy")
+    assert (end["why"], end["exit_code"], end["fault"]) == ("out-of-memory", 71, True)
+    found = re.fullmatch(
+        r"out of memory: (\S+) GiB at its peak, and its share of the node is 0.20 GiB", end["cause"]
+    )
+    assert 0.44 <= float(found[1]) < 0.6
+    assert job.progress()["greedy"].failed == end["cause"]
+    assert end["cause"] in (job.run.round(0).logs / "greedy.log").read_text()
+    assert job.progress()["good"].converged
+    assert len(job.steps("good")) == 1
 
 
 def test_a_full_disk_under_a_trainer_ends_the_job_and_costs_no_checkpoint(tmp_path):

@@ -376,9 +376,7 @@ def test_the_same_story_by_either_launch(start, launch):
     (one,) = job.end_of("one")
     assert (one.exit_code, one.output) == (0, "at work on one\n")
     assert job.crew.free_nodes() == (NODE,)
-    seen = {
-        name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")
-    }
+    seen = {name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")}
     assert seen == SEEN[launch]
     assert len(job.agents()) == (1 if launch == NODES else 0)
 

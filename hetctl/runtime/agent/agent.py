@@ -19,9 +19,22 @@ from hetctl.launchers.agents import cancel_command
 from hetctl.launchers.nodes import NODE_VARIABLES
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
-from hetctl.runtime.agent.memory import oom_kills
-from hetctl.runtime.agent.messages import ENDED, FROM, LEAVE, SIGNAL, START, TO, GpuFacts, NodeFacts, Welcome
+from hetctl.runtime.agent.memory import MemoryWatch, oom_kills
+from hetctl.runtime.agent.messages import (
+    ENDED,
+    FROM,
+    LEAVE,
+    OVERUSE,
+    SIGNAL,
+    START,
+    TO,
+    GpuFacts,
+    NodeFacts,
+    Overuse,
+    Welcome,
+)
 from hetctl.runtime.agent.template import RankStart, Serve, Template
+from hetctl.runtime.steady import say
 from hetctl.runtime.wire import Address, Wire, knock
 
 CONNECT_S = 60.0
@@ -77,6 +90,8 @@ class Agent:
         self._next_heartbeat = 0.0
         self._dismissed = False
         self._oom_kills = oom_kills()
+        self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
+        self._overuse: dict[int, Overuse] = {}
 
     @property
     def orphaned_s(self) -> float:
@@ -108,6 +123,15 @@ class Agent:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + SIGN_EVERY_S
             self._driver.send({})
+            self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        """End the rank that takes the memory of the others; what it had must be free before another is."""
+        if not self._overuse and (found := self._memory.look(self._pids)):
+            gpu, overuse = found
+            self._overuse[gpu] = overuse
+            say(f"rank on GPU {gpu} is ended: it has {overuse.peak} bytes, and its share is {overuse.share}")
+            self._signal(gpu, signal.SIGKILL)
 
     def _hear_driver(self) -> None:
         for message in self._driver.arrived():
@@ -165,14 +189,16 @@ class Agent:
             self._hear_rank(news.gpu, rank)
         if rank := self._ranks.get(news.gpu):
             self._forget(news.gpu, rank)
-        self._driver.send({ENDED: news.gpu, "exit_code": self._cause(news.exit_code)})
+        overuse = self._overuse.pop(news.gpu, None)
+        exit_code = self._cause(news.exit_code, overuse)
+        self._driver.send({ENDED: news.gpu, "exit_code": exit_code, OVERUSE: encode(overuse)})
 
-    def _cause(self, exit_code: int) -> int:
-        """Tell a kill by the kernel for want of memory from any other."""
-        if exit_code != 128 + signal.SIGKILL or (kills := oom_kills()) <= self._oom_kills:
+    def _cause(self, exit_code: int, overuse: Overuse | None) -> int:
+        """Tell a kill for want of memory, by the kernel or by this agent, from any other."""
+        if exit_code != 128 + signal.SIGKILL:
             return exit_code
-        self._oom_kills = kills
-        return EXIT_CODES[Why.OUT_OF_MEMORY]
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return EXIT_CODES[Why.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
 
 
 def _set_variables(threads: int) -> None:

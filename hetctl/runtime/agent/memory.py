@@ -1,38 +1,194 @@
-"""Kills of the kernel's out-of-memory killer in the control group of this process."""
+"""Memory of this node: its limits, the ranks' shares of it, and kills for want of it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-COUNTERS = {"": "memory.events", "memory": "memory/memory.oom_control"}
-"""File with the line ``oom_kill N``, by the controllers that `MEMBERSHIP` names: cgroups(7), version 2 and 1.
+from hetctl.runtime.agent.messages import Overuse
 
-The group's own path comes before the last part.
-"""
+MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+PROCESSES = Path("/proc")
+KIBIBYTE = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+NEARLY = 0.95
+"""More of a limit than this is nearly all of it."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Names of the files of a version of control groups, and of a line in one of them.
+
+    Parameters
+    ----------
+    folder : str
+        Where the groups are, below the root.
+    kills : str
+        File with the line ``oom_kill N``.
+    cache : str
+        Line of ``memory.stat`` with the bytes of files that the kernel can drop.
+    """
+
+    folder: str
+    kills: str
+    usage: str
+    limit: str
+    cache: str
+
+
+VERSIONS = {
+    "": _Version("", "memory.events", "memory.current", "memory.max", "inactive_file"),
+    "memory": _Version(
+        *("memory", "memory.oom_control", "memory.usage_in_bytes", "memory.limit_in_bytes"),
+        "total_inactive_file",
+    ),
+}
+"""By the controllers that `MEMBERSHIP` names: cgroups(7), version 2 and 1."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """Bytes of some memory that are in use, and the most that may be."""
+
+    used: int
+    limit: int
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether the kernel may soon end a process of its own choice."""
+        return self.used > NEARLY * self.limit
+
+
+def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) -> tuple[int, Overuse] | None:
+    """Return the rank to end, by its GPU: where any memory is nearly full, that most above its share.
+
+    Parameters
+    ----------
+    private : mapping of int to int
+        Bytes that each rank has to itself, by GPU.
+    share : int
+        Bytes of each rank. One may use more, as long as there is room.
+    """
+    if not private or not any(level.nearly_full for level in levels):
+        return None
+    gpu = max(private, key=lambda gpu: private[gpu])
+    return (gpu, Overuse(private[gpu], share)) if private[gpu] > share else None
+
+
+class MemoryWatch:
+    """Looks for the rank to end before the kernel ends another one.
+
+    Parameters
+    ----------
+    share : int
+        Bytes of the node that go with each GPU.
+    gpus : int
+        Of the job on this node.
+    """
+
+    def __init__(self, share: int, gpus: int) -> None:
+        machine = machine_level().limit
+        self._groups = tuple(group for group in limited_groups() if group.limit < machine)
+        limits = (machine, *(group.limit for group in self._groups))
+        self._share = min(share, *(limit // gpus for limit in limits))
+        self._limit = self._share * gpus
+
+    def look(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
+        """Return the rank to end, if there is one; `pids` has the processes of all, by GPU.
+
+        While nothing is nearly full it costs two small files or three; ranks are not looked at.
+        """
+        machine = machine_level()
+        levels = [machine, *(group.level() for group in self._groups)]
+        whole = Level(machine.used, self._limit)
+        if not any(level.nearly_full for level in (*levels, whole)):
+            return None
+        private = {gpu: private_bytes(pid) for gpu, pid in pids.items()}
+        return most_above(private, self._share, [*levels, Level(sum(private.values()), self._limit)])
+
+
+def machine_level(processes: Path = PROCESSES) -> Level:
+    """Return the memory of the machine."""
+    meminfo = processes / "meminfo"
+    total = _line(meminfo, "MemTotal:")
+    return Level(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
+
+
+def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
+    """Return what a process has in memory without files and shared memory; 0 if it is gone."""
+    try:
+        _, resident, shared, *_ = (processes / str(pid) / "statm").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class LimitedGroup:
+    """A control group that has a limit, with all groups in it.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes.
+    """
+
+    folder: Path
+    version: _Version
+    limit: int
+
+    def level(self) -> Level:
+        """Return its memory, without what the kernel would drop before it kills."""
+        used = _number(self.folder / self.version.usage)
+        if Level(used, self.limit).nearly_full:
+            used -= _line(self.folder / "memory.stat", self.version.cache)
+        return Level(used, self.limit)
+
+
+def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[LimitedGroup]:
+    """Yield the groups that this process is in, and those around them, as far as they have limits."""
+    for version, own in _own_groups(membership, root):
+        top = root / version.folder
+        for folder in (own, *own.parents):
+            if limit := _number(folder / version.limit):
+                yield LimitedGroup(folder, version, limit)
+            if folder == top:
+                break
 
 
 def oom_kills(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int:
     """Return how many processes of this control group were killed for memory; 0 where that is not counted."""
-    return max((_count(path) for path in _counters(membership, root)), default=0)
+    own = _own_groups(membership, root)
+    return max((_line(folder / version.kills, "oom_kill") for version, folder in own), default=0)
 
 
-def _counters(membership: Path, root: Path) -> list[Path]:
+def _own_groups(membership: Path, root: Path) -> list[tuple[_Version, Path]]:
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found = []
-    for _, controllers, group in (line.split(":", 2) for line in lines):
-        if controllers in COUNTERS:
-            counter = Path(COUNTERS[controllers])
-            found.append(root / counter.parent / group.lstrip("/") / counter.name)
-    return found
+    named = (line.split(":", 2) for line in lines)
+    return [
+        (version, root / version.folder / group.lstrip("/"))
+        for _, controllers, group in named
+        if (version := VERSIONS.get(controllers))
+    ]
 
 
-def _count(path: Path) -> int:
+def _number(path: Path) -> int:
+    """Return the number in a file; 0 if there is no such file, or ``max`` in it."""
     try:
-        words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
-        return next((int(value) for name, value in words if name == "oom_kill"), 0)
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _line(path: Path, name: str) -> int:
+    """Return the number in a file's line of that name; 0 if there is none."""
+    try:
+        with path.open(encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(f"{name} ")), 0)
     except (OSError, ValueError):
         return 0

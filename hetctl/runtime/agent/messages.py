@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetctl.core.site import Timeouts
-
 START = "start"
 """Number of a GPU: fork a rank on it."""
 SIGNAL = "signal"
@@ -19,7 +17,9 @@ TO, FROM = "to", "from"
 LEAVE = "leave"
 """The driver's last message: the job ends in order."""
 ENDED = "ended"
-"""Number of a GPU whose rank has ended with ``exit_code``."""
+"""Number of a GPU whose rank has ended with ``exit_code``; with its `OVERUSE` where that was why."""
+OVERUSE = "overuse"
+"""An `Overuse`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Welcome:
         ``gpu`` or ``slot``, as the site says.
     cores_per_gpu : int
         Of each rank.
+    memory_per_gpu : int
+        Bytes: each rank's share of the node's.
     orphaned_s : float
         As of the site's `Timeouts`.
     """
@@ -87,4 +89,21 @@ class Welcome:
     gpus: tuple[int, ...]
     device: str
     cores_per_gpu: int
-    orphaned_s: float = Timeouts.orphaned_s
+    memory_per_gpu: int
+    orphaned_s: float
+
+
+@dataclass(frozen=True)
+class Overuse:
+    """Memory of a rank that was ended since it had more than its share, and the node no more room.
+
+    Parameters
+    ----------
+    peak : int
+        Bytes that it had to itself when it was ended.
+    share : int
+        Bytes.
+    """
+
+    peak: int
+    share: int
