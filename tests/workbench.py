@@ -21,12 +21,12 @@ from pathlib import Path
 
 from hetctl.core.codec import encode
 from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.events import EventWriter, read_folder
-from hetctl.core.layout import Home, RoundFolder
+from hetctl.core.events import EventWriter
+from hetctl.core.layout import Home
 from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import EpochResult, Machine, ProfilePoint
-from hetctl.core.run import read_round
-from hetctl.runtime.assignment import MEASURE, TRAIN
+from hetctl.core.progress import events_in
+from hetctl.runtime.assignment import MEASURE, TRAIN, Task
 from hetctl.runtime.group import SingleRank, join_group
 
 TINY = Path(__file__).parent / "ensembles"
@@ -134,20 +134,14 @@ class ProjectFolder:
         }
 
     def driver_events(self, run: str = "trio-001"):
-        return [
-            event
-            for rounds in self.home.run(run).rounds()
-            for event in read_folder(rounds.events)
-            if event.source == "driver"
-        ]
+        return [event for event in events_in(self.home.run(run)) if event.source == "driver"]
 
     def epochs(self, run: str = "trio-001") -> dict[str, list[int]]:
         """The epochs that each member was trained for, as often as they were trained."""
         trained: dict[str, list[int]] = {}
-        for rounds in self.home.run(run).rounds():
-            for event in read_folder(rounds.events):
-                if event.kind == "epoch":
-                    trained.setdefault(event.source, []).append(int(event.data["epoch"]))
+        for event in events_in(self.home.run(run)):
+            if event.kind == "epoch":
+                trained.setdefault(event.source, []).append(int(event.data["epoch"]))
         return trained
 
 
@@ -219,7 +213,7 @@ def led(pretend):
         def told():
             return desk.told(assignment.place.key)
 
-        if desk.group.rank == 0 and (code := pretend(Path(task.folder), task.name, told)):
+        if desk.group.rank == 0 and (code := pretend(task, told)):
             os._exit(code)
         desk.group.leave()
 
@@ -241,19 +235,19 @@ class NoLink:
         pass
 
 
-def measure(folder: Path, source: str, _told) -> int:
+def measure(task: Task, _told) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
 
     ``fail``: report an error.
     """
-    measurements = read_measurements(folder)
-    point = next(point for point in measurements.points if point.source == source)
+    measurements = read_measurements(Path(task.folder))
+    point = next(point for point in measurements.points if point.source == task.name)
     member = measurements.ensemble.member(point.member)
     print("building", point.member, flush=True)
     time.sleep(member.config.get("measure_s", 0.1))
     while not Path(member.config.get("gate", "/")).exists():
         time.sleep(0.05)
-    events = EventWriter(folder / "events", point.source)
+    events = EventWriter(task.events, task.name)
     if member.config.get("fail"):
         events.write("failed", error="no such layer")
         return 1
@@ -265,7 +259,7 @@ def measure(folder: Path, source: str, _told) -> int:
     return 0
 
 
-def train(path: Path, name: str, told) -> int:
+def train(task: Task, told) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
@@ -275,12 +269,11 @@ def train(path: Path, name: str, told) -> int:
     ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else; ``eat``: hold so many
     bytes of memory.
     """
-    folder = RoundFolder(path)
-    round_file = read_round(folder.file)
-    member = round_file.ensemble.member(name)
+    training = task.training
+    member = training.ensemble.member(task.name)
     config = member.config
-    events = EventWriter(folder.events, name)
-    state = round_file.checkpoint_folder(name) / "epochs"
+    events = EventWriter(task.events, task.name, task.round)
+    state = Path(training.checkpoints) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0
     events.write("started", epochs=done, part_samples=0)
@@ -297,14 +290,14 @@ def train(path: Path, name: str, told) -> int:
     hoard = b"x" * config.get("eat", 0)
     limit = member.stop.max_epochs if config.get("to_the_limit") else config.get("epochs", 3)
     while done < limit:
-        reason = "deadline" if config.get("no_room") else _wait(told, round_file.deadline, config)
+        reason = "deadline" if config.get("no_room") else _wait(told, training.deadline, config)
         if reason:
             time.sleep(config.get("leave_s", 0.0))
             events.write("stopped", reason=reason, part_samples=0)
             return 0
         done += 1
         state.write_text(str(done))
-        gpus = round_file.allocation_of(name).gpus
+        gpus = training.allocation.gpus
         result = EpochResult(done, {"loss": 1 / done, "val_accuracy": done / 100}, 0.1, gpus, time.time())
         events.write("epoch", **encode(result), evaluate_s=0.0)
         if config.get("disk_full_after") == done and not state.with_name("full").exists():

@@ -51,8 +51,10 @@ class LocalBatch:
         self._folder = folder
 
     def submit(self, request: JobRequest) -> str:
-        """Start the script's supervisor in a session of its own, with its output in the round's log."""
-        log = request.script.parent / "logs" / "job.log"
+        """Start the script's supervisor in a session of its own, with its output in the log beside it."""
+        if not request.script.is_file():
+            raise BatchSystemError(f"cannot start {request.script}: there is no such file")
+        log = request.script.with_suffix(".log")
         wants = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
         self._start(request.name, request.script, wants, log)
         return request.name

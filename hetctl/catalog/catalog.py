@@ -30,8 +30,8 @@ from hetctl.catalog.ingest import (
     allocation_rows,
     checkpoint_rows,
     epoch_rows,
-    planned_of,
-    round_row,
+    round_rows,
+    tells_of_round,
 )
 from hetctl.catalog.schema import (
     ALLOCATIONS,
@@ -56,7 +56,7 @@ from hetctl.core.events import DRIVER, Event
 from hetctl.core.job import Job
 from hetctl.core.plan import Plan
 from hetctl.core.profile import EpochResult, PreprocessPoint, ProfilePoint
-from hetctl.core.run import RoundFile, RunSpec
+from hetctl.core.run import RunSpec
 from hetctl.core.site import Site
 
 QUEUED = "queued"
@@ -306,10 +306,8 @@ class Catalog:
         rows = self._rows(select(JOBS).where(JOBS.c.run == run).order_by(JOBS.c.number))
         return [decode(Job, row) for row in rows]
 
-    def ingest(
-        self, run: str, round_index: int, round_file: RoundFile | None, events: Iterable[Event]
-    ) -> int:
-        """Store what happened in a round, however often and in whatever parts it is told.
+    def ingest(self, run: str, events: Iterable[Event]) -> int:
+        """Store what happened in a run, however often and in whatever parts it is told.
 
         The tables depend on which events were ingested, never on when or in which order. Of
         several reports of one epoch the earliest counts, as in `core.progress`.
@@ -324,13 +322,13 @@ class Catalog:
         BadInputError
             If the run is not in the catalog, or an epoch's report is garbled.
         """
-        key = {"run": run, "round": round_index}
+        key = {"run": run}
         with self._write_run(run) as connection:
             fresh = _unseen(connection, key, events)
             _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
             _insert(connection, _earliest_report(), [{**key, **row} for row in epoch_rows(fresh)])
             _insert(connection, CHECKPOINTS, [{**key, **row} for row in checkpoint_rows(fresh)])
-            _save_round(connection, key, planned_of(round_file) if round_file else None, fresh)
+            _save_rounds(connection, key, fresh)
         return len(fresh)
 
     def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
@@ -420,19 +418,18 @@ def _earliest_report() -> sqlite.Insert:
     old = EPOCHS.c
     return _upsert(
         EPOCHS,
-        lambda new: tuple_(new.reported_at, new.seq, new.round) < tuple_(old.reported_at, old.seq, old.round),
+        lambda new: tuple_(new.reported_at, new.seq) < tuple_(old.reported_at, old.seq),
     )
 
 
-def _save_round(connection: Connection, key: Row, planned: Row | None, fresh: list[Event]) -> None:
-    """Write the rows of a round anew from all that was told of it so far."""
-    stored = connection.execute(select(ROUNDS.c.planned).filter_by(**key)).first()
-    told = stored.planned if stored else None
-    if stored and planned in (None, told) and all(event.source != DRIVER for event in fresh):
+def _save_rounds(connection: Connection, key: Row, fresh: Iterable[Event]) -> None:
+    """Write the rows of rounds anew from all that was told of them, from the first that has news."""
+    first = min((event.round for event in fresh if tells_of_round(event)), default=None)
+    if first is None:
         return
-    rows = connection.execute(select(EVENTS).filter_by(**key, source=DRIVER).order_by(EVENTS.c.seq))
-    driver = [decode(Event, dict(row)) for row in rows.mappings()]
-    planned = planned or told
-    connection.execute(_upsert(ROUNDS), {**key, **round_row(planned, driver), "planned": planned})
-    connection.execute(delete(ALLOCATIONS).filter_by(**key))
-    _insert(connection, ALLOCATIONS, [{**key, **row} for row in allocation_rows(planned, driver)])
+    told = select(EVENTS).filter_by(**key, source=DRIVER).where(EVENTS.c.round >= first)
+    rows = connection.execute(told.order_by(EVENTS.c.seq)).mappings()
+    driver = [decode(Event, dict(row)) for row in rows]
+    _insert(connection, _upsert(ROUNDS), [{**key, **row} for row in round_rows(driver)])
+    connection.execute(delete(ALLOCATIONS).filter_by(**key).where(ALLOCATIONS.c.round >= first))
+    _insert(connection, ALLOCATIONS, [{**key, **row} for row in allocation_rows(driver)])

@@ -1,15 +1,14 @@
-"""From the events of a round to the rows of its tables: pure, and the same in whatever order they came."""
+"""From the events of a run to the rows of its tables: pure, and the same in whatever order they came."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hetctl.core.codec import decode, encode
 from hetctl.core.errors import BadInputError
 from hetctl.core.events import DRIVER, Event
 from hetctl.core.profile import EpochResult
-from hetctl.core.run import RoundFile
 
 Row = dict[str, Any]
 
@@ -31,38 +30,37 @@ OF_ROUND: dict[str, Callable[[Event], Row]] = {
 OF_ALLOCATION: dict[str, Callable[[Event], Row]] = {
     "step_started": lambda event: {
         **dict.fromkeys(("ended_at", "exit_code", "cause")),
-        **_pick(event, "gpus", "placement"),
+        **_pick(event, "gpus", "mode", "rate", "placement"),
         "started_at": event.time,
     },
     "step_ended": lambda event: {"ended_at": event.time, **_pick(event, "exit_code", "cause")},
 }
 
 
-def planned_of(round_file: RoundFile) -> Row:
-    """Return what the tables take from a round file."""
-    return {"job": round_file.job, "allocations": encode(round_file.allocations)}
+def tells_of_round(event: Event) -> bool:
+    """Return true if an event changes the row of a round, or of one of its allocations."""
+    return event.source == DRIVER and (event.kind in OF_ROUND or event.kind in OF_ALLOCATION)
 
 
-def round_row(planned: Mapping[str, Any] | None, driver: Iterable[Event]) -> Row:
-    """Fold the driver's events of a round, in order, into its row; `planned` as in `planned_of`."""
-    row: Row = dict.fromkeys(ROUND_COLUMNS)
-    row["job"] = planned["job"] if planned else None
-    for event in driver:
+def round_rows(driver: Iterable[Event]) -> list[Row]:
+    """Fold the drivers' events, in order, into a row for each round."""
+    empty = dict.fromkeys(ROUND_COLUMNS)
+    rows: dict[int, Row] = {}
+    for event in filter(tells_of_round, driver):
+        row = rows.setdefault(event.round, {"round": event.round, **empty})
         if event.kind in OF_ROUND:
             row.update(OF_ROUND[event.kind](event))
-    return row
+    return list(rows.values())
 
 
-def allocation_rows(planned: Mapping[str, Any] | None, driver: Iterable[Event]) -> list[Row]:
-    """Fold the driver's events of a round, in order, into a row per member."""
+def allocation_rows(driver: Iterable[Event]) -> list[Row]:
+    """Fold the drivers' events, in order, into a row for each member of each round."""
     empty = dict.fromkeys(ALLOCATION_COLUMNS)
-    rows: dict[str, Row] = {}
-    for allocation in planned["allocations"] if planned else ():
-        rows[allocation["member"]] = {**empty, **allocation}
+    rows: dict[tuple[int, str], Row] = {}
     for event in driver:
         if event.kind in OF_ALLOCATION and "member" in event.data:
             name = str(event.data["member"])
-            row = rows.setdefault(name, {"member": name, **empty})
+            row = rows.setdefault((event.round, name), {"round": event.round, "member": name, **empty})
             row.update(OF_ALLOCATION[event.kind](event))
     return list(rows.values())
 
@@ -78,6 +76,7 @@ def epoch_rows(events: Iterable[Event]) -> list[Row]:
     return [
         {
             "member": event.source,
+            "round": event.round,
             "reported_at": event.time,
             "seq": event.seq,
             **encode(_epoch_result(event)),
@@ -92,6 +91,7 @@ def checkpoint_rows(events: Iterable[Event]) -> list[Row]:
     return [
         {
             "member": event.source,
+            "round": event.round,
             "seq": event.seq,
             "saved_at": event.time,
             **_pick(event, *CHECKPOINT_COLUMNS),

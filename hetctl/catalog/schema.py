@@ -141,7 +141,6 @@ JOBS = Table(
     Column("run", ForeignKey("runs.name"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("name", String, nullable=False, unique=True),
-    Column("first_round", Integer, nullable=False),
     Column("batch_id", String, nullable=False),
     Column("state", String, nullable=False),
     Column("nodes", Integer, nullable=False),
@@ -157,9 +156,9 @@ EVENTS = Table(
     "events",
     METADATA,
     Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("round", Integer, primary_key=True),
     Column("source", String, primary_key=True),
     Column("seq", Integer, primary_key=True),
+    Column("round", Integer, nullable=False),
     Column("kind", String, nullable=False),
     Column("time", Float, nullable=False),
     Column("data", JSON, nullable=False),
@@ -175,8 +174,6 @@ ROUNDS = Table(
     Column("started_at", Float),
     Column("ended_at", Float),
     Column("ended_by", String),
-    # The job and allocations of round.json; null if it was never seen.
-    Column("planned", JSON(none_as_null=True)),
 )
 
 ALLOCATIONS = Table(
@@ -220,9 +217,9 @@ CHECKPOINTS = Table(
     "checkpoints",
     METADATA,
     Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("round", Integer, primary_key=True),
     Column("member", String, primary_key=True),
     Column("seq", Integer, primary_key=True),
+    Column("round", Integer, nullable=False),
     Column("epoch", Integer),
     Column("part_samples", Integer),
     Column("path", String),

@@ -30,13 +30,13 @@ class Event:
     source : str
         Name of the file without its ending: a member, or ``driver``.
     seq : int
-        Line number from 0; (round, source, seq) identifies the event for ever.
+        Line number from 0; (source, seq) identifies the event for ever.
     kind : str
         ``step_started``, ``epoch``, ``converged``, ..: see docs/files.md.
     time : float
         Seconds since the epoch, on the writer's clock.
     round : int
-        Index of the round in whose folder the file lies; 0 where there are no rounds.
+        Index of the round that it tells of, or in which the job starts; 0 where there are no rounds.
     """
 
     source: str
@@ -47,19 +47,25 @@ class Event:
     round: int = 0
 
     @property
-    def order(self) -> tuple[float, str, int, int]:
+    def order(self) -> tuple[float, str, int]:
         """By time; at one time by writer, and by line."""
-        return self.time, self.source, self.round, self.seq
+        return self.time, self.source, self.seq
 
 
 class EventWriter:
     """Appends events to one file; each is on its way to the disk before `write` returns.
 
     Several threads may write.
+
+    Parameters
+    ----------
+    round_index : int or None
+        Of the round that all its events tell of; None where there are no rounds.
     """
 
-    def __init__(self, folder: Path, source: str) -> None:
+    def __init__(self, folder: Path, source: str, round_index: int | None = None) -> None:
         self.path = folder / f"{source}.jsonl"
+        self._common = {} if round_index is None else {"round": round_index}
         self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
@@ -70,7 +76,8 @@ class EventWriter:
         OSError
             If the disk is full or read-only; then nothing was written.
         """
-        line = (json.dumps({"kind": kind, "time": time.time(), **data}, allow_nan=False) + "\n").encode()
+        event = {"kind": kind, "time": time.time(), **self._common, **data}
+        line = (json.dumps(event, allow_nan=False) + "\n").encode()
         with self._lock:
             self._append(line)
 
@@ -99,8 +106,10 @@ class SteadyWriter(EventWriter):
         Told of each event that was lost.
     """
 
-    def __init__(self, folder: Path, source: str, on_failure: Callable[[OSError], None]) -> None:
-        super().__init__(folder, source)
+    def __init__(
+        self, folder: Path, source: str, round_index: int, on_failure: Callable[[OSError], None]
+    ) -> None:
+        super().__init__(folder, source, round_index)
         self._on_failure = on_failure
 
     def write(self, kind: str, **data: Any) -> None:
@@ -137,9 +146,7 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda event: event.order)
 
 
-def parse_events(
-    lines: Iterable[bytes], source: str, first_seq: int = 0, round_index: int = 0
-) -> Iterator[Event]:
+def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Iterator[Event]:
     """Turn lines of a file into events; torn and garbled ones are passed over.
 
     Parameters
@@ -149,11 +156,11 @@ def parse_events(
     """
     for seq, data in enumerate(_values(list(lines)), first_seq):
         try:
-            kind, when = str(data.pop("kind")), float(data.pop("time"))
+            kind, when, index = str(data.pop("kind")), float(data.pop("time")), data.pop("round", 0)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
-        if math.isfinite(when) and well_formed(kind, data):
-            yield Event(source, seq, kind, when, data, round_index)
+        if math.isfinite(when) and type(index) is int and well_formed(kind, data):
+            yield Event(source, seq, kind, when, data, index)
 
 
 def _values(lines: list[bytes]) -> list[Any]:

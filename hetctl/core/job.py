@@ -69,8 +69,6 @@ class Job:
     name : str
         Unique, and the job's name at the batch system: by it a job is found whose submission was
         cut short.
-    first_round : int
-        Index of the round that the job starts with.
     batch_id : str
         The batch system's number of it; empty as long as it is SUBMITTING.
     exit_code, detail, failed_nodes
@@ -79,7 +77,6 @@ class Job:
 
     number: int
     name: str
-    first_round: int
     batch_id: str
     state: JobState
     nodes: int

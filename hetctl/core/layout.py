@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-ROUND_NAME = re.compile(r"round-(\d{4,})$")
 
 
 def make_private_folder(path: Path) -> Path:
@@ -46,61 +43,85 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @dataclass(frozen=True)
-class RoundFolder:
-    """``runs/<run>/round-0000/``: all that a compute node reads and writes, but for checkpoints."""
+class AgentFiles:
+    """The files that a driver shares with the agents of its job.
 
-    path: Path
+    Parameters
+    ----------
+    address : Path
+        Where the driver is, and the key to it; there while it runs.
+    log : Path
+        Output of the agents and their launcher, and of ranks between members.
+    """
 
-    @property
-    def index(self) -> int:
-        """The round's number, from the folder's name."""
-        match = ROUND_NAME.search(self.path.name)
-        assert match is not None
-        return int(match.group(1))
+    address: Path
+    log: Path
 
-    @property
-    def file(self) -> Path:
-        """What the trainers of the round read; absent until the round has been planned."""
-        return self.path / "round.json"
+    @classmethod
+    def within(cls, folder: Path) -> AgentFiles:
+        """Return those of a job that has a folder to itself."""
+        return cls(folder / "driver.json", folder / "logs" / "agents.log")
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """``runs/<run>/job-0000.*``: the files of one job of a run."""
+
+    folder: Path
+    number: int
 
     @property
     def script(self) -> Path:
-        """The batch script of the job that ran the round."""
-        return self.path / "job.sh"
+        """The batch script."""
+        return self._file("sh")
 
     @property
-    def events(self) -> Path:
-        """One file of JSON lines per member, and the driver's."""
-        return self.path / "events"
+    def log(self) -> Path:
+        """Output of the script and of the driver."""
+        return self._file("log")
 
     @property
-    def logs(self) -> Path:
-        """Output of the job and of each step."""
-        return self.path / "logs"
+    def agents(self) -> AgentFiles:
+        """Driver and agents."""
+        return AgentFiles(self._file("driver.json"), self._file("agents.log"))
 
-    def events_of(self, member: str) -> Path:
-        """Return the file of a member's events."""
-        return self.events / f"{member}.jsonl"
+    @property
+    def claim(self) -> Path:
+        """The batch system's number of the job, written by the script."""
+        return self._file("claim")
 
-    def log_of(self, member: str) -> Path:
-        """Output of a member's step."""
-        return self.logs / f"{member}.log"
+    @property
+    def stop(self) -> Path:
+        """What the script writes when the job's end is near; the text says why, and may be missing."""
+        return self._file("stop")
+
+    @property
+    def pulses(self) -> Path:
+        """Live metrics of the members in training, there while the job runs."""
+        return self._file("pulses.json")
+
+    @property
+    def lineups(self) -> Path:
+        """Who trains where, for the nodes' leaders: a line for each round that has any."""
+        return self._file("lineups.jsonl")
 
     @property
     def exchange_log(self) -> Path:
-        """Output of the leaders of a round in lockstep on several nodes."""
-        return self.logs / "exchange.log"
+        """Output of the nodes' leaders."""
+        return self._file("exchange.log")
 
-    def create(self) -> RoundFolder:
-        """Make the folder and those in it."""
-        for folder in (self.path, self.events, self.logs):
-            make_private_folder(folder)
-        return self
+    def clear(self) -> None:
+        """Remove what is of use only while the job runs, and what one that was killed has left of it."""
+        for path in (self.agents.address, self.pulses, self.stop):
+            path.unlink(missing_ok=True)
+
+    def _file(self, ending: str) -> Path:
+        return self.folder / f"job-{self.number:04d}.{ending}"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """``runs/<run>/``."""
+    """``runs/<run>/``: all that the jobs of a run read and write, but for checkpoints."""
 
     path: Path
 
@@ -114,35 +135,57 @@ class RunFolder:
         """The run as submitted, with later changes."""
         return self.path / "run.json"
 
-    def job_stop(self, number: int) -> Path:
-        """Return what a job's script writes when its end is near; the text says why, and may be missing."""
-        return self.path / f"stop-job-{number:04d}"
+    @property
+    def memory(self) -> Path:
+        """What the planner remembers, for the next job."""
+        return self.path / "planner.json"
 
-    def pulses(self, number: int) -> Path:
-        """Return the file of live metrics of a job's members, there while it runs."""
-        return self.path / f"pulses-job-{number:04d}.json"
+    @property
+    def events(self) -> Path:
+        """One file of JSON lines for each member, and the drivers'."""
+        return self.path / "events"
 
-    def claim(self, number: int) -> Path:
-        """Return the file, made by a job's script, with the batch system's number of that job."""
-        return self.path / "claims" / f"job-{number:04d}"
+    @property
+    def logs(self) -> Path:
+        """Output of the members' ranks, a file for each member."""
+        return self.path / "logs"
 
-    def board_of(self, member: str) -> Path:
-        """Return the folder of a member's event files for TensorBoard."""
-        return self.path / "tensorboard" / member
+    def events_of(self, source: str) -> Path:
+        """Return the file of a member's events, or the drivers'."""
+        return self.events / f"{source}.jsonl"
 
-    def round(self, index: int) -> RoundFolder:
-        """Return the folder of a round, existing or not."""
-        return RoundFolder(self.path / f"round-{index:04d}")
+    def log_of(self, member: str) -> Path:
+        """Return the output of a member's ranks."""
+        return self.logs / f"{member}.log"
 
-    def rounds(self) -> list[RoundFolder]:
-        """Return the folders of all rounds so far, in order."""
-        found = [RoundFolder(p) for p in self.path.glob("round-*") if ROUND_NAME.search(p.name)]
-        return sorted(found, key=lambda folder: folder.index)
+    def job(self, number: int) -> JobFiles:
+        """Return the files of a job, existing or not."""
+        return JobFiles(self.path, number)
 
-    def next_index(self) -> int:
-        """Return the first index that no folder has."""
-        rounds = self.rounds()
-        return rounds[-1].index + 1 if rounds else 0
+    def create(self) -> RunFolder:
+        """Make the folder and those in it."""
+        for folder in (self.path, self.events, self.logs):
+            make_private_folder(folder)
+        return self
+
+
+def member_folder(checkpoints: Path, run: str, member: str) -> Path:
+    """Return the folder of a member's checkpoints; runs never share any.
+
+    Parameters
+    ----------
+    checkpoints : Path
+        Folder of all checkpoints.
+    """
+    return checkpoints / run / member
+
+
+def board_in(folder: Path) -> Path:
+    """Return the file of a member's epochs for TensorBoard, beside its checkpoints.
+
+    TensorBoard goes by folders and knows its files by their names.
+    """
+    return folder / "events.out.tfevents.hetctl"
 
 
 @dataclass(frozen=True)
@@ -175,6 +218,7 @@ class Home:
         """Return a run's folder, existing or not."""
         return RunFolder(self.runs / name)
 
-    def checkpoints(self, run: str, member: str) -> Path:
-        """Return the folder of a member's checkpoints; runs never share checkpoints."""
-        return self.path / "checkpoints" / member / run
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.path / "checkpoints"

@@ -10,10 +10,9 @@ from typing import Any
 
 from hetctl.core.codec import decode, encode
 from hetctl.core.ensemble import Ensemble
-from hetctl.core.layout import RunFolder, write_json
-from hetctl.core.plan import Allocation
+from hetctl.core.layout import RunFolder, member_folder, write_json
 from hetctl.core.profile import MemberProfile, PreprocessPoint
-from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Site, Timeouts
+from hetctl.core.site import Site
 
 SCHEMA_VERSION = 1
 
@@ -47,7 +46,7 @@ class RunSpec:
     retries : int
         Failed steps without a finished epoch that a member is forgiven.
     checkpoints : str
-        Absolute folder; a member's are in ``<member>/<run>`` below it.
+        Absolute folder of all checkpoints.
     sharing : str
         ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once on
         a node, for all.
@@ -79,64 +78,7 @@ class RunSpec:
 
     def checkpoint_folder(self, member: str) -> Path:
         """Return where a member's checkpoints lie."""
-        return Path(self.checkpoints) / member / self.run
-
-
-@dataclass(frozen=True)
-class RoundFile:
-    """What the trainers of one round read.
-
-    Parameters
-    ----------
-    deadline : float
-        Seconds since the epoch; an epoch that would end later is not started.
-    longest_s : float or None
-        What a whole job has for training; an epoch that takes longer is trained in parts. None: none is.
-    memory : Any
-        What the planner wanted to remember when the round was opened; the next job goes on from it.
-    sharing, preprocess
-        As in `RunSpec`.
-    cores, gpus_per_node : int
-        Of a node; the cores are for all ranks and preprocessors on it.
-    led : bool
-        In lockstep, whether the nodes have leaders that exchange what each prepares.
-    gpu_types : mapping of str to str
-        By member: the type of its GPUs, where the site has several and a member's are of one.
-    network : NetworkInterfaces
-        As the site has them.
-    timeouts : Timeouts
-        As the site has them.
-    """
-
-    run: str
-    index: int
-    job: int
-    deadline: float
-    ensemble: Ensemble
-    allocations: tuple[Allocation, ...]
-    checkpoints: str
-    memory: Any = None
-    longest_s: float | None = None
-    sharing: str = NONE
-    preprocess: tuple[PreprocessPoint, ...] = ()
-    cores: int = 1
-    gpus_per_node: int = 1
-    led: bool = False
-    gpu_types: Mapping[str, str] = field(default_factory=dict)
-    network: NetworkInterfaces = ANY_INTERFACES
-    timeouts: Timeouts = USUAL_TIMEOUTS
-    schema_version: int = SCHEMA_VERSION
-
-    def allocation_of(self, member: str) -> Allocation:
-        """Return a member's allocation; KeyError if it is not in this round."""
-        for allocation in self.allocations:
-            if allocation.member == member:
-                return allocation
-        raise KeyError(member)
-
-    def checkpoint_folder(self, member: str) -> Path:
-        """Return where a member's checkpoints lie."""
-        return Path(self.checkpoints) / member / self.run
+        return member_folder(Path(self.checkpoints), self.run, member)
 
 
 def write_spec(folder: RunFolder, spec: RunSpec) -> None:
@@ -147,13 +89,3 @@ def write_spec(folder: RunFolder, spec: RunSpec) -> None:
 def read_spec(folder: RunFolder) -> RunSpec:
     """Read ``run.json``."""
     return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))
-
-
-def write_round(path: Path, round_file: RoundFile) -> None:
-    """Write ``round.json``."""
-    write_json(path, encode(round_file))
-
-
-def read_round(path: Path) -> RoundFile:
-    """Read ``round.json``."""
-    return decode(RoundFile, json.loads(path.read_text(encoding="utf-8")))

@@ -67,6 +67,16 @@ class RunState:
         self.reports: dict[StepKey, StepReport] = defaultdict(StepReport)
 
     @property
+    def began_at(self) -> float | None:
+        """When the first job started, in seconds since the epoch; None if none has."""
+        return self._usage.began_at
+
+    @property
+    def next_round(self) -> int:
+        """Index that no round has so far."""
+        return self._usage.next_round
+
+    @property
     def progress(self) -> Mapping[str, Progress]:
         """By member, in the ensemble's order."""
         return self._progress.progress

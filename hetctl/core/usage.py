@@ -28,10 +28,16 @@ class UsageFold:
 
     def __init__(self) -> None:
         self._rounds = 0
+        self.next_round = 0
         self._jobs: list[float] = []
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[StepKey, float] = {}
         self._open: dict[StepKey, Step] = {}
+
+    @property
+    def began_at(self) -> float | None:
+        """When the first job started, in seconds since the epoch; None if none has."""
+        return self._jobs[0] if self._jobs else None
 
     def add(self, events: Iterable[Event], steps: Mapping[StepKey, Steps]) -> None:
         """Fold more events, and the steps that have changed with them."""
@@ -63,7 +69,9 @@ class UsageFold:
             return
         last = self._last_of_round.get(event.round, event.time)
         self._last_of_round[event.round] = max(last, event.time)
-        self._rounds += event.source == DRIVER and event.kind == "round_started"
+        if event.source == DRIVER and event.kind == "round_started":
+            self._rounds += 1
+            self.next_round = max(self.next_round, event.round + 1)
 
 
 def usage_of(events: Iterable[Event], now: float) -> Usage:

@@ -15,8 +15,6 @@ Gpu = tuple[str, int]
 """A node and the number of one of its GPUs."""
 Sets = tuple[ResourceSet, ...]
 
-DRIVER_FILE = "driver.json"
-"""Address of the driver for its agents; in the folder of the job's first round, or of its profiling job."""
 AGENTS = "agents"
 """Name of the step of all nodes."""
 CHOOSE_NODES = frozenset({"jsrun"})
@@ -58,21 +56,21 @@ def _of_member(name: str, allocation: Allocation) -> dict[str, Sets]:
 
 
 def agents_step(
-    site: Site, name: str, sets: Sequence[ResourceSet], folder: Path, framework: str | None, python: str
+    site: Site, name: str, sets: Sequence[ResourceSet], address: Path, framework: str | None, python: str
 ) -> Step:
     """Return the step that starts an agent for each resource set.
 
     Parameters
     ----------
-    folder, framework, python
+    address, framework, python
         As in `agent_command`.
     """
-    command = agent_command(name, folder, framework, site.cores_per_gpu, python)
+    command = agent_command(name, address, framework, site.cores_per_gpu, python)
     return LAUNCHERS[site.launcher](site, name, sets, command)
 
 
 def agent_command(
-    step: str, folder: Path, framework: str | None, threads: int, python: str
+    step: str, address: Path, framework: str | None, threads: int, python: str
 ) -> tuple[str, ...]:
     """Return the command line of an agent.
 
@@ -80,8 +78,8 @@ def agent_command(
     ----------
     step : str
         That starts it.
-    folder : Path
-        Holds `DRIVER_FILE`.
+    address : Path
+        File that says where the driver is.
     framework : str or None
         Imported once by each agent, for all its ranks.
     threads : int
@@ -89,7 +87,7 @@ def agent_command(
     """
     options = ("--framework", framework) if framework else ()
     words = ("--step", step, "--threads", str(threads), *options)
-    return (python, "-m", "hetctl.runtime.agent", str(folder / DRIVER_FILE), *words)
+    return (python, "-m", "hetctl.runtime.agent", str(address), *words)
 
 
 def cancel_command(environ: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNot
 from jinja2.sandbox import SandboxedEnvironment
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.layout import RoundFolder
+from hetctl.core.layout import JobFiles
 from hetctl.core.site import Queue, Site, yields
 from hetctl.render.quoting import FILTERS
 
@@ -31,8 +31,8 @@ class JobScript:
         Number of the job in its run.
     name : str
         The batch system's name for it.
-    first_round : RoundFolder
-        Of the round that the job starts with; script and log lie in it.
+    files : JobFiles
+        Script, log and what else is the job's own.
     grace_s : int
         The script is sent USR2 this long before the limit.
     python : str
@@ -51,7 +51,7 @@ class JobScript:
     job: int
     name: str
     run_folder: Path
-    first_round: RoundFolder
+    files: JobFiles
     site: Site
     queue: Queue
     nodes: int
@@ -94,7 +94,7 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
 def submit_command(job: JobScript) -> tuple[str, ...]:
     """Return the command that submits the script; with ``submit_by: stdin`` it reads the script itself."""
     command = SUBMIT[job.site.batch_system]
-    return command if job.site.submit_by == "stdin" else (*command, str(job.first_round.script))
+    return command if job.site.submit_by == "stdin" else (*command, str(job.files.script))
 
 
 def _check(job: JobScript) -> None:
@@ -122,8 +122,9 @@ def _values(job: JobScript) -> dict[str, Any]:
         "job": job.job,
         "name": job.name,
         "run_folder": str(job.run_folder),
-        "round": job.first_round.index,
-        "log": str(job.first_round.logs / "job.log"),
+        "log": str(job.files.log),
+        "stop": str(job.files.stop),
+        "claim": str(job.files.claim),
         "site": job.site,
         "queue": job.queue.name,
         "nodes": job.nodes,

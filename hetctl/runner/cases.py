@@ -41,7 +41,6 @@ class Case:
     nodes: int
     shares: tuple[tuple[int, ...], ...]
     job: int = 0
-    first_round: int = 0
     after: str | None = None
     exclude: tuple[str, ...] = ()
 
@@ -58,7 +57,7 @@ def cases_of(site: Site) -> tuple[Case, ...]:
         Case("one-member", 1, ((1,),)),
         Case("packed-members", 1, packed),
         Case("two-nodes", 2, ((each, each),)),
-        Case("resumed-round", len(whole), whole, 3, 7, "4711", ("node-8", "node-9")),
+        Case("resumed-round", len(whole), whole, 3, "4711", ("node-8", "node-9")),
     )
     return tuple(case for case in cases if case.nodes <= site.nodes)
 
@@ -79,7 +78,7 @@ def script_of(site: Site, case: Case) -> JobScript:
         job=case.job,
         name=f"hetctl-{RUN}-{case.job}-0a1b2c",
         run_folder=run.path,
-        first_round=run.round(case.first_round),
+        files=run.job(case.job),
         site=site,
         queue=size.queue,
         nodes=case.nodes,
@@ -100,10 +99,10 @@ def steps_of(site: Site, case: Case) -> Iterator[Step]:
     InfeasibleError
         If the site's launcher cannot start one.
     """
-    folder = Home(HOME).run(RUN).round(case.first_round).path
+    address = Home(HOME).run(RUN).job(case.job).agents.address
     allocations = tuple(allocations_of(case, site))
-    for name, sets in sets_by_step(site, nodes_of(site, case), folder.name, allocations).items():
-        yield agents_step(site, name, sets, folder, "pytorch", site.python or PYTHON)
+    for name, sets in sets_by_step(site, nodes_of(site, case), "round-0", allocations).items():
+        yield agents_step(site, name, sets, address, "pytorch", site.python or PYTHON)
 
 
 def nodes_of(site: Site, case: Case) -> list[Node]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from hetctl.batch.base import BatchSystem
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.events import DRIVER, Event, in_order, read_events, read_folder
+from hetctl.core.events import DRIVER, Event, in_order, read_events
 from hetctl.core.job import Job, JobState, JobStatus
 from hetctl.core.layout import RunFolder
-from hetctl.core.run import read_round
+from hetctl.core.progress import events_in
 
 OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
 """Kinds of event that tell of a job."""
@@ -21,9 +21,7 @@ START_PATIENCE_S = 120
 
 def collect(catalog: Catalog, folder: RunFolder) -> None:
     """Ingest every event of a run that the catalog does not have yet."""
-    for round_folder in folder.rounds():
-        round_file = read_round(round_folder.file) if round_folder.file.exists() else None
-        catalog.ingest(folder.name, round_folder.index, round_file, read_folder(round_folder.events))
+    catalog.ingest(folder.name, events_in(folder))
 
 
 def refresh_jobs(
@@ -46,8 +44,7 @@ def refresh_jobs(
 
 def job_events(folder: RunFolder) -> list[Event]:
     """Read what the drivers of a run have reported of its jobs, in order of time."""
-    told = (event for opened in folder.rounds() for event in read_events(opened.events_of(DRIVER)))
-    return in_order(event for event in told if event.kind in OF_JOBS)
+    return in_order(event for event in read_events(folder.events_of(DRIVER)) if event.kind in OF_JOBS)
 
 
 def current_jobs(

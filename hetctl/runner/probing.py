@@ -30,12 +30,12 @@ from hetctl.runtime.all_reduce import AllReduce, RankTime, speed_of
 from hetctl.runtime.probe import (
     END_FILE,
     LEADERS_LOG,
-    LOG_FILES,
     ORDER_FILE,
     ProbeEnd,
     ProbeOrder,
     RankReport,
     all_reduce_task,
+    log_file,
 )
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
 def _request(project: Project, site: Site, framework: str | None, folder: Path) -> JobRequest:
     nodes = min(2, site.nodes)
     size = job_size(site, nodes * site.gpus_per_node, WALL_S, None)
-    run = Home(folder).run("doctor")
+    run = Home(folder).run("doctor").create()
     python = folder / "probe.sh"
     write_private(
         python,
@@ -108,7 +108,7 @@ def _request(project: Project, site: Site, framework: str | None, folder: Path) 
         job=0,
         name=f"hetctl-doctor-{uuid.uuid4().hex[:6]}",
         run_folder=run.path,
-        first_round=run.round(0).create(),
+        files=run.job(0),
         site=replace(site, python=str(python)),
         queue=size.queue,
         nodes=nodes,
@@ -117,10 +117,10 @@ def _request(project: Project, site: Site, framework: str | None, folder: Path) 
         python=str(python),
         home=folder,
     )
-    write_private(script.first_round.script, render_job(script, project.template_folders))
+    write_private(script.files.script, render_job(script, project.template_folders))
     return JobRequest(
         name=script.name,
-        script=script.first_round.script,
+        script=script.files.script,
         command=submit_command(script),
         wall_s=WALL_S,
         site=site,
@@ -145,14 +145,14 @@ def _waits(job: str) -> Finding:
 def _read(site: Site, job: str, folder: Path) -> Probe:
     """Read what the job has left in its folder."""
     if not (folder / END_FILE).exists():
-        log = Home(folder).run("doctor").round(0).logs / "job.log"
+        log = Home(folder).run("doctor").job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         found = f"job {job} left nothing behind"
         return Probe((Finding("job", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM),))
     end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
     ran = Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
     reports = _decoded(RankReport, folder.glob("rank-*.json"))
-    agents_said = _tail(folder / LOG_FILES[site.launch])
+    agents_said = _tail(log_file(folder, site.launch))
     launched = job_findings(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
     times = _decoded(RankTime, folder.glob("time-*.json"))
     ended_well = [group.name for group in end.groups if group.exit_code == 0]

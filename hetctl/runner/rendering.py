@@ -67,7 +67,7 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
         plan = make_plan(catalog, request.plan)
         spec = new_spec(project, catalog, request)
         first = plan.rounds[0].allocations if plan.rounds else ()
-        return rendered(project, spec, [new_job(spec, catalog.identity, 0, 0)], first)
+        return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
@@ -89,7 +89,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -
         jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
-        next_job = next_job_of(spec, catalog.identity, folder, jobs)
+        next_job = next_job_of(spec, catalog.identity, jobs)
     earlier = [replace(job, state=JobState.FINISHED) if job in alive else job for job in jobs]
     return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job]), changed, behind)
 
@@ -97,7 +97,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
     """Render the first job of a run by that name from the ensemble and the site alone."""
     spec = _spec(project, run, SubmitRequest(request))
-    return rendered(project, spec, [new_job(spec, "", 0, 0)])
+    return rendered(project, spec, [new_job(spec, "", 0)])
 
 
 def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
@@ -129,7 +129,7 @@ def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
         wall_s=plan.size.wall_s,
         grace_s=plan.size.grace_s,
         profiles=(),
-        checkpoints=str(project.home.path / "checkpoints"),
+        checkpoints=str(project.home.checkpoints),
         options=plan.options,
         retries=request.retries,
         chain=request.chain,

@@ -192,14 +192,10 @@ class RunView:
             predicted_s=self._predicted_s.get(member.name),
             measured_s=_seconds(own),
             cause=progress.failed or progress.converged,
-            log_tail=self._log_tail(member.name) if progress.failed else (),
+            log_tail=tail_of(self.folder.log_of(member.name)) if progress.failed else (),
             rates=rates_of(member, profile, progress, self.spec.site),
             pulse=self._pulses.get(member.name) if state == TRAINING else None,
         )
-
-    def _log_tail(self, name: str) -> tuple[str, ...]:
-        logs = (self.folder.round(index).log_of(name) for index in reversed(self._rounds_of[name]))
-        return next((tail_of(log) for log in logs if log.exists()), ())
 
 
 def step_spans(

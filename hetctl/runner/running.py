@@ -164,7 +164,7 @@ def _go_on(
         return _advance(project, catalog, record_of(catalog, run))
     spec, changed = continued(project, record.spec, ensemble, asked)
     jobs = catalog.jobs(run)
-    next_job = next_job_of(spec, catalog.identity, folder, jobs)
+    next_job = next_job_of(spec, catalog.identity, jobs)
     rendered(project, spec, [*jobs[: next_job.number], next_job])
     if settled := _settle(project, catalog, record, spec if changed else None):
         return replace(settled, changed=changed)
@@ -205,7 +205,7 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
 
 
 def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Advance:
-    job = new_job(spec, catalog.identity, 0, 0)
+    job = new_job(spec, catalog.identity, 0)
     rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
@@ -248,7 +248,7 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
 
 
 def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Advance:
-    job = next_job_of(spec, catalog.identity, project.home.run(spec.run), jobs)
+    job = next_job_of(spec, catalog.identity, jobs)
     catalog.save_job(spec.run, job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs[: job.number], job]))
 

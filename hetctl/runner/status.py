@@ -117,7 +117,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView) ->
     # A run that has ended does not grow any more, whatever its last job still has to do.
     goes_on = record.state in (QUEUED, RUNNING)
     under_way = goes_on and bool(alive)
-    files = [view.folder.pulses(job.number) for job in alive]
+    files = [view.folder.job(job.number).pulses for job in alive]
     pulses = {name: pulse for file in files for name, pulse in read_pulses(file).items()}
     view.show(start, under_way, pulses)
     state, reason = _state(record, alive, events)

@@ -57,7 +57,7 @@ class Submission:
     packing: tuple[str, ...] = ()
 
 
-def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
+def new_job(spec: RunSpec, identity: str, number: int) -> Job:
     """Return a job that is about to be submitted.
 
     Parameters
@@ -69,7 +69,6 @@ def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
     return Job(
         number=number,
         name=f"hetctl-{spec.run}-{number}-{token}",
-        first_round=first_round,
         batch_id="",
         state=JobState.SUBMITTING,
         nodes=-(-spec.gpus // spec.site.gpus_per_node),
@@ -78,11 +77,9 @@ def new_job(spec: RunSpec, identity: str, number: int, first_round: int) -> Job:
     )
 
 
-def next_job_of(spec: RunSpec, identity: str, folder: RunFolder, jobs: Sequence[Job]) -> Job:
+def next_job_of(spec: RunSpec, identity: str, jobs: Sequence[Job]) -> Job:
     """Return the job that comes after a run's jobs; one in doubt is made anew, as it would be now."""
-    if in_submission(jobs):
-        return new_job(spec, identity, jobs[-1].number, jobs[-1].first_round)
-    return new_job(spec, identity, len(jobs), folder.next_index())
+    return new_job(spec, identity, jobs[-1].number if in_submission(jobs) else len(jobs))
 
 
 def in_submission(jobs: Sequence[Job]) -> bool:
@@ -112,7 +109,7 @@ def rendered(
         job=job.number,
         name=job.name,
         run_folder=folder.path,
-        first_round=folder.round(job.first_round),
+        files=folder.job(job.number),
         site=spec.site,
         queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
         nodes=job.nodes,
@@ -125,7 +122,7 @@ def rendered(
         chain=spec.chain,
     )
     text = render_job(script, project.template_folders)
-    path, command = script.first_round.script, submit_command(script)
+    path, command = script.files.script, submit_command(script)
     nodes = Cluster.at(spec.site, spec.gpus).nodes
     packing = tuple(packing_lines(first, nodes))
     steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
@@ -135,10 +132,10 @@ def rendered(
 def _steps_of(
     spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
 ) -> tuple[Step, ...]:
-    folder, python = script.first_round.path, spec.site.python or script.python
+    address, python = script.files.agents.address, spec.site.python or script.python
     return tuple(
-        agents_step(spec.site, name, sets, folder, spec.ensemble.framework, python)
-        for name, sets in sets_by_step(spec.site, nodes, folder.name, allocations).items()
+        agents_step(spec.site, name, sets, address, spec.ensemble.framework, python)
+        for name, sets in sets_by_step(spec.site, nodes, "round-0", allocations).items()
     )
 
 
@@ -160,7 +157,7 @@ def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequenc
     job = jobs[-1]
     try:
         submission = rendered(project, spec, jobs)
-        _write(project.home.run(spec.run), spec, job, submission)
+        _write(project.home.run(spec.run), spec, submission)
         request = JobRequest(
             name=job.name,
             script=submission.path,
@@ -197,7 +194,7 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> 
 def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
     """Ask the batch system, and the job itself, which may be over and forgotten."""
     with suppress(FileNotFoundError):
-        return folder.claim(job.number).read_text(encoding="utf-8").strip()
+        return folder.job(job.number).claim.read_text(encoding="utf-8").strip()
     return batch.find([job.name]).get(job.name, "")
 
 
@@ -207,9 +204,8 @@ def _predecessor(earlier: Sequence[Job]) -> str | None:
     return alive[-1] if alive else None
 
 
-def _write(folder: RunFolder, spec: RunSpec, job: Job, submission: Submission) -> None:
-    folder.round(job.first_round).create()
-    write_spec(folder, spec)
+def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
+    write_spec(folder.create(), spec)
     write_private(submission.path, submission.script)
 
 

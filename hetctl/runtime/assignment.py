@@ -7,11 +7,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.core.codec import decode, encode
+from hetctl.core.ensemble import Ensemble
 from hetctl.core.layout import write_json
+from hetctl.core.plan import Allocation
+from hetctl.core.run import NONE
+from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.runtime.desk import Share
 from hetctl.runtime.group import Place
 from hetctl.runtime.wire import Address
 
 TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """What the ranks of a group have to know of their round to train a member.
+
+    Parameters
+    ----------
+    round : int
+        Index of the round.
+    ensemble : Ensemble
+        With this member alone, and the batch size that it is trained with.
+    checkpoints : str
+        Folder of the member's checkpoints.
+    deadline : float
+        Seconds since the epoch; an epoch that would end later is not started.
+    shares : tuple of Share
+        By rank.
+    longest_s : float or None
+        What a whole job has for training; an epoch that takes longer is trained in parts. None: none is.
+    sharing : str
+        As in `RunSpec`.
+    preprocessors : int
+        The most that any member may want of a rank, as far as one knows.
+    gpu_type : str or None
+        Of the member's GPUs, where the site has several and they are of one.
+    network, timeouts
+        As the site has them.
+    """
+
+    run: str
+    round: int
+    ensemble: Ensemble
+    allocation: Allocation
+    checkpoints: str
+    deadline: float
+    shares: tuple[Share, ...]
+    longest_s: float | None = None
+    sharing: str = NONE
+    preprocessors: int = 1
+    gpu_type: str | None = None
+    network: NetworkInterfaces = ANY_INTERFACES
+    timeouts: Timeouts = USUAL_TIMEOUTS
 
 
 @dataclass(frozen=True)
@@ -23,19 +71,32 @@ class Task:
     kind : str
         `TRAIN`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
     folder : str
-        Of the round, or of the profiling job.
+        Of the run, or of the profiling job.
     name : str
         Of the member, or of the point; it names event file and log.
+    training : TrainingSpec or None
+        Of a task of the kind `TRAIN`.
     """
 
     kind: str
     folder: str
     name: str
+    training: TrainingSpec | None = None
 
     @property
     def events(self) -> Path:
         """Folder of event files."""
         return Path(self.folder) / "events"
+
+    @property
+    def round(self) -> int | None:
+        """Index of the round that the task belongs to; None where there are no rounds."""
+        return self.training.round if self.training else None
+
+    @property
+    def step_prefix(self) -> str:
+        """Beginning of the names of steps that are started for this task alone."""
+        return f"round-{self.round}" if self.training else Path(self.folder).name
 
     @property
     def log(self) -> Path:

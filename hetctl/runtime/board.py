@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hetctl.core.layout import make_private_folder
 from hetctl.core.profile import EpochResult
 
 VERSION = "brain.Event:2"
 """Of TensorBoard's files, said in the first record of each."""
+HEADER = struct.Struct("<QI")
+"""Of a record: the length of what is in it, and the checksum of that length."""
+FOOTER_BYTES = 4
+"""Of a record: the checksum of what is in it."""
 
 
 class Board:
-    """Appends to an event file of this process's own; TensorBoard puts a folder's files together.
+    """Appends to the one file of a member, whichever process trained it before.
 
     Parameters
     ----------
-    folder : Path
-        `RunFolder.board_of` the member.
+    path : Path
+        `board_in` the folder of the member's checkpoints.
     samples : int
         Of an epoch.
     """
 
-    def __init__(self, folder: Path, samples: int) -> None:
-        self._folder = folder
+    def __init__(self, path: Path, samples: int) -> None:
+        self._path = path
         self._samples = samples
         self._records: Any = None
 
@@ -55,9 +60,23 @@ class Board:
         if self._records is None:
             from tensorboard.summary.writer.record_writer import RecordWriter
 
-            make_private_folder(self._folder)
-            path = self._folder / f"events.out.tfevents.{time.time_ns()}.{os.uname().nodename}.{os.getpid()}"
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            self._records = RecordWriter(os.fdopen(descriptor, "wb"))
-            self._records.write(event(wall_time=time.time(), file_version=VERSION).SerializeToString())
+            make_private_folder(self._path.parent)
+            file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b")
+            file.truncate(whole := _whole_records(file))
+            self._records = RecordWriter(file)
+            if not whole:
+                self._records.write(event(wall_time=time.time(), file_version=VERSION).SerializeToString())
         return self._records
+
+
+def _whole_records(file: BinaryIO) -> int:
+    """Return the bytes of whole records: TensorBoard reads nothing behind one that a crash cut short."""
+    size, end = os.fstat(file.fileno()).st_size, 0
+    while end + HEADER.size <= size:
+        file.seek(end)
+        length, _ = HEADER.unpack(file.read(HEADER.size))
+        record = HEADER.size + length + FOOTER_BYTES
+        if not length or end + record > size:
+            break
+        end += record
+    return end

@@ -24,13 +24,13 @@ from typing import Any
 from hetctl.control.ends import MISPLACED
 from hetctl.core.codec import decode, encode
 from hetctl.core.ends import EXIT_CODES, Why
+from hetctl.core.layout import AgentFiles
 from hetctl.core.plan import Allocation
 from hetctl.core.pulse import Pulse
 from hetctl.core.site import MEMBERS, Node, Site
 from hetctl.launchers import ResourceSet, node_of_agent
 from hetctl.launchers.agents import (
     CHOOSE_NODES,
-    DRIVER_FILE,
     Gpu,
     agents_step,
     gpus_of,
@@ -67,8 +67,6 @@ LEAVE_S = 5.0
 """Steps whose agents are let go end within so long; they are terminated then, and killed after twice that."""
 PRESSURE = (None, signal.SIGTERM, signal.SIGKILL)
 KILLED = 128 + signal.SIGKILL
-LOG = "agents.log"
-"""Output of the agents and their launcher, and of ranks between members; in the folder of logs."""
 
 
 @dataclass
@@ -148,16 +146,14 @@ class Crew:
 
     Parameters
     ----------
-    folder : Path
-        For the file by which agents find the driver, and for their log.
     framework : str or None
         Imported once on each node, for all its ranks.
     """
 
-    def __init__(self, site: Site, nodes: Sequence[Node], folder: Path, framework: str | None) -> None:
+    def __init__(self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None) -> None:
         self.nodes = tuple(nodes)
         self._site = site.yielding_to(os.environ)
-        self._folder = folder
+        self._files = files
         self._framework = framework
         self._timeouts = site.timeouts
         self._steps = StepPool()
@@ -168,7 +164,7 @@ class Crew:
         self._next_watch = 0.0
         self._selector = selectors.DefaultSelector()
         self._door = Door(secrets.token_hex(32), control_address(site.network.control))
-        write_address(folder / DRIVER_FILE, self._door.address)
+        write_address(files.address, self._door.address)
 
     @property
     def gpus(self) -> int:
@@ -201,10 +197,10 @@ class Crew:
             If the agents cannot be started.
         """
         log_start = _length(task.log)
-        sets = sets_by_step(self._site, self.nodes, Path(task.folder).name, (allocation,))
+        sets = sets_by_step(self._site, self.nodes, task.step_prefix, (allocation,))
         own = tuple(sets) if self._site.launch == MEMBERS else ()
         for name, held in sets.items():
-            self._start_agents(name, held, task.log if name in own else self._folder / "logs" / LOG)
+            self._start_agents(name, held, task.log if name in own else self._files.log)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         seats = [self._seats.get(gpu) or self._start(gpu, step_on[gpu[0]]) for gpu in gpus_of(allocation)]
         engagement = Engagement(
@@ -278,7 +274,7 @@ class Crew:
             if not started.agents:
                 self._steps.signal(signal.SIGTERM, name)
         self._steps.end(LEAVE_S)
-        (self._folder / DRIVER_FILE).unlink(missing_ok=True)
+        self._files.address.unlink(missing_ok=True)
 
     def _close(self, agent: _Agent) -> None:
         if not agent.gone:
@@ -294,7 +290,7 @@ class Crew:
         if name in self._started:
             return
         log_start = _length(log)
-        step = agents_step(self._site, name, sets, self._folder, self._framework, sys.executable)
+        step = agents_step(self._site, name, sets, self._files.address, self._framework, sys.executable)
         self._steps.launch(step, log)
         by_node = {each.node: each for each in sets}
         member = self._site.launch == MEMBERS

@@ -1,6 +1,6 @@
 """The driver of one batch job: carries out what the job's scheduling decides from the events of its ranks.
 
-``python -m hetctl.runtime.driver RUN_FOLDER --round N --job J --deadline SECONDS --batch-id ID``
+``python -m hetctl.runtime.driver RUN_FOLDER --job J --deadline SECONDS --batch-id ID``
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hetctl.planners.base import Options, options_from
 from hetctl.runtime.crew import Crew
 from hetctl.runtime.engagement import EndedGroup
 from hetctl.runtime.exchanges import Exchanges
-from hetctl.runtime.history import began_at, first_folder, last_memory
 from hetctl.runtime.members import Members
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.observer import RunObserver
 from hetctl.runtime.opening import Opener
+from hetctl.runtime.remembering import last_memory
 from hetctl.runtime.rounds import OpenRound
 from hetctl.runtime.steady import in_words, say
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
@@ -67,38 +67,36 @@ class Driver:
     ----------
     job : int
         Number of the job in its run.
-    first_round : int
-        Index of the folder that was made when the job was submitted.
     deadline : float
         When all training has to stop, in seconds since the epoch.
     batch_id : str
         The batch system's number of the job.
     """
 
-    def __init__(
-        self, folder: RunFolder, job: int, first_round: int, deadline: float, batch_id: str = ""
-    ) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, job: int, deadline: float, batch_id: str = "") -> None:
+        self._files = folder.job(job)
+        for earlier in range(job):
+            folder.job(earlier).clear()
         self._spec: RunSpec = read_spec(folder)
         self._job = job
         self._batch_id = batch_id
-        first = first_folder(folder, first_round)
-        self._events = SteadyWriter(first.events, DRIVER, self._end_by_disk)
         self._planner = planner_named(self._spec.planner)
         options = options_from(self._spec.options)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
-        self._crew = Crew(self._spec.site, nodes, first.path, self._spec.ensemble.framework)
+        self._crew = Crew(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework)
         self._nodes = [node.name for node in nodes]
-        self._exchanges = Exchanges(self._spec.site)
+        self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._began_at = began_at(folder)
-        self._members = Members(folder, self._spec, self._crew.gpus, self._began_at)
+        self._members = Members(folder, self._spec, self._crew.gpus)
+        self._began_at = self._members.began_at
+        first_round = self._members.next_round
+        self._events = SteadyWriter(folder.events, DRIVER, first_round, self._end_by_disk)
         self._deadline = deadline
         self._opened = JobOpened(
-            *(self._now_s(), self._crew.nodes, deadline - self._began_at, first.index, last_memory(folder))
+            *(self._now_s(), self._crew.nodes, deadline - self._began_at, first_round, last_memory(folder))
         )
         self._opener = Opener(
-            *(folder, first, self._spec, job, deadline, self._opened.longest_s),
+            *(folder, self._spec, job, deadline, self._opened.longest_s),
             *(self._crew, self._exchanges, self._end_by_disk),
         )
         self._open: dict[int, OpenRound] = {}
@@ -132,7 +130,7 @@ class Driver:
             self._schedule()
         self._crew.leave()
         self._exchanges.leave()
-        self._folder.pulses(self._job).unlink(missing_ok=True)
+        self._files.pulses.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
         return reason
 
@@ -177,7 +175,7 @@ class Driver:
 
     def _watch_for_the_end(self) -> None:
         """Pass on that the job is to end; its script hears the batch system's signals, and writes a file."""
-        if (told := self._folder.job_stop(self._job)).exists():
+        if (told := self._files.stop).exists():
             self.end(told.read_text(encoding="utf-8").strip() or "signal")
         if self._told and not self._core.ending:
             self._send(JobEnding(self._now_s(), self._told))
@@ -219,7 +217,7 @@ class Driver:
             return
         self._next_pulses = time.monotonic() + PULSES_EVERY_S
         with suppress(OSError):
-            write_pulses(self._folder.pulses(self._job), self._crew.pulses())
+            write_pulses(self._files.pulses, self._crew.pulses())
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -231,7 +229,8 @@ class Driver:
         started: set[str] = set()
         try:
             members = self._members.as_they_are(allocation.member for allocation in allocations)
-            opened = self._opener.open(allocations, members, command.predicted_s, command.planner_state)
+            planned = command.predicted_s, command.planner_state
+            opened = self._opener.open(command.round, allocations, members, *planned)
             self._open[command.round] = opened
             started = set(opened.active)
         except OSError as error:
@@ -286,13 +285,12 @@ def main() -> int:
     """Run the driver; the exit code is 0 however the members fared."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
     parser.add_argument("run_folder", type=Path)
-    parser.add_argument("--round", type=int, required=True)
     parser.add_argument("--job", type=int, required=True)
     parser.add_argument("--deadline", type=float, required=True)
     parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder.resolve())
-    driver = Driver(folder, arguments.job, arguments.round, arguments.deadline, arguments.batch_id)
+    driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id)
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
     say(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0

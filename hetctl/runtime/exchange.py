@@ -1,4 +1,4 @@
-"""``python -m hetctl.runtime.exchange ROUND_FILE``: one process on each node of a round in lockstep.
+"""``python -m hetctl.runtime.exchange LINEUPS --round N``: one process on each node of a round in lockstep.
 
 Each leads its node: it lets the node's share of the samples be prepared, and exchanges chunks with the
 other leaders. MPI is used here alone, so that no trainer dies with another one.
@@ -19,13 +19,13 @@ from typing import Any
 
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
-from hetctl.core.run import RoundFile, read_round
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.desk import DATA_SEED
 from hetctl.runtime.feeds import Kitchen, Lockstep
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.functions import load_functions
-from hetctl.runtime.leaders import folder_of, lockstep_on, node_here, nodes_of, preprocessors_of_a_node
+from hetctl.runtime.leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node
+from hetctl.runtime.lineup import Lineup, lockstep_on, read_lineup
 from hetctl.runtime.pipeline import first_sample
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing.broadcast import Exchange, NodeStream
@@ -42,10 +42,11 @@ IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
 def main() -> int:
     """Serve the trainers of a round until all have left."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.exchange", description=__doc__)
-    parser.add_argument("round_file", type=Path)
+    parser.add_argument("lineups", type=Path)
+    parser.add_argument("--round", type=int, required=True)
     arguments = parser.parse_args()
     try:
-        lead(read_round(arguments.round_file))
+        lead(read_lineup(arguments.lineups, arguments.round))
     except Exception:
         traceback.print_exc()
         _end_the_others()
@@ -53,24 +54,24 @@ def main() -> int:
     return 0
 
 
-def lead(round_file: RoundFile) -> None:
+def lead(lineup: Lineup) -> None:
     """Lead a node through a round. Arrays are in every trainer's memory: for those there is nothing to do."""
-    source = _training_samples(round_file.ensemble)
+    source = _training_samples(lineup.ensemble)
     if isinstance(source, ArraySource):
         return
-    nodes = nodes_of(round_file.allocations)
-    count = preprocessors_of_a_node(round_file.allocations, round_file.preprocess, round_file.cores)
+    nodes = nodes_of(lineup.allocations)
+    count = preprocessors_of_a_node(lineup.allocations, lineup.preprocess, lineup.cores)
     layout, sample = layout_of(source), first_sample(source)
     with ExitStack() as stack:
         preprocessors = Preprocessors(source, layout, count)
         stack.callback(preprocessors.stop)
         # MPI may try to connect for ever, and lets no thread of Python run while it does.
-        faulthandler.dump_traceback_later(round_file.timeouts.leaders_s, exit=True)
+        faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
-        folder = stack.enter_context(node_folder(folder_of(round_file.run, node)))
-        kitchen = Kitchen(layout, preprocessors, folder, sample, timeouts=round_file.timeouts)
-        exchange = _opened(world, kitchen, lockstep_on(round_file, node), len(source))
+        folder = stack.enter_context(node_folder(folder_of(lineup.run, node)))
+        kitchen = Kitchen(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
+        exchange = _opened(world, kitchen, lockstep_on(lineup, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")

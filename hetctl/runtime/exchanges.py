@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hetctl.core.layout import RoundFolder
+from hetctl.core.layout import JobFiles
 from hetctl.core.plan import Allocation
-from hetctl.core.run import LOCKSTEP, RoundFile
+from hetctl.core.run import LOCKSTEP
 from hetctl.core.site import Site
 from hetctl.launchers.leaders import LEADERS
 from hetctl.runtime.leaders import nodes_of
+from hetctl.runtime.lineup import Lineup, write_lineup
 from hetctl.runtime.steady import say
 from hetctl.runtime.steps import EndedStep, StepPool
 
@@ -25,8 +26,9 @@ class Exchanges:
     If they fail, the trainers go on without them, so nobody is blamed.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, files: JobFiles) -> None:
         self._site = site.yielding_to(os.environ)
+        self._files = files
         self._steps = StepPool()
 
     def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
@@ -34,14 +36,16 @@ class Exchanges:
         several = len(nodes_of(allocations)) > 1
         return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
 
-    def start(self, folder: RoundFolder, round_file: RoundFile) -> None:
+    def start(self, lineup: Lineup) -> None:
         """Start the leaders of a round, if it has any; OSError if they cannot be started."""
-        if not round_file.led:
+        if not lineup.led:
             return
-        command = (sys.executable, "-m", "hetctl.runtime.exchange", str(folder.file))
-        name = f"exchange of {folder.path.name}"
-        step = LEADERS[self._site.launcher](self._site, name, nodes_of(round_file.allocations), command)
-        self._steps.launch(step, folder.exchange_log)
+        write_lineup(self._files.lineups, lineup)
+        arguments = (str(self._files.lineups), "--round", str(lineup.index))
+        command = (sys.executable, "-m", "hetctl.runtime.exchange", *arguments)
+        name = f"exchange of round {lineup.index}"
+        step = LEADERS[self._site.launcher](self._site, name, nodes_of(lineup.allocations), command)
+        self._steps.launch(step, self._files.exchange_log)
 
     def reap(self) -> None:
         """Say which have failed since the last call."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hetctl.core.plan import Allocation
 from hetctl.core.profile import PreprocessPoint
-from hetctl.core.run import RoundFile
 from hetctl.perf.preprocessing import preprocessors_needed
-from hetctl.runtime.feeds import Lockstep
-from hetctl.runtime.roles import Role, roles_of, together
 
 NODE_VARIABLE = "SLURMD_NODENAME"
 """Slurm numbers ranks by its own order of the nodes; other launchers by that of the placement."""
@@ -45,17 +41,3 @@ def preprocessors_of_a_node(
     """
     demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
     return preprocessors_needed(points, demand, cores)
-
-
-def lockstep_of(round_file: RoundFile, roles: Sequence[Role], role: Role) -> Lockstep:
-    """Say how a rank goes in lockstep with the others on its node."""
-    sizes = {member.name: member.batch_size for member in round_file.ensemble.members}
-    batches = {a.member: a.gpus * sizes[a.member] for a in round_file.allocations}
-    lockstep = together(roles, role, batches, round_file.run, round_file.index)
-    return replace(lockstep, led=round_file.led)
-
-
-def lockstep_on(round_file: RoundFile, node: str) -> Lockstep:
-    """Say how the first rank on a node goes in lockstep with the others there."""
-    roles = roles_of(round_file.allocations, round_file.sharing, round_file.preprocess, round_file.cores)
-    return lockstep_of(round_file, roles, next(role for role in roles if role.node == node))

@@ -28,7 +28,7 @@ def main(folder: Path) -> int:
     try:
         _measure(read_measurements(folder), folder / "events")
     except Exception as error:
-        return report_failure(error, folder / "events", PREPROCESS)
+        return report_failure(error, EventWriter(folder / "events", PREPROCESS))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -46,16 +47,25 @@ class Members:
     ----------
     gpus : int
         Of the job.
-    began_at : float
-        Start of the run, in seconds since the epoch.
     """
 
-    def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int, began_at: float) -> None:
-        self._began_at = began_at
+    def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int) -> None:
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._members = {member.name: member for member in spec.ensemble.members}
         self._state = RunState(folder, spec.ensemble, spec.retries)
         self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
+        self._look()
+        self._began_at = time.time() if self._state.began_at is None else self._state.began_at
+
+    @property
+    def began_at(self) -> float:
+        """Start of the run's first job, in seconds since the epoch; of this one if no other was before it."""
+        return self._began_at
+
+    @property
+    def next_round(self) -> int:
+        """Index that no round of the run had when it was last looked at."""
+        return self._state.next_round
 
     def left(self) -> Mapping[str, Candidate]:
         """Return all, in training or not, as their finished epochs and their checkpoints tell."""
@@ -102,8 +112,7 @@ class Members:
 
     def _reports(self, opened: OpenRound) -> dict[str, StepReport]:
         """Return what the trainers of a round's members have reported."""
-        index = opened.folder.index
-        return {name: self._state.reports[index, name] for name in opened.active}
+        return {name: self._state.reports[opened.index, name] for name in opened.active}
 
     def _held(self, opened: OpenRound, now: float) -> Iterator[Held]:
         """Return those in training of a round that were not told to leave."""

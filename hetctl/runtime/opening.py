@@ -1,4 +1,4 @@
-"""Opening a round: its folder, its file, and the groups of those who start together."""
+"""Opening a round: its events, and the groups of those who start together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 
 from hetctl.core.codec import encode
 from hetctl.core.ensemble import Member
-from hetctl.core.events import DRIVER, SteadyWriter
-from hetctl.core.layout import RoundFolder, RunFolder
+from hetctl.core.events import DRIVER, EventWriter, SteadyWriter
+from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Allocation
-from hetctl.core.run import RoundFile, RunSpec, write_round
-from hetctl.runtime.assignment import TRAIN, Task
+from hetctl.core.run import RunSpec
+from hetctl.runtime.assignment import TRAIN, Task, TrainingSpec
 from hetctl.runtime.crew import Crew
+from hetctl.runtime.desk import Share
 from hetctl.runtime.exchanges import Exchanges
-from hetctl.runtime.history import make_folder, next_folder
+from hetctl.runtime.lineup import Lineup, shares_of
+from hetctl.runtime.remembering import remember
 from hetctl.runtime.rounds import OpenRound
 
 
@@ -26,16 +28,13 @@ class Opener:
 
     Parameters
     ----------
-    first : RoundFolder
-        Of the job; made when it was submitted.
     deadline, longest_s
-        As in `RoundFile`.
+        As in `TrainingSpec`.
     on_failure : callable
         Told of what cannot be written or launched.
     """
 
     folder: RunFolder
-    first: RoundFolder
     spec: RunSpec
     job: int
     deadline: float
@@ -45,7 +44,12 @@ class Opener:
     on_failure: Callable[[OSError], None]
 
     def open(
-        self, allocations: Sequence[Allocation], members: Sequence[Member], predicted_s: float, memory: Any
+        self,
+        index: int,
+        allocations: Sequence[Allocation],
+        members: Sequence[Member],
+        predicted_s: float,
+        memory: Any,
     ) -> OpenRound:
         """Start members, each with its allocation, as one round.
 
@@ -54,73 +58,86 @@ class Opener:
         members : sequence of Member
             In the order of their allocations, with the batch sizes that they are trained with.
         memory : Any
-            As in `RoundFile`.
+            What the planner remembers; the next job goes on from it.
 
         Raises
         ------
         OSError
-            If the round's file cannot be written; nothing is started then.
+            If the start of the round cannot be written; nothing is started then.
         """
-        folder = next_folder(self.folder, self.first)
-        make_folder(folder, self.first)
-        round_file = self._round_file(folder, allocations, members, memory)
-        write_round(folder.file, round_file)
-        events = SteadyWriter(folder.events, DRIVER, self.on_failure)
         names = [allocation.member for allocation in allocations]
-        events.write(
-            "round_started", index=folder.index, job=self.job, predicted_s=predicted_s, members=names
+        remember(self.folder, memory)
+        EventWriter(self.folder.events, DRIVER, index).write(
+            "round_started", job=self.job, predicted_s=predicted_s, members=names
         )
-        opened = OpenRound(folder, events, time.time(), self.crew.stop)
+        events = SteadyWriter(self.folder.events, DRIVER, index, self.on_failure)
+        opened = OpenRound(self.folder, index, events, time.time(), self.crew.stop)
+        lineup = self._lineup(index, allocations, members)
         try:
-            self.exchanges.start(folder, round_file)
+            self.exchanges.start(lineup)
         except OSError as error:
             self.on_failure(error)
+        shares = shares_of(lineup)
         for allocation, member in zip(allocations, members, strict=True):
-            self._launch(opened, allocation, member)
+            self._launch(opened, allocation, member, shares[member.name])
         return opened
 
-    def _round_file(
-        self, folder: RoundFolder, allocations: Sequence[Allocation], members: Sequence[Member], memory: Any
-    ) -> RoundFile:
-        return RoundFile(
+    def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
+        return Lineup(
             run=self.spec.run,
-            index=folder.index,
-            job=self.job,
-            deadline=self.deadline,
+            index=index,
             ensemble=replace(self.spec.ensemble, members=tuple(members)),
             allocations=tuple(allocations),
-            checkpoints=self.spec.checkpoints,
-            memory=memory,
-            longest_s=self.longest_s,
             sharing=self.spec.sharing,
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
-            gpus_per_node=self.spec.site.gpus_per_node,
             led=self.exchanges.needed(self.spec.sharing, allocations),
-            gpu_types=self._types_of(allocations),
-            network=self.spec.site.network,
             timeouts=self.spec.site.timeouts,
         )
 
-    def _types_of(self, allocations: Sequence[Allocation]) -> dict[str, str]:
-        """Return the types of members' GPUs, where those of a member are of one type."""
-        types = {node.name: node.gpu_type for node in self.crew.nodes}
-        held = {a.member: {types.get(place.node) for place in a.placement} for a in allocations}
-        return {
-            member: kind for member, kinds in held.items() if len(kinds) == 1 and (kind := next(iter(kinds)))
-        }
-
-    def _launch(self, opened: OpenRound, allocation: Allocation, member: Member) -> None:
+    def _launch(
+        self, opened: OpenRound, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+    ) -> None:
         opened.events.write(
             "step_started",
             member=member.name,
             gpus=allocation.gpus,
+            mode=allocation.mode,
+            rate=allocation.rate,
             placement=encode(allocation.placement),
             batch_size=member.batch_size,
         )
+        training = self._training(opened.index, allocation, member, shares)
+        opened.expect_events_of(member.name)
         try:
-            self.crew.engage(Task(TRAIN, str(opened.folder.path), member.name), allocation)
+            self.crew.engage(Task(TRAIN, str(self.folder.path), member.name, training), allocation)
         except OSError as error:
             self.on_failure(error)
         else:
             opened.active[member.name] = allocation
+
+    def _training(
+        self, index: int, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+    ) -> TrainingSpec:
+        site = self.spec.site
+        return TrainingSpec(
+            run=self.spec.run,
+            round=index,
+            ensemble=replace(self.spec.ensemble, members=(member,)),
+            allocation=allocation,
+            checkpoints=str(self.spec.checkpoint_folder(member.name)),
+            deadline=self.deadline,
+            shares=shares,
+            longest_s=self.longest_s,
+            sharing=self.spec.sharing,
+            preprocessors=site.cores_per_node // site.gpus_per_node,
+            gpu_type=self._gpu_type_of(allocation),
+            network=site.network,
+            timeouts=site.timeouts,
+        )
+
+    def _gpu_type_of(self, allocation: Allocation) -> str | None:
+        """Return the type of a member's GPUs, if they are of one."""
+        types = {node.name: node.gpu_type for node in self.crew.nodes}
+        held = {types.get(place.node) for place in allocation.placement}
+        return next(iter(held)) or None if len(held) == 1 else None

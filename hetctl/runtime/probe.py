@@ -16,21 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.core.codec import decode, encode
-from hetctl.core.layout import make_private_folder, write_json
+from hetctl.core.layout import AgentFiles, make_private_folder, write_json
 from hetctl.core.plan import Allocation
-from hetctl.core.site import MEMBERS, NODES, Node, Site
+from hetctl.core.site import NODES, Node, Site
 from hetctl.launchers.leaders import LEADERS
 from hetctl.runtime.all_reduce import group_of, groups_on
 from hetctl.runtime.assignment import ALL_REDUCE, PROBE, Task
-from hetctl.runtime.crew import LOG, Crew
+from hetctl.runtime.crew import Crew
 from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.nodes import nodes_of_this_job
 from hetctl.runtime.steps import StepPool
 
 NAME = "probe"
 ORDER_FILE, END_FILE = "order.json", "end.json"
-LOG_FILES = {NODES: f"logs/{LOG}", MEMBERS: f"logs/{NAME}.log"}
-"""What agents and their launcher wrote, by the site's launch."""
 LEADERS_LOG = "logs/leaders.log"
 START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
 """So long may ranks take to start, with a framework to import; all groups to all-reduce; leaders to meet."""
@@ -117,6 +115,11 @@ class ProbeEnd:
     groups: tuple[GroupEnd, ...] = ()
 
 
+def log_file(folder: Path, launch: str) -> Path:
+    """Return where agents and their launcher wrote, by the site's launch."""
+    return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
+
+
 def read_order(folder: Path) -> ProbeOrder:
     """Read what is to be tried."""
     return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
@@ -160,7 +163,7 @@ def _start_ranks(
     order: ProbeOrder, nodes: Sequence[Node], folder: Path
 ) -> tuple[int | None, tuple[GroupEnd, ...]]:
     """Let a group of all GPUs report, and then, if it did, groups all-reduce; return how they ended."""
-    crew = Crew(order.site, nodes, folder, order.framework)
+    crew = Crew(order.site, nodes, AgentFiles.within(folder), order.framework)
     try:
         everyone = group_of(NAME, nodes)
         exit_code = _work(crew, Task(PROBE, str(folder), NAME), everyone, time.monotonic() + START_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetctl.control.ends import why_ended
 from hetctl.core.events import EventWriter, read_events
-from hetctl.core.layout import make_private_folder
+from hetctl.core.layout import AgentFiles, make_private_folder
 from hetctl.core.measurement import Measurements, Point, read_measurements
 from hetctl.core.plan import DATA_PARALLEL, Allocation
 from hetctl.planners.packing import pack
@@ -45,7 +45,8 @@ class _ProfileJob:
         for own in (self._logs, self._events):
             make_private_folder(own)
         site = self._measurements.site
-        self._crew = Crew(site, nodes_of_this_job(site), folder, self._measurements.ensemble.framework)
+        framework = self._measurements.ensemble.framework
+        self._crew = Crew(site, nodes_of_this_job(site), AgentFiles.within(folder), framework)
         self.measured = 0
 
     def run(self) -> None:

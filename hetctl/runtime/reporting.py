@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from pathlib import Path
 from typing import Any
 
 from hetctl.core.ends import EXIT_CODES, Why
 from hetctl.core.errors import HetctlError
 from hetctl.core.events import EventWriter
+from hetctl.runtime.assignment import Task
 from hetctl.runtime.group import Group
 from hetctl.runtime.machine import peak_memory
 from hetctl.runtime.steady import DISK_FULL_ERRORS
@@ -28,19 +28,22 @@ class _Silent:
         """Ranks other than 0 report nothing."""
 
 
-def reporter(folder: Path, source: str, group: Group) -> Any:
+def writer_of(task: Task) -> EventWriter:
+    """Return what writes the events of a task."""
+    return EventWriter(task.events, task.name, task.round)
+
+
+def reporter(task: Task, group: Group) -> Any:
     """Return rank 0's event writer, and a silent one for the others."""
-    return EventWriter(folder, source) if group.rank == 0 else _Silent()
+    return writer_of(task) if group.rank == 0 else _Silent()
 
 
-def report_failure(error: Exception, folder: Path, source: str) -> int:
+def report_failure(error: Exception, events: EventWriter) -> int:
     """Write a ``failed`` event; return which of the `EXIT_CODES` to leave with."""
     traceback.print_exception(error)
     why = why_failed(error)
     with contextlib.suppress(OSError):
-        EventWriter(folder, source).write(
-            "failed", error=_summary(error), why=why.value, peak_memory_bytes=peak_memory()
-        )
+        events.write("failed", error=_summary(error), why=why.value, peak_memory_bytes=peak_memory())
     return EXIT_CODES[why]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,35 +84,39 @@ def roles_of(
 
 
 def together(
-    roles: Sequence[Role], role: Role, batches: Mapping[str, int], run: str, round_index: int
-) -> Lockstep:
-    """Say how the ranks on a rank's node go in lockstep.
+    roles: Sequence[Role], batches: Mapping[str, int], run: str, round_index: int
+) -> tuple[Lockstep, ...]:
+    """Say how each rank goes in lockstep with the others on its node.
 
     Parameters
     ----------
     batches : mapping
         Samples of a batch of each member's whole group. What is prepared together divides them all, unless
         that would be very little.
+
+    Returns
+    -------
+    tuple of Lockstep
+        In the order of the roles.
     """
-    here = [other for other in roles if other.node == role.node]
-    sizes = [batches[other.member] for other in roles]
+    sizes = [batches[role.member] for role in roles]
     common = math.gcd(*sizes)
-    return Lockstep(
-        name=f"round-{round_index}.ring",
-        seed=zlib.crc32(f"{run}/{round_index}".encode()),
-        chunk=common if common >= LEAST_CHUNK else min(sizes),
-        largest=max(sizes),
-        reader=here.index(role),
-        readers=len(here),
-    )
-
-
-def role_of(roles: Sequence[Role], member: str, rank: int) -> Role:
-    """Return the role of one rank; KeyError if it is not in the round."""
+    readers = Counter(role.node for role in roles)
+    seen: Counter[str] = Counter()
+    steps = []
     for role in roles:
-        if (role.member, role.rank) == (member, rank):
-            return role
-    raise KeyError((member, rank))
+        steps.append(
+            Lockstep(
+                name=f"round-{round_index}.ring",
+                seed=zlib.crc32(f"{run}/{round_index}".encode()),
+                chunk=common if common >= LEAST_CHUNK else min(sizes),
+                largest=max(sizes),
+                reader=seen[role.node],
+                readers=readers[role.node],
+            )
+        )
+        seen[role.node] += 1
+    return tuple(steps)
 
 
 def _nodes_of(allocation: Allocation) -> list[str]:

@@ -1,4 +1,4 @@
-"""The files of a round with steps that are still running, and who was told to leave, since when."""
+"""A round with steps that are still running, and who was told to leave, since when."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from hetctl.control.ends import why_ended, with_peak
 from hetctl.core.ends import FAULTS, Why
-from hetctl.core.events import EventWriter, read_events
-from hetctl.core.layout import RoundFolder
+from hetctl.core.event_log import EventFile, end_of_file
+from hetctl.core.events import EventWriter
+from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Allocation
 from hetctl.core.steps import StepReport, report_of
 from hetctl.runtime.engagement import EndedGroup
@@ -38,7 +39,8 @@ class OpenRound:
         What the trainers of steps that have ended had reported, by member.
     """
 
-    folder: RoundFolder
+    folder: RunFolder
+    index: int
     events: EventWriter
     opened_at: float
     stop_task: Callable[[str, str], None]
@@ -47,6 +49,11 @@ class OpenRound:
     terminated: set[str] = field(default_factory=set)
     stopped: bool = False
     reports: dict[str, StepReport] = field(default_factory=dict)
+    _told: dict[str, EventFile] = field(default_factory=dict)
+
+    def expect_events_of(self, name: str) -> None:
+        """Look from here on at what a member's trainers report: its file has other rounds, too."""
+        self._told[name] = end_of_file(self.folder.events_of(name), name)
 
     def stop(self, reason: str, busy_s: Mapping[str, float]) -> None:
         """Ask the trainers to checkpoint and leave; the first reason stands.
@@ -86,7 +93,8 @@ class OpenRound:
             Bytes of memory that the member needs as far as one knows, if its trainer cannot tell any more.
         """
         del self.active[step.name]
-        report = report_of(read_events(self.folder.events_of(step.name)))
+        told = self._told[step.name].fresh()
+        report = report_of(event for event in told if event.round == self.index)
         self.reports[step.name] = report
         why = self._why(step, report)
         cause = step.cause(why)

@@ -40,7 +40,6 @@ class Bench:
         self.folder = folder
         self.token = os.urandom(3).hex()
         self.jobs: list[str] = []
-        (folder / "logs").mkdir()
         self.set_up(request)
 
     def set_up(self, request) -> None:

@@ -115,7 +115,6 @@ def test_nothing_is_asked_about_no_jobs(bench):
 def test_a_script_that_cannot_be_submitted_is_an_error_with_words(bench):
     request = bench.request("gone", "exit 0")
     request.script.unlink()
-    (bench.folder / "logs").rmdir()  # where a local job would write
     with pytest.raises(BatchSystemError, match=request.script.name):
         bench.batch.submit(request)
     assert bench.batch.find([request.name]) == {}

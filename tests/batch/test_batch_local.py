@@ -70,7 +70,6 @@ def submit(tmp_path, batch):
 
 
 def script_of(folder, text):
-    (folder / "logs").mkdir(exist_ok=True)
     script = folder / f"{time.monotonic_ns()}.sh"
     script.write_text(text)
     return script
@@ -100,7 +99,8 @@ def process_in(path):
 def test_the_output_of_a_script_is_in_the_log(batch, submit, tmp_path):
     job = submit("echo to-stdout; echo to-stderr >&2")
     assert end_of(batch, job).state is JobState.FINISHED
-    assert set((tmp_path / "logs" / "job.log").read_text().split()) == {"to-stdout", "to-stderr"}
+    (log,) = tmp_path.glob("*.log")
+    assert set(log.read_text().split()) == {"to-stdout", "to-stderr"}
     assert read_end(tmp_path / "jobs", job) == End(0)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "jobs").iterdir()} == {0o600}
 
@@ -196,7 +196,7 @@ def test_a_supervisor_that_cannot_start_is_an_error_that_names_the_log(batch, tm
     request = JobRequest("job", script_of(tmp_path, "exit 0"), (), 60, SITE, 1)
     with pytest.raises(BatchSystemError, match="supervisor of job did not start") as caught:
         batch.submit(request)
-    assert "job.log" in caught.value.hint
+    assert str(request.script.with_suffix(".log")) in caught.value.hint
     assert batch.find(["job"]) == {}
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tables import Figure, Table
 
+from hetctl.core.layout import AgentFiles
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import Node, Queue, Site
 from hetctl.launchers import ResourceSet
@@ -235,7 +236,8 @@ def _crew(nodes: int, ranks: int, framework: str | None, python: str) -> Iterato
         srun.chmod(0o755)
         os.environ["PATH"] = f"{srun.parent}:{path}"
         sys.executable = python
-        crew = Crew(site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], folder, framework)
+        files = AgentFiles.within(folder)
+        crew = Crew(site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], files, framework)
         try:
             yield crew, folder
         finally:

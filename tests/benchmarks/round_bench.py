@@ -49,7 +49,7 @@ def gaps(framework: str) -> list[float]:
         folder, times = Path(name), Path(name) / "times"
         (folder / "timed.py").write_text(TIMED.format(module=MODULES[framework]))
         run = _run(folder, framework)
-        command = [sys.executable, "-m", "hetctl.runtime.driver", run.path, "--round", "0", "--job", "0"]
+        command = [sys.executable, "-m", "hetctl.runtime.driver", run.path, "--job", "0"]
         environment = {**os.environ, "TIMES": str(times), "PYTHONPATH": str(ENSEMBLES)}
         subprocess.run(
             [*map(str, command), "--deadline", str(time.time() + 3000)], env=environment, check=True
@@ -66,7 +66,7 @@ def _run(folder: Path, framework: str) -> RunFolder:
     members = tuple(Member(f"m{n}", {"units": 16 + n}, 32, n, stop, max_gpus=1) for n in range(ROUNDS))
     site = Site("local", "local", "local", 1, 1, 2, 2**30, (Queue("local"),), device="slot")
     run = RunFolder(folder / "runs" / "r")
-    run.round(0).create()
+    run.create()
     spec = RunSpec(
         run="r",
         ensemble=Ensemble("e", framework, functions, members, str(folder)),

@@ -29,10 +29,10 @@ from hetctl.core.codec import encode
 from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.core.events import DRIVER, EventWriter
 from hetctl.core.job import Job, JobState
-from hetctl.core.layout import Home, RoundFolder, RunFolder
+from hetctl.core.layout import Home, RunFolder
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
 from hetctl.core.profile import EpochResult, MemberProfile
-from hetctl.core.run import RoundFile, RunSpec, write_round, write_spec
+from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Queue, Site
 from hetctl.report.tables import status_table
 from hetctl.runner.project import Project
@@ -41,6 +41,7 @@ from hetctl.runtime.members import Members
 from hetctl.runtime.rounds import OpenRound
 
 MEMBERS, ROUNDS = 10_000, 3
+LAST = ROUNDS - 1
 IN_TRAINING = 1_000
 """Members of the last round whose steps have not ended."""
 GPUS_PER_NODE = 8
@@ -56,11 +57,11 @@ from pathlib import Path
 from hetctl.core.layout import RunFolder
 from hetctl.core.run import read_spec
 from hetctl.runtime.driver import Driver
-from hetctl.runtime.history import began_at, last_memory
 from hetctl.runtime.members import Members
+from hetctl.runtime.remembering import last_memory
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)
-members = Members(folder, spec, spec.gpus, began_at(folder))
+members = Members(folder, spec, spec.gpus)
 last_memory(folder)
 assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
 """
@@ -69,25 +70,14 @@ assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
 
 @dataclass(frozen=True)
 class Sample:
-    """A run on the disk, of which the last round is under way.
-
-    Parameters
-    ----------
-    began_at : float
-        Seconds since the epoch.
-    """
+    """A run on the disk, of which the last round is under way."""
 
     project: Project
     spec: RunSpec
-    began_at: float
 
     @property
     def folder(self) -> RunFolder:
         return self.project.home.run(self.spec.run)
-
-    @property
-    def last(self) -> RoundFolder:
-        return self.folder.rounds()[-1]
 
     @property
     def training(self) -> list[str]:
@@ -95,7 +85,8 @@ class Sample:
         return [member.name for member in self.spec.ensemble.members[:IN_TRAINING]]
 
     def open_round(self) -> OpenRound:
-        opened = OpenRound(self.last, EventWriter(self.last.events, DRIVER), time.time(), lambda *_: None)
+        events = EventWriter(self.folder.events, DRIVER, LAST)
+        opened = OpenRound(self.folder, LAST, events, time.time(), lambda *_: None)
         opened.active = {a.member: a for a in _allocations(self.spec.ensemble)[:IN_TRAINING]}
         return opened
 
@@ -105,18 +96,17 @@ def sample(folder: Path) -> Sample:
     home = Home(folder / ".hetctl")
     project, spec = Project(folder, home), _spec(home)
     began_at = time.time() - ROUNDS * ROUND_S
-    run = home.run(RUN)
+    run = home.run(RUN).create()
     for index in range(ROUNDS):
-        opened = run.round(index).create()
-        write_round(opened.file, _round_file(spec, index))
         at = began_at + index * ROUND_S
-        unfinished = IN_TRAINING if index == ROUNDS - 1 else 0
-        _append(opened.events_of(DRIVER), _told_by_driver(spec, index, at, unfinished))
+        unfinished = IN_TRAINING if index == LAST else 0
+        _append(run.events_of(DRIVER), index, _told_by_driver(spec, index, at, unfinished))
         for number, member in enumerate(spec.ensemble.members):
-            _append(opened.events_of(member.name), _told_by_trainer(number, index, at, number < unfinished))
+            told = _told_by_trainer(number, index, at, number < unfinished)
+            _append(run.events_of(member.name), index, told)
     write_spec(run, spec)
     _enter(home, spec, began_at)
-    return Sample(project, spec, began_at)
+    return Sample(project, spec)
 
 
 def _spec(home: Home) -> RunSpec:
@@ -141,7 +131,7 @@ def _spec(home: Home) -> RunSpec:
         wall_s=86_400,
         grace_s=300,
         profiles=tuple(MemberProfile(m.name, rates, None, EPOCH_SAMPLES, 10.0, 5.0, 1.0) for m in members),
-        checkpoints=str(home.path / "checkpoints"),
+        checkpoints=str(home.checkpoints),
     )
 
 
@@ -154,18 +144,12 @@ def _allocations(ensemble: Ensemble) -> tuple[Allocation, ...]:
     )
 
 
-def _round_file(spec: RunSpec, index: int) -> RoundFile:
-    return RoundFile(
-        *(RUN, index, 0, time.time(), spec.ensemble, _allocations(spec.ensemble), spec.checkpoints)
-    )
-
-
 def _enter(home: Home, spec: RunSpec, began_at: float) -> None:
     """Have the catalog know the run, planned in as many rounds, and its one job."""
     rounds = tuple(Round(index, ROUND_S, _allocations(spec.ensemble)) for index in range(ROUNDS))
     forecasts = tuple(Forecast(m.name, ROUNDS * ROUND_S, ROUNDS * ROUND_S) for m in spec.ensemble.members)
     plan = Plan(spec.planner, "makespan", spec.gpus, GPUS_PER_NODE, 3000.0, 2900.0, 1.03, rounds, forecasts)
-    job = Job(0, "hetctl-large", 0, "17", JobState.RUNNING, spec.site.nodes, spec.wall_s, began_at)
+    job = Job(0, "hetctl-large", "17", JobState.RUNNING, spec.site.nodes, spec.wall_s, began_at)
     with Catalog.open(home.catalog) as catalog:
         catalog.add_run(spec, plan, began_at, job)
         catalog.set_run_state(RUN, "running")
@@ -183,14 +167,14 @@ def _told_by_driver(spec: RunSpec, index: int, at: float, unfinished: int) -> It
             "deadline": at + 9e4,
         }
     yield {
-        **{"kind": "round_started", "time": at, "index": index, "job": 0},
+        **{"kind": "round_started", "time": at, "job": 0},
         **{"predicted_s": ROUND_S, "members": names},
     }
     for allocation in _allocations(spec.ensemble):
         placement = encode(allocation.placement)
         yield {
             **{"kind": "step_started", "time": at + 1, "member": allocation.member},
-            **{"gpus": 1, "placement": placement, "batch_size": 32},
+            **{"gpus": 1, "mode": DATA_PARALLEL, "rate": 100.0, "placement": placement, "batch_size": 32},
         }
     for number, name in enumerate(names[unfinished:]):
         yield {
@@ -225,14 +209,14 @@ def _epoch(number: int, epoch: int, at: float) -> dict[str, Any]:
 
 
 def _checkpoint(name: str, epoch: int, part_samples: int) -> dict[str, Any]:
-    path = f"/shared/project/.hetctl/checkpoints/{name}/{RUN}/epoch-{epoch:05d}-{part_samples:012d}.npz"
+    path = f"/shared/project/.hetctl/checkpoints/{RUN}/{name}/epoch-{epoch:05d}-{part_samples:012d}.npz"
     size = {"bytes": 104_857_600, "sha256": "0123456789abcdef" * 4, "seconds": 0.75}
     return {"epoch": epoch, "part_samples": part_samples, "path": path, **size}
 
 
-def _append(path: Path, events: Iterable[dict[str, Any]]) -> None:
+def _append(path: Path, index: int, events: Iterable[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+        file.writelines(json.dumps({**event, "round": index}) + "\n" for event in events)
 
 
 def news(run: Sample, times: int) -> Iterator[list[str]]:
@@ -244,7 +228,7 @@ def news(run: Sample, times: int) -> Iterator[list[str]]:
                 **_epoch(number, ROUNDS + 1 + turn * NEWS // IN_TRAINING, time.time()),
                 "evaluate_s": 5.0,
             }
-            _append(run.last.events_of(f"net-{number:05d}"), [epoch])
+            _append(run.folder.events_of(f"net-{number:05d}"), LAST, [epoch])
         yield run.training[at : at + NEWS]
 
 
@@ -261,14 +245,14 @@ def _end(run: Sample, names: list[str]) -> None:
     end = {"exit_code": 0, "why": "told", "cause": "told to leave", "fault": False}
     for name in names:
         stopped = {"kind": "stopped", "time": time.time(), "reason": "alpha", "part_samples": 300}
-        _append(run.last.events_of(name), [stopped])
+        _append(run.folder.events_of(name), LAST, [stopped])
     ends = ({"kind": "step_ended", "time": time.time(), "member": name, **end} for name in names)
-    _append(run.last.events_of(DRIVER), ends)
+    _append(run.folder.events_of(DRIVER), LAST, ends)
 
 
 def decisions(run: Sample, rounds: list[OpenRound], happenings: Iterable[list[str]]) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
-    members, seconds = Members(run.folder, run.spec, run.spec.gpus, run.began_at), []
+    members, seconds = Members(run.folder, run.spec, run.spec.gpus), []
     members.seen(rounds, time.time())
     for names in happenings:
         began = time.process_time()
@@ -314,7 +298,7 @@ def table(quick: bool = False) -> Table:
         watched = looks(run)
         training = decisions(run, [run.open_round()], news(run, TIMES))
         ending = decisions(run, [], last_to_leave(run))
-        files = [path.read_bytes() for path in run.folder.path.glob("round-*/events/*.jsonl")]
+        files = [path.read_bytes() for path in run.folder.events.glob("*.jsonl")]
     found = (
         ("a decision as the round's last members leave, ms", [1000 * seconds for seconds in ending], 10.0),
         ("a decision with 1,000 members in training, ms", [1000 * seconds for seconds in training], 10.0),

@@ -42,7 +42,7 @@ PLAN = Plan(
     members=(Forecast("mlp", 90.0, 80.0),),
     options={"alpha": 0.8, "delta": None},
 )
-JOB = Job(0, "hetctl-digits-1-0-a", 0, "", JobState.SUBMITTING, 2, 3600, 12.5)
+JOB = Job(0, "hetctl-digits-1-0-a", "", JobState.SUBMITTING, 2, 3600, 12.5)
 SPEC = RunSpec(
     *("digits-1", ENSEMBLE, SITE, "flotilla", 8, "batch", 3600, 60),
     profiles=(MemberProfile("mlp", {1: 100.0, 2: 180.5}, samples=1e6),),
@@ -195,7 +195,7 @@ def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
         lambda: catalog.set_run_state("none", "running"),
         lambda: catalog.save_spec(replace(SPEC, run="none")),
         lambda: catalog.save_job("none", JOB),
-        lambda: catalog.ingest("none", 0, None, []),
+        lambda: catalog.ingest("none", []),
     ):
         with pytest.raises(BadInputError, match="no run 'none'"):
             change()
@@ -205,7 +205,7 @@ def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
 def test_a_job_is_replaced_by_its_number(catalog: Catalog) -> None:
     catalog.add_run(SPEC, PLAN, 1.0, JOB)
     first = replace(JOB, batch_id="11", state=JobState.PENDING)
-    second = Job(1, "hetctl-digits-1-1-b", 3, "12", JobState.PENDING, 1, 60, 9.0)
+    second = Job(1, "hetctl-digits-1-1-b", "12", JobState.PENDING, 1, 60, 9.0)
     catalog.save_job("digits-1", second)
     catalog.save_job("digits-1", first)
     ended = replace(first, state=JobState.TIMEOUT, ended_at=60.5)

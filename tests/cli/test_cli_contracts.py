@@ -75,7 +75,7 @@ def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
     done = project.here("submit", "--dry-run", **LOCAL)
     assert done.stdout.startswith("#!/bin/bash\n")
     assert "hetctl.runtime.driver" in done.stdout
-    assert "trio-001/round-0000/job.sh" in done.stderr
+    assert "trio-001/job-0000.sh" in done.stderr
     assert "# submit with: " in done.stderr
     assert "-m hetctl.runtime.agent " in done.stderr
     assert "# first round, node-0: " in done.stderr

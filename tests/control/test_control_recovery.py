@@ -11,7 +11,7 @@ from hetctl.core.job import Job, JobState
 
 def job(number, state, submitted_at=None, failed_nodes=()):
     at = 100.0 * number if submitted_at is None else submitted_at
-    return Job(number, f"j{number}", 0, str(number), state, 1, 60, at, at + 50, failed_nodes=failed_nodes)
+    return Job(number, f"j{number}", str(number), state, 1, 60, at, at + 50, failed_nodes=failed_nodes)
 
 
 def jobs(*states):

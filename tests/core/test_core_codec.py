@@ -16,7 +16,7 @@ from hetctl.core.job import Job, JobState
 from hetctl.core.measurement import Measurements
 from hetctl.core.plan import Allocation, Plan
 from hetctl.core.profile import EpochResult, MemberProfile, ProfilePoint
-from hetctl.core.run import Budget, RoundFile, RunSpec
+from hetctl.core.run import Budget, RunSpec
 from hetctl.core.site import Cluster, Queue, Site
 from hetctl.core.status import RunStatus
 from hetctl.core.usage import Usage
@@ -30,7 +30,7 @@ plain_values = st.recursive(
 LEAVES = {int: st.integers(), float: numbers, str: st.text(max_size=10), bool: st.booleans()}
 KINDS = [
     Allocation, Budget, Cluster, Ensemble, EpochResult, Job, Measurements, MemberProfile, Plan,
-    ProfilePoint, RoundFile, RunSpec, RunStatus, Site, StopRule, Usage,
+    ProfilePoint, RunSpec, RunStatus, Site, StopRule, Usage,
 ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_missing_fields_take_their_defaults():
         (Allocation, {"member": "m", "gpus": 1, "mode": "x", "rate": 1.0, "placement": {}}),
         (EpochResult, {"epoch": 1, "metrics": [], "seconds": 1.0, "gpus": 1, "finished_at": 0.0}),
         (MemberProfile, {"member": "m", "rates": {"one": 1.0}}),
-        (Job, {"number": 0, "first_round": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
+        (Job, {"number": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
                "wall_s": 1, "submitted_at": 0.0}),
         (tuple[int, ...], "12"),
         (dict[str, int], [1]),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.event_log import EventFile, EventLog
+from hetctl.core.event_log import EventFile, EventLog, end_of_file
 from hetctl.core.events import DRIVER, EventWriter, read_events
 from hetctl.core.layout import RunFolder
 from hetctl.core.progress import events_in
@@ -23,13 +23,13 @@ def run(tmp_path):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The files that were opened for reading, as round and writer."""
+    """The writers whose files were opened for reading."""
     found = []
     really = os.open
 
     def noted(path, flags, *how):
         if flags == os.O_RDONLY and str(path).endswith(".jsonl"):
-            found.append((int(Path(path).parts[-3].removeprefix("round-")), Path(path).stem))
+            found.append(Path(path).stem)
         return really(path, flags, *how)
 
     monkeypatch.setattr(os, "open", noted)
@@ -37,7 +37,7 @@ def opened(monkeypatch):
 
 
 def write(run, index, source, kind, **data):
-    EventWriter(run.round(index).create().events, source).write(kind, **data)
+    EventWriter(run.create().events, source, index).write(kind, **data)
 
 
 def begin(run, index, *members, job=None):
@@ -77,7 +77,7 @@ def test_what_is_appended_is_read_once(run):
     assert (event.kind, event.seq) == ("first_step", 1)
 
 
-def test_files_and_rounds_that_come_later_are_found(run):
+def test_members_that_come_later_are_found(run):
     begin(run, 0, "a", job=0)
     log = EventLog(run)
     log.fresh()
@@ -89,9 +89,11 @@ def test_files_and_rounds_that_come_later_are_found(run):
 
 
 def test_half_a_line_is_read_when_it_is_whole(run):
-    path = run.round(0).create().events_of("a")
+    path = run.create().events_of("a")
+    begin(run, 0, "a")
     line = json.dumps({"kind": "told", "time": 1.0, "text": "ä"}, ensure_ascii=False).encode()
     log = EventLog(run)
+    log.fresh()
     for end_at in (0, 5, len(line) - 3, len(line)):
         path.write_bytes(line[:end_at])
         assert log.fresh() == []
@@ -100,10 +102,11 @@ def test_half_a_line_is_read_when_it_is_whole(run):
 
 
 def test_garbled_lines_are_passed_over_and_keep_their_numbers(run):
-    path = run.round(0).create().events_of("a")
+    path = run.create().events_of("a")
+    begin(run, 0, "a")
     path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti\n')
     log = EventLog(run)
-    assert [event.seq for event in log.fresh()] == [0]
+    assert [event.seq for event in log.fresh() if event.source == "a"] == [0]
     with path.open("a") as file:
         file.write('{"kind": "epoch", "time": 2}\n{"kind": "c", "time": 3}\n')
     assert [(event.kind, event.seq) for event in log.fresh()] == [("c", 3)]
@@ -120,7 +123,7 @@ LINES = st.one_of(
 def test_reading_in_pieces_is_reading_at_once(tmp_path_factory, lines, cuts):
     path = tmp_path_factory.mktemp("events") / "m.jsonl"
     whole = "".join(f"{line}\n" for line in lines).encode()
-    file, found = EventFile(str(path), "m", 0), []
+    file, found = EventFile(str(path), "m"), []
     for cut in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:cut])
         found += file.fresh()
@@ -143,55 +146,65 @@ def test_a_step_that_has_ended_is_not_opened_again(run, opened):
     assert ("a", "stopped") in {(event.source, event.kind) for event in log.fresh()}
     opened.clear()
     log.fresh()
-    assert opened == [(0, DRIVER), (0, "b")]
+    assert opened == [DRIVER, "b"]
 
 
-def test_rounds_that_are_over_are_not_opened_again(run, opened):
-    for index in range(4):
-        begin(run, index, "a", "b", job=0 if index == 0 else None)
+def test_a_file_has_the_events_of_all_rounds_of_its_member(run):
+    for index in range(3):
+        begin(run, index, "a", job=index)
         write(run, index, "a", "started")
-        end(run, index, "a", "b")
-    begin(run, 4, "a")
+        end(run, index, "a")
+    assert [event for event in kinds(EventLog(run).fresh()) if event[1] == "a"] == [
+        (index, "a", "started") for index in range(3)
+    ]
+    assert sorted(path.name for path in run.events.iterdir()) == ["a.jsonl", "driver.jsonl"]
+
+
+def test_members_that_are_not_in_training_are_not_opened_again(run, opened):
+    begin(run, 0, "a", "b", job=0)
+    end(run, 0, "a", "b")
+    begin(run, 1, "a")
     log = EventLog(run)
     log.fresh()
     opened.clear()
     write(run, 0, DRIVER, "job_ended", job=0, reason="deadline")
     assert kinds(log.fresh()) == [(0, DRIVER, "job_ended")]
-    assert opened == [(0, DRIVER), (4, DRIVER), (4, "a")]
-    opened.clear()
-    log.fresh()
-    assert opened == [(4, DRIVER), (4, "a")]
+    assert opened == [DRIVER, "a"]
 
 
-def test_folders_of_rounds_under_way_are_not_listed_again(run, monkeypatch):
+def test_the_folder_is_listed_once(run, monkeypatch):
     begin(run, 0, "a", job=0)
     log = EventLog(run)
     log.fresh()
     monkeypatch.setattr(Path, "iterdir", lambda _: pytest.fail("listed"))
-    monkeypatch.setattr(RunFolder, "rounds", lambda _: pytest.fail("listed"))
     write(run, 0, "a", "started")
-    assert kinds(log.fresh()) == [(0, "a", "started")]
+    begin(run, 1, "b")
+    write(run, 1, "b", "started")
+    assert {(0, "a", "started"), (1, "b", "started")} <= set(kinds(log.fresh()))
 
 
-def test_trainers_that_outlive_their_driver_are_heard_until_the_next_step(run, opened):
+def test_what_nobody_has_started_is_read_once(run, opened):
+    write(run, 0, "a", "told")
+    log = EventLog(run)
+    assert kinds(log.fresh()) == [(0, "a", "told")]
+    opened.clear()
+    log.fresh()
+    assert opened == [DRIVER]
+
+
+def test_trainers_that_outlive_their_driver_are_heard_until_the_next_step_ends(run, opened):
     begin(run, 0, "a", "b", job=0)
     log = EventLog(run)
     log.fresh()
     begin(run, 1, "a", job=1)
-    log.fresh()
-    write(run, 0, "a", "stopped", reason="late")
     write(run, 0, "b", "stopped", reason="late")
+    assert (0, "b", "stopped") in kinds(log.fresh())
+    write(run, 0, "a", "stopped", reason="late")
+    end(run, 1, "a", over=False)
     assert (0, "a", "stopped") in kinds(log.fresh())
     opened.clear()
-    write(run, 0, "b", "told")
-    assert kinds(log.fresh()) == [(0, "b", "told")]
-    assert (0, "a") not in opened
-    begin(run, 2, "b")
     log.fresh()
-    log.fresh()
-    opened.clear()
-    log.fresh()
-    assert opened == [(1, DRIVER), (1, "a"), (2, DRIVER), (2, "b")]
+    assert opened == [DRIVER, "b"]
 
 
 @pytest.mark.parametrize("name", ["", "../../x", "\0", "x" * 5000, "\ud800", "driver"])
@@ -201,7 +214,23 @@ def test_names_that_were_garbled_open_no_file(run, name):
 
 
 def test_all_events_are_in_order_of_time(run):
-    paths = [run.round(index).create().events_of("a") for index in (0, 1)]
-    paths[0].write_text('{"kind": "2", "time": 2}\n{"kind": "4", "time": 4}\n')
-    paths[1].write_text('{"kind": "3", "time": 3}\n{"kind": "1", "time": 1}\n')
-    assert [(event.kind, event.round) for event in events_in(run)] == [("1", 1), ("2", 0), ("3", 1), ("4", 0)]
+    run.create().events_of("a").write_text('{"kind": "2", "time": 2}\n{"kind": "4", "time": 4, "round": 1}\n')
+    run.events_of("b").write_text('{"kind": "3", "time": 3, "round": 1}\n{"kind": "1", "time": 1}\n')
+    assert [(event.kind, event.round) for event in events_in(run)] == [("1", 0), ("2", 0), ("3", 1), ("4", 1)]
+
+
+def test_an_event_of_no_round_that_there_can_be_is_garbled(run):
+    run.create().events_of("a").write_text('{"kind": "a", "time": 1, "round": "0"}\n')
+    assert EventLog(run).fresh() == []
+
+
+def test_a_file_can_be_read_from_its_end(run):
+    write(run, 0, "a", "before")
+    with run.events_of("a").open("a") as file:
+        file.write('{"kind": "torn')
+    file = end_of_file(run.events_of("a"), "a")
+    write(run, 1, "a", "after")
+    assert kinds(file.fresh()) == [(1, "a", "after")]
+    none = end_of_file(run.events_of("b"), "b")
+    write(run, 1, "b", "first")
+    assert kinds(none.fresh()) == [(1, "b", "first")]

@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from hetctl.core.layout import Home, RunFolder, make_private_folder, write_json, write_private
+from hetctl.core.layout import Home, RunFolder, make_private_folder, member_folder, write_json, write_private
 
 
 @pytest.fixture
@@ -30,11 +30,10 @@ def tree(folder):
 @pytest.mark.usefixtures("open_umask")
 def test_all_folders_and_files_are_private_even_with_an_open_umask(tmp_path):
     run = Home(tmp_path / "home").run("digits-001")
-    rounds = run.round(0).create()
-    write_json(rounds.file, {})
-    folders = [tmp_path / "home", run.path.parent, run.path, rounds.path, rounds.events, rounds.logs]
+    write_json(run.create().spec, {})
+    folders = [tmp_path / "home", run.path.parent, run.path, run.events, run.logs]
     assert {mode(folder) for folder in folders} == {0o700}
-    assert mode(rounds.file) == 0o600
+    assert mode(run.spec) == 0o600
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -118,17 +117,15 @@ def test_readers_see_one_text_or_the_other_while_it_is_replaced(tmp_path):
 
 
 def test_the_files_of_a_job_bear_its_number(tmp_path):
-    run = RunFolder(tmp_path)
-    assert run.job_stop(7) == tmp_path / "stop-job-0007"
-    assert run.pulses(7) == tmp_path / "pulses-job-0007.json"
-    assert run.claim(7) == tmp_path / "claims" / "job-0007"
+    job = RunFolder(tmp_path).job(7)
+    own = [job.script, job.log, job.claim, job.stop, job.pulses, job.agents.address, job.agents.log]
+    own += [job.lineups, job.exchange_log]
+    assert {path.parent for path in own} == {tmp_path}
+    assert all(path.name.startswith("job-0007.") for path in own)
+    assert len(set(own)) == len(own)
 
 
-def test_rounds_are_in_order_also_beyond_four_digits(tmp_path):
-    run = RunFolder(tmp_path)
-    assert run.next_index() == 0
-    for index in (9999, 2, 10000):
-        run.round(index).create()
-    (tmp_path / "round-x").mkdir()
-    assert [folder.index for folder in run.rounds()] == [2, 9999, 10000]
-    assert run.next_index() == 10001
+def test_runs_share_no_checkpoints(tmp_path):
+    folders = {member_folder(tmp_path, run, member) for run in ("r-1", "r-2") for member in "ab"}
+    assert len(folders) == 4
+    assert {folder.parent for folder in folders} == {tmp_path / "r-1", tmp_path / "r-2"}

@@ -173,7 +173,7 @@ def test_members_do_not_touch_each_other(events):
 def test_events_of_all_rounds_are_read(tmp_path):
     run = RunFolder(tmp_path)
     for index in (0, 1):
-        writer = EventWriter(run.round(index).create().events, "a")
+        writer = EventWriter(run.create().events, "a", index)
         writer.write("epoch", **epoch("a", index + 1).data)
     assert [e.data["epoch"] for e in events_in(run)] == [1, 2]
     assert len(progress_in(run, ENSEMBLE, RETRIES)["a"].epochs) == 2

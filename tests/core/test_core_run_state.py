@@ -158,7 +158,7 @@ def test_without_events_nothing_is_reported():
 
 def test_looks_see_what_was_written_since_the_last(tmp_path):
     run = RunFolder(tmp_path)
-    driver, trainer = (EventWriter(run.round(0).create().events, name) for name in (DRIVER, "a"))
+    driver, trainer = (EventWriter(run.create().events, name, 0) for name in (DRIVER, "a"))
     driver.write("round_started", job=0, predicted_s=1.0, members=["a"])
     driver.write("step_started", member="a", gpus=2, placement=[])
     state = RunState(run, ENSEMBLE, RETRIES)

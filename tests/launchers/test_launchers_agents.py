@@ -102,9 +102,9 @@ def test_a_member_that_would_straddle_without_saying_so_is_refused(allocations, 
 
 
 def test_an_agent_is_told_of_its_step_its_driver_and_the_framework() -> None:
-    command = agent_command("agents", Path("/r/round-0000"), "pytorch", 8, "python")
+    command = agent_command("agents", Path("/r/job-0000.driver.json"), "pytorch", 8, "python")
     assert command == (
-        *("python", "-m", "hetctl.runtime.agent", "/r/round-0000/driver.json", "--step", "agents"),
+        *("python", "-m", "hetctl.runtime.agent", "/r/job-0000.driver.json", "--step", "agents"),
         *("--threads", "8", "--framework", "pytorch"),
     )
     assert agent_command("agents", Path("/r"), None, 8, "python")[-1] == "8"

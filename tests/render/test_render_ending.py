@@ -16,7 +16,7 @@ from hetctl.render import JobScript
 
 # Plays a driver that leaves when the job's stop file is there.
 HEEDS = (
-    "touch up; while [ ! -e ../runs/r/stop-job-0002 ]; do sleep 0.02; done; cp ../runs/r/stop-job-0002 told"
+    "touch up; while [ ! -e ../runs/r/job-0002.stop ]; do sleep 0.02; done; cp ../runs/r/job-0002.stop told"
 )
 
 
@@ -101,7 +101,7 @@ def test_a_job_that_is_done_early_leaves_no_watch(tmp_path: Path, local_job: Job
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     assert process.wait(timeout=10) == 0
     assert_gone(process.pid)
-    assert not (tmp_path / "runs" / "r" / "stop-job-0002").exists()
+    assert not (tmp_path / "runs" / "r" / "job-0002.stop").exists()
 
 
 def assert_gone(group: int) -> None:
@@ -145,13 +145,12 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     assert subprocess.run(shell, env=environment, timeout=10).returncode == 0
     assert not (records / "advance").exists()
     assert first.poll() is None
-    log = (tmp_path / "runs" / "r" / "round-0003" / "logs" / "job.log").read_text()
+    log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
     assert f"leaves: job {os.getpid()} is job 2 of run digits-1 already" in log
     first.terminate()
     assert first.wait(timeout=10) == 0
-    claims = tmp_path / "runs" / "r" / "claims"
-    assert [path.name for path in claims.iterdir()] == ["job-0002"]
-    assert (claims / "job-0002").read_text() == f"{os.getpid()}\n"
+    (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
+    assert (claim.name, claim.read_text()) == ("job-0002.claim", f"{os.getpid()}\n")
 
 
 def test_a_requeued_job_goes_on_and_forgets_that_it_was_told_to_stop(
@@ -159,9 +158,9 @@ def test_a_requeued_job_goes_on_and_forgets_that_it_was_told_to_stop(
 ) -> None:
     records, command, environment = prepare(tmp_path, local_job, "ls ../runs/r >seen")
     for _ in range(2):
-        (tmp_path / "runs" / "r" / "stop-job-0002").write_text("signal\n")
+        (tmp_path / "runs" / "r" / "job-0002.stop").write_text("signal\n")
         assert subprocess.run(command, env=environment, timeout=10).returncode == 0
-        assert "stop-job-0002" not in (records / "seen").read_text()
+        assert "job-0002.stop" not in (records / "seen").read_text()
         (records / "seen").unlink()
 
 
@@ -171,7 +170,7 @@ def test_batch_systems_number_their_jobs(
 ) -> None:
     site = dataclasses.replace(SITES[name], setup=(), directives=(), environment={})
     records, _, environment = prepare(tmp_path, dataclasses.replace(local_job, site=site), "true")
-    script = str(tmp_path / "runs" / "r" / "round-0003" / "job.sh")
+    script = str(tmp_path / "runs" / "r" / "job-0002.sh")
     subprocess.run(["bash", script], env={**environment, variable: "4711"}, check=True, timeout=60)
     assert (records / "driver").read_text().splitlines()[-1] == "4711"
-    assert (tmp_path / "runs" / "r" / "claims" / "job-0002").read_text() == "4711\n"
+    assert (tmp_path / "runs" / "r" / "job-0002.claim").read_text() == "4711\n"

@@ -45,7 +45,7 @@ def test_what_bjobs_answers(tmp_path: Path, answer: str, left: int) -> None:
     bjobs.chmod(0o755)
     environment |= {"PATH": f"{bjobs.parent}{os.pathsep}{environment['PATH']}", "LSB_JOBID": "4711"}
     before = int(time.time())
-    command = ["bash", str(tmp_path / "runs" / "r" / "round-0003" / "job.sh")]
+    command = ["bash", str(tmp_path / "runs" / "r" / "job-0002.sh")]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=60)
     assert before <= deadline_of(records) - left + GRACE_S <= time.time()
     assert not (tmp_path / "owned").exists()

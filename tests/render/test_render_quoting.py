@@ -77,7 +77,7 @@ def nasty_job(name: str, values: dict[str, str]) -> JobScript:
         name=values["name"],
         home=home.path,
         run_folder=run.path,
-        first_round=run.round(7),
+        files=run.job(7),
         python=values["python"],
         exclude=(values["node"],),
         queue=dataclasses.replace(job.queue, name=values["queue"]),

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.core.errors import BadInputError
-from hetctl.core.layout import RoundFolder
+from hetctl.core.layout import RunFolder
 from hetctl.core.site import Queue, Site
 from hetctl.render import JobScript, render_job, submit_command
 
@@ -55,7 +55,7 @@ def job(site: Site, folder: str = "/home/ann/digits/.hetctl", **changes: Any) ->
         job=2,
         name="digits-1-2",
         run_folder=run,
-        first_round=RoundFolder(run / "round-0007"),
+        files=RunFolder(run).job(2),
         site=site,
         queue=site.queues[0],
         nodes=min(site.nodes, 2),
@@ -76,7 +76,7 @@ def job(site: Site, folder: str = "/home/ann/digits/.hetctl", **changes: Any) ->
     ],
 )
 def test_submit_by_file(name: str, changes: dict[str, Any], command: tuple[str, ...]) -> None:
-    path = "/home/ann/digits/.hetctl/runs/digits-1/round-0007/job.sh"
+    path = "/home/ann/digits/.hetctl/runs/digits-1/job-0002.sh"
     assert submit_command(job(SITES[name], **changes)) == (*command, path)
 
 
@@ -147,7 +147,7 @@ def test_any_value_is_quoted_or_refused(name: str, account: str, folder: str, ru
     lines = {line.partition("=")[0]: line.partition("=")[2] for line in text.splitlines() if "=" in line}
     assert shlex.split(lines["#SBATCH --job-name"]) == [name]
     assert shlex.split(lines["#SBATCH --account"]) == [account]
-    log = str(script.first_round.logs / "job.log").replace("%", "%%")
+    log = str(script.files.log).replace("%", "%%")
     assert shlex.split(lines["#SBATCH --output"]) == [log]
     assert shlex.split(lines["export HETCTL_HOME"]) == [str(script.home)]
     assert shlex.split(lines["run"]) == [run]
@@ -206,12 +206,11 @@ def prepare(folder: Path, script: JobScript, driver: str) -> tuple[Path, list[st
     interpreter = folder / "fake python"
     interpreter.write_text(PYTHON.format(driver=driver))
     interpreter.chmod(0o700)
-    run = folder / "runs" / "r"
-    first = RoundFolder(run / "round-0003").create()
+    run = RunFolder(folder / "runs" / "r").create()
     script = dataclasses.replace(
-        script, python=str(interpreter), run_folder=run, first_round=first, home=folder
+        script, python=str(interpreter), run_folder=run.path, files=run.job(script.job), home=folder
     )
-    first.script.write_text(render_job(script))
+    script.files.script.write_text(render_job(script))
     return records, list(submit_command(script)), {**os.environ, "RECORDS": str(records), "code": "0"}
 
 
@@ -230,7 +229,7 @@ def test_the_driver_is_told_where_it_is(tmp_path: Path, local_job: JobScript) ->
     before = int(time.time())
     records = run_script(tmp_path, local_job, "true")
     *words, deadline, option, batch_id = (records / "driver").read_text().splitlines()
-    assert words == [str(tmp_path / "runs" / "r"), "--round", "3", "--job", "2", "--deadline"]
+    assert words == [str(tmp_path / "runs" / "r"), "--job", "2", "--deadline"]
     assert before <= int(deadline) - (local_job.wall_s - local_job.grace_s) <= time.time()
     assert (option, batch_id) == ("--batch-id", str(os.getpid()))
 
@@ -245,7 +244,7 @@ def test_a_failing_advance_is_logged_and_hides_nothing(tmp_path: Path, local_job
     _, command, environment = prepare(tmp_path, local_job, "code=5; echo from the driver")
     environment["ADVANCE_CODE"] = "4"
     assert subprocess.run(command, env=environment, timeout=20).returncode == 5
-    log = tmp_path / "runs" / "r" / "round-0003" / "logs" / "job.log"
+    log = tmp_path / "runs" / "r" / "job-0002.log"
     assert log.read_text().splitlines() == [
         "from the driver",
         "hetctl advance failed with exit code 4; go on with: hetctl advance digits-1",

@@ -61,7 +61,7 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
         members=tuple(_member(name, bests[name], rounds) for name in names),
         rounds=tuple(RoundSpan(r, 0, 100.0 * r, 100.0 * (r + 1), 93.0, "converged") for r in range(rounds)),
         steps=steps,
-        jobs=(Job(0, "hetctl-digits-1-0-a", 0, "4711", JobState.FINISHED, 1, 600, 1e9),),
+        jobs=(Job(0, "hetctl-digits-1-0-a", "4711", JobState.FINISHED, 1, 600, 1e9),),
         history={name: _history(bests[name], 2 * rounds) for name in names if rounds},
     )
 

@@ -9,8 +9,8 @@ import pytest
 from workbench import new_project, python_without_training, wait_for
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.events import read_folder
 from hetctl.core.job import JobState
+from hetctl.core.progress import events_in
 
 EPOCHS = 6
 ENSEMBLE = f"""\
@@ -69,8 +69,7 @@ class Run:
 
     def reasons(self) -> set[str]:
         """Return why members stopped, wherever they did."""
-        rounds = self.project.home.run("trio-001").rounds()
-        events = [event for folder in rounds for event in read_folder(folder.events)]
+        events = events_in(self.project.home.run("trio-001"))
         return {event.data["reason"] for event in events if event.kind == "stopped"}
 
     def jobs(self):
@@ -137,7 +136,7 @@ def test_the_next_job_waits_behind_the_running_one(run):
     wait_for(lambda: len(run.cluster.ask("jobs")) == 2)
     _, second = run.cluster.ask("jobs")
     assert (second["fields"]["stat"], "dependency" in second["fields"]["pend_reason"]) == ("PEND", True)
-    script = run.project.home.run("trio-001").round(run.jobs()[1].first_round).script.read_text()
+    script = run.project.home.run("trio-001").job(1).script.read_text()
     assert f"#BSUB -w 'ended({job})'\n" in script
     run.finish()
 

@@ -25,7 +25,7 @@ from hetctl.runner.status import RunWatch
 RUN = "trio-001"
 NAMES = ("a", "b", "c")
 MEMBERS = tuple(Member(name, stop=StopRule("loss", max_epochs=9)) for name in NAMES)
-JOB = Job(0, "hetctl-trio", 0, "17", JobState.RUNNING, 1, 3600, 0.0)
+JOB = Job(0, "hetctl-trio", "17", JobState.RUNNING, 1, 3600, 0.0)
 
 
 class Silent:
@@ -50,7 +50,7 @@ def project(tmp_path, monkeypatch):
         profiles=tuple(MemberProfile(name, {1: 10.0, 2: 19.0}, None, 100) for name in NAMES),
         checkpoints=str(home.path / "checkpoints"),
     )
-    home.run(RUN).round(0).create()
+    home.run(RUN).create()
     write_spec(home.run(RUN), spec)
     with Catalog.open(home.catalog) as catalog:
         catalog.add_run(spec, Plan("fluid", "makespan", 4, 4, 100.0, 90.0, 1.1, ()), 1.0, JOB)
@@ -64,7 +64,7 @@ def course(project):
     run = project.home.run(RUN)
 
     def write(index, source, kind, **data):
-        EventWriter(run.round(index).create().events, source).write(kind, **data)
+        EventWriter(run.events, source, index).write(kind, **data)
 
     def started(index, *members):
         write(index, DRIVER, "round_started", job=0, predicted_s=10.0, members=members)
@@ -86,7 +86,7 @@ def course(project):
     yield
     write(0, "a", "first_step", startup_s=1.0)
     yield
-    write_pulses(run.pulses(0), {"a": Pulse(time.time(), 1, 10, 100, 9.0)})
+    write_pulses(run.job(0).pulses, {"a": Pulse(time.time(), 1, 10, 100, 9.0)})
     yield
     epoch(0, "a", 1, 2.0)
     epoch(0, "b", 1, 10.0)
@@ -100,7 +100,7 @@ def course(project):
     ended(1, "c", "finished")
     write(1, DRIVER, "round_ended", ended_by="converged")
     yield
-    run.round(0).log_of("b").write_text("no such layer\n")
+    run.log_of("b").write_text("no such layer\n")
     for _ in range(3):
         write(0, "b", "failed", error="no such layer")
         ended(0, "b", "program-error")

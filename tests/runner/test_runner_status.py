@@ -102,7 +102,7 @@ def cut_short(project):
 
 def remove_claims(project):
     """Have neither the batch system nor the run know of the job."""
-    for path in [*project.home.run(RUN).path.glob("claims/*"), *project.home.path.glob("local-jobs/*")]:
+    for path in [*project.home.run(RUN).path.glob("*.claim"), *project.home.path.glob("local-jobs/*")]:
         path.unlink()
 
 
@@ -225,7 +225,7 @@ def test_a_finished_run_takes_no_longer_while_its_job_still_tidies_up(finished, 
 
 
 TIMED_OUT = JobState.TIMEOUT
-JOB = Job(3, "hetctl-x", 0, "77", JobState.PENDING, 1, 60, 0.0)
+JOB = Job(3, "hetctl-x", "77", JobState.PENDING, 1, 60, 0.0)
 
 
 def event(kind, at, **data):

@@ -11,8 +11,6 @@ from itertools import pairwise
 import pytest
 from workbench import alive, new_project, python_without_training, wait_for
 
-from hetctl.core.layout import RoundFolder
-
 ENSEMBLE = """\
 name: trio
 framework: tensorflow
@@ -188,10 +186,8 @@ def test_a_finished_run_is_followed_by_a_new_one_with_checkpoints_of_its_own(sta
     assert project.hetctl("submit", "--wait").code == 0
     assert project.hetctl("submit", "--wait").code == 0
     assert project.epochs("trio-002") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
-    assert sorted(path.name for path in (project.home.path / "checkpoints" / "a").iterdir()) == [
-        "trio-001",
-        "trio-002",
-    ]
+    folders = project.home.checkpoints.glob("*/a")
+    assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
 
 
 def test_a_killed_job_is_taken_up_by_advance_without_losing_an_epoch(start):
@@ -222,4 +218,4 @@ def test_everything_below_the_home_is_private(start):
     paths = [path for path in project.home.path.rglob("*") if not path.is_symlink()]
     fake = [path for path in paths if "checkpoints" in path.parts]
     assert [path for path in paths if path not in fake and path.stat().st_mode & 0o077] == []
-    assert RoundFolder(project.home.run("trio-001").round(0).path).script.exists()
+    assert project.home.run("trio-001").job(0).script.exists()

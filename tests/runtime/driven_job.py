@@ -47,7 +47,7 @@ class Job:
         known = {name: (rates or {}).get(name, {1: 100.0}) for name in members}
         profiles = tuple(MemberProfile(name, known[name], None, 10) for name in members)
         defaults = {"planner": "flotilla", "gpus": slots, "wall_s": 3600, "grace_s": 10, "profiles": profiles}
-        self.run.round(0).create()
+        self.run.create()
         self.spec = RunSpec(
             run="r",
             ensemble=ensemble or Ensemble("e", "tensorflow", FUNCTIONS, pretended, "/x"),
@@ -58,12 +58,10 @@ class Job:
         )
         write_spec(self.run, self.spec)
 
-    def start(
-        self, number: int = 0, first_round: int = 0, started: float | None = None, **environment: str
-    ) -> subprocess.Popen:
+    def start(self, number: int = 0, started: float | None = None, **environment: str) -> subprocess.Popen:
         deadline = (started or time.time()) + self.spec.wall_s - self.spec.grace_s
         command = [
-            self.python, "-m", "hetctl.runtime.driver", self.run.path, "--round", str(first_round),
+            self.python, "-m", "hetctl.runtime.driver", self.run.path,
             "--job", str(number), "--deadline", str(deadline), "--batch-id", "17",
         ]  # fmt: skip
         return subprocess.Popen(
@@ -90,7 +88,7 @@ class Job:
         if not real:
             monkeypatch.setattr(sys, "executable", str(self.python))
         seconds = self.spec.wall_s - self.spec.grace_s if seconds is None else seconds
-        Driver(self.run, number, self.run.next_index() if number else 0, time.time() + seconds).run()
+        Driver(self.run, number, time.time() + seconds).run()
         self.leaves_nothing_behind()
 
     def leaves_nothing_behind(self) -> None:

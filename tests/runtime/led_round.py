@@ -16,10 +16,11 @@ import numpy as np
 
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.run import LOCKSTEP, RoundFile, write_round
+from hetctl.core.run import LOCKSTEP
 from hetctl.core.site import Timeouts
 from hetctl.runtime.feeds import Kitchen, LockstepFeed
-from hetctl.runtime.leaders import folder_of, lockstep_on
+from hetctl.runtime.leaders import folder_of
+from hetctl.runtime.lineup import Lineup, lockstep_on, write_lineup
 from hetctl.runtime.preprocessors import layout_of
 from hetctl.runtime.sharing import node_folder
 from hetctl.runtime.sources import MapSource
@@ -73,8 +74,8 @@ class LedRound:
         (folder / "rows.py").write_text(
             DATA.format(samples=SAMPLES, bad=bad, log=str(self.log), returned=returned)
         )
-        self.file = self._file()
-        write_round(folder / "round.json", self.file)
+        self.lineup = self._lineup()
+        write_lineup(folder / "lineups.jsonl", self.lineup)
         self.results = FORK.Queue()
         self.read = {
             (node, reader): FORK.Value("q", 0) for node in nodes for reader in range(len(nodes[node]))
@@ -87,7 +88,7 @@ class LedRound:
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         command = [*mpirun, "-np", str(len(self.nodes)), sys.executable, str(self.folder / "leader.py")]
         self.leaders = subprocess.Popen(
-            [*command, str(self.folder / "round.json")],
+            [*command, str(self.folder / "lineups.jsonl"), "--round", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -116,7 +117,7 @@ class LedRound:
 
     def ring(self, node):
         base = self.folder / "memory" / f"hetctl-{os.getuid()}"
-        return base / folder_of("r", node) / lockstep_on(self.file, node).name
+        return base / folder_of("r", node) / lockstep_on(self.lineup, node).name
 
     def leader(self, rank):
         """Return the process number of a leader."""
@@ -138,29 +139,26 @@ class LedRound:
             self.leaders.terminate()  # mpirun ends its ranks first
             print(self.leaders.communicate(timeout=PATIENCE_S)[0])
 
-    def _file(self):
+    def _lineup(self):
         placed = [
             (node, index, size) for node, sizes in self.nodes.items() for index, size in enumerate(sizes)
         ]
         members = tuple(Member(f"{node}-{index}", batch_size=size) for node, index, size in placed)
         functions = Functions("rows:input_fn", "rows:input_fn")
-        return RoundFile(
+        return Lineup(
             run="r",
             index=0,
-            job=0,
-            deadline=0.0,
             ensemble=Ensemble("e", "none", functions, members, str(self.folder)),
             allocations=tuple(
                 Allocation(f"{node}-{index}", 1, DATA_PARALLEL, 1.0, (Placement(node, (index,)),))
                 for node, index, _ in placed
             ),
-            checkpoints="",
             sharing=LOCKSTEP,
             timeouts=self.timeouts,
         )
 
     def _read(self, node, reader, epochs=2, pause_s=0.0):
-        lockstep = replace(lockstep_on(self.file, node), reader=reader)
+        lockstep = replace(lockstep_on(self.lineup, node), reader=reader)
         layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
@@ -204,8 +202,8 @@ class Rows(MapSource):
         return np.full(8, number, np.float32), np.int64(number)
 
 
-def orders(round_file, epochs):
-    seed = lockstep_on(round_file, "n1").seed
+def orders(lineup, epochs):
+    seed = lockstep_on(lineup, "n1").seed
     return [epoch_order(SAMPLES, seed, epoch + 1).tolist() for epoch in range(epochs)]
 
 

@@ -216,8 +216,7 @@ def test_a_full_disk_under_a_trainer_ends_the_job_and_costs_no_checkpoint(tmp_pa
     assert (ends["a"]["why"], ends["a"]["cause"], ends["a"]["fault"]) == ("disk-full", "disk full", False)
     assert (job.reason, ends["b"]["why"]) == ("disk-full", "told")
     assert all(member.active for member in job.progress().values())
-    last = job.run.round(job.run.next_index()).create().index
-    job.drive(number=1, first_round=last)
+    job.drive(number=1)
     assert job.trained("a") == list(range(1, 10))
 
 
@@ -225,7 +224,7 @@ def test_a_disk_that_fills_up_under_the_driver_ends_the_job_in_order(tmp_path):
     job = Job(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}})
     process = job.start()
     wait_for(lambda: job.trained("a") and job.trained("b"))
-    driver_events = job.run.round(0).events / "driver.jsonl"
+    driver_events = job.run.events_of("driver")
     room = driver_events.stat().st_size
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (room, room))
     os.kill(ranks_of(job.run.path)[0], signal.SIGKILL)

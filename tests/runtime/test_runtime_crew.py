@@ -18,9 +18,9 @@ from workbench import alive, wait_for
 from hetctl.control.ends import why_ended
 from hetctl.core.codec import decode
 from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
+from hetctl.core.layout import AgentFiles
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import MEMBERS, NODES, Node, Queue, Site, Timeouts
-from hetctl.launchers.agents import DRIVER_FILE
 from hetctl.runtime.agent.messages import Welcome
 from hetctl.runtime.assignment import TRAIN, Task
 from hetctl.runtime.crew import Crew
@@ -114,7 +114,7 @@ class Job:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.crew = Crew(site, (NODE,), folder, None)
+        self.crew = Crew(site, (NODE,), AgentFiles.within(folder), None)
         self.ended = {}
 
     def end(self) -> None:
@@ -123,7 +123,8 @@ class Job:
 
     def agents(self) -> list[int]:
         """The agents that the driver, which is this process, has started."""
-        return [pid for pid in alive(str(self.folder / DRIVER_FILE)) if _parent(pid) == os.getpid()]
+        there = alive(str(AgentFiles.within(self.folder).address))
+        return [pid for pid in there if _parent(pid) == os.getpid()]
 
     def engage(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
         how["steps"] = steps
@@ -314,7 +315,7 @@ def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
 
 
 def test_an_agent_of_another_node_is_sent_away(job):
-    assert (job.folder / DRIVER_FILE).stat().st_mode & 0o777 == 0o600
+    assert AgentFiles.within(job.folder).address.stat().st_mode & 0o777 == 0o600
     stranger = knock_as(job, "agents", "elsewhere")
     wait_for(lambda: job.crew.reap() == [] and _closed(stranger))
 
@@ -395,7 +396,7 @@ def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
     (agent,) = job.agents()
     job.end_of("m")
     assert job.crew.free_nodes() == (NODE,)
-    assert not alive(str(job.folder / DRIVER_FILE))
+    assert not alive(str(AgentFiles.within(job.folder).address))
     job.engage("next", 0, 1)
     job.end_of("next")
     assert agent not in job.agents()
@@ -422,7 +423,7 @@ def test_a_killed_agent_of_a_member_ends_that_member_alone_and_costs_no_node(mem
 
 def knock_as(job, step: str, node: str, **facts):
     """Come as an agent of a step on a node."""
-    address = json.loads((job.folder / DRIVER_FILE).read_text())
+    address = json.loads((AgentFiles.within(job.folder).address).read_text())
     who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
     return knock(Address(address["host"], address["port"], address["key"]), who, 5)
 
@@ -501,10 +502,10 @@ def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
         [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
     )
     wait_for(lambda: (tmp_path / "one.did").exists() and (tmp_path / "two.did").exists())
-    assert len(alive(str(tmp_path / DRIVER_FILE))) >= 3
+    assert len(alive(str(AgentFiles.within(tmp_path).address))) >= 3
     driver.kill()
     driver.wait()
-    wait_for(lambda: not alive(str(tmp_path / DRIVER_FILE)))
+    wait_for(lambda: not alive(str(AgentFiles.within(tmp_path).address)))
 
 
 def test_the_exit_code_of_a_lost_peer_is_nobody_elses():

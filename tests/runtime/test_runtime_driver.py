@@ -10,7 +10,7 @@ import pytest
 from driven_job import Job
 from workbench import wait_for
 
-from hetctl.core.run import Budget, read_round
+from hetctl.core.run import Budget
 from hetctl.core.site import MEMBERS, Queue, Site
 
 
@@ -25,15 +25,6 @@ def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
     assert {event.data["ended_by"] for event in job.events("round_ended")} == {"converged"}
     assert all(member.converged for member in job.progress().values())
-
-
-def test_each_round_has_a_folder_with_its_file_and_the_script_that_ran_it(tmp_path):
-    job = Job(tmp_path, {name: {"epochs": 1} for name in "abc"}, options={"alpha": 0.0})
-    job.run.round(0).script.write_text("the script")
-    job.drive()
-    assert [folder.index for folder in job.run.rounds()] == [0, 1]
-    assert [folder.script.read_text() for folder in job.run.rounds()] == ["the script"] * 2
-    assert all(folder.file.exists() for folder in job.run.rounds())
 
 
 def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
@@ -55,11 +46,8 @@ def test_the_deadline_ends_the_job_and_leaves_the_rest_for_the_next(tmp_path):
     assert job.progress()["b"].converged
     done = len(job.trained("a"))
     assert 0 < done < 14
-    job.run.round(job.run.next_index()).create()
-    last = job.run.rounds()[-1].index
     while job.progress()["a"].active:
-        job.drive(number=1, first_round=last)
-        last = job.run.round(job.run.next_index()).create().index
+        job.drive(number=1)
     assert job.trained("a") == list(range(1, 15))
 
 
@@ -73,7 +61,6 @@ def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
 def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
     job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 1.0}}, grace_s=2, wall_s=6)
     assert "ended: finished" in job.drive()
-    assert read_round(job.run.round(0).file).longest_s < 4
     assert job.trained("long") == [1, 2]
 
 
@@ -143,7 +130,7 @@ def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
     if by == "a signal":
         process.send_signal(signal.SIGTERM)
     else:
-        job.run.job_stop(0).write_text("signal\n")
+        job.run.job(0).stop.write_text("signal\n")
     process.communicate(timeout=20)
     assert (process.returncode, job.reason) == (0, "signal")
     assert {(e.data["exit_code"], e.data["why"]) for e in job.events("step_ended")} == {(0, "told")}

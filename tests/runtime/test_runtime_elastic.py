@@ -13,10 +13,11 @@ from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import MemberProfile
 from hetctl.core.progress import events_in
-from hetctl.core.run import Budget, read_round
+from hetctl.core.run import Budget
 from hetctl.core.usage import usage_of
 from hetctl.planners import PLANNERS
 from hetctl.planners.base import Decision, Planner
+from hetctl.runtime.remembering import last_memory
 
 AGAIN_S = 0.1
 
@@ -148,7 +149,7 @@ def test_the_next_job_remembers(tmp_path, monkeypatch):
     script = Script([(give("a", 0),), (give("a", 1),), (give("a", 0, 1),)], after(0.3))
     job.drive_by(script.planner, monkeypatch)
     assert job.reason == "--max-rounds 2 is reached"
-    remembered = read_round(job.run.round(1).file).memory
+    remembered = last_memory(job.run)
     assert remembered[0] == 1
     assert script.requests[0].memory is None
     asked = len(script.requests)

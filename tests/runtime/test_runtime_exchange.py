@@ -15,7 +15,8 @@ from led_round import AHEAD, PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_u
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
 from hetctl.runtime import feeds
-from hetctl.runtime.leaders import lockstep_on, node_here, preprocessors_of_a_node
+from hetctl.runtime.leaders import node_here, preprocessors_of_a_node
+from hetctl.runtime.lineup import lockstep_on
 from hetctl.runtime.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.sharing import node_folder
 from hetctl.runtime.sharing.broadcast import NodeStream
@@ -58,12 +59,12 @@ def test_readers_on_all_nodes_see_the_same_samples_and_each_is_prepared_once(pla
     crew = play(nodes)
     crew.lead()
     crew.start_all(epochs=3)
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.file, 3))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 3))
     code, output = crew.ended()
     assert code == 0, output
     assert list((tmp_path / "memory" / f"hetctl-{os.getuid()}").iterdir()) == []
     # Each node has one preprocessor, which prepares every second, or third, chunk and nothing else.
-    lockstep = lockstep_on(crew.file, "n1")
+    lockstep = lockstep_on(crew.lineup, "n1")
     shares = {index: [] for index in range(len(nodes))}
     for index in shares:
         stream = NodeStream(SAMPLES, lockstep.chunk, lockstep.seed, node=index, nodes=len(nodes))
@@ -88,7 +89,7 @@ def test_a_slow_reader_holds_all_nodes_back(play):
         lead = max(lead, fast.value - slow.value)
         time.sleep(0.005)
     assert 0 < lead <= 8 * 6  # three slots of the slow node's ring, and what is on its way
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.file, 2))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 2))
     assert crew.ended()[0] == 0
 
 
@@ -108,7 +109,7 @@ def test_a_node_without_readers_does_not_stop_the_others(play, killed):
     epochs = {("n1", 0): 1, ("n2", 0): 4, ("n2", 1): 4, ("n3", 0): 3}
     if killed:
         del epochs["n1", 0]
-    assert crew.seen() == {who: orders(crew.file, count) for who, count in epochs.items()}
+    assert crew.seen() == {who: orders(crew.lineup, count) for who, count in epochs.items()}
     assert crew.ended()[0] == 0
 
 
@@ -134,13 +135,13 @@ def test_readers_notice_that_a_leader_is_gone_and_go_on_where_it_ended(play, num
     os.kill(crew.leader(1), number)
     wait_until(lambda: not (exchange_serves(crew.ring("n1")) or exchange_serves(crew.ring("n2"))))
     assert crew.ended()[0] != 0
-    source, lockstep = Rows(), lockstep_on(crew.file, "n1")
+    source, lockstep = Rows(), lockstep_on(crew.lineup, "n1")
     alone = Preprocessors(source, layout_of(source), 2)
     request.addfinalizer(alone.stop)
     for node in ("n1", "n2"):
         alone.prepare(crew.ring(node), Stream(SAMPLES, lockstep.chunk, lockstep.seed), 1)
         wait_until(lambda: not crew.results.empty())
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.file, 2))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 2))
 
 
 @needs_mpi

@@ -38,7 +38,7 @@ def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp
 
     def stop_after_two_epochs():
         wait_for(lambda: len(job.trained("m")) >= 2, 60)
-        job.run.job_stop(0).write_text("signal\n")
+        job.run.job(0).stop.write_text("signal\n")
 
     stopper = threading.Thread(target=stop_after_two_epochs)
     stopper.start()
@@ -70,7 +70,7 @@ def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp
     newest.write_bytes(content)
     job.drive_by(FLOTILLA, monkeypatch, number=2, real=True)
     assert [event.data["name"] for event in job.events("checkpoint_invalid", "m")] == [newest.stem]
-    assert f"checkpoint {newest.stem} is damaged" in job.run.rounds()[-1].log_of("m").read_text()
+    assert f"checkpoint {newest.stem} is damaged" in job.run.log_of("m").read_text()
     assert job.progress()["m"].converged == f"{EPOCHS} epochs done"
     assert job.trained("m") == list(range(1, EPOCHS + 1))
 

@@ -173,7 +173,7 @@ def test_the_rounds_of_other_planners(both: Both, planner: str) -> None:
     assert_same(*both(planner, profiles))
 
 
-@pytest.mark.parametrize("what", ["virtual_job.VirtualCrew.engage", "hetctl.runtime.opening.write_round"])
+@pytest.mark.parametrize("what", ["virtual_job.VirtualCrew.engage", "hetctl.runtime.opening.remember"])
 def test_what_cannot_be_started_ends_the_job_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

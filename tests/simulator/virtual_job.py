@@ -17,12 +17,12 @@ import pytest
 from hetctl.core.codec import encode
 from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.events import DRIVER, EventWriter
-from hetctl.core.layout import RoundFolder, RunFolder
+from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Allocation, Placement
 from hetctl.core.profile import EpochResult, MemberProfile
 from hetctl.core.progress import events_in, progress_in
 from hetctl.core.pulse import Pulse
-from hetctl.core.run import RunSpec, read_round, write_spec
+from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Cluster, Node, Queue, Site
 from hetctl.planners.base import Decision, Planner, Request
 from hetctl.runtime.assignment import Task
@@ -171,12 +171,15 @@ class VirtualCrew:
         return {gpu for group in self.groups for gpu in _gpus_of(group.allocation)}
 
     def engage(self, task: Task, allocation: Allocation) -> None:
-        folder = RoundFolder(Path(task.folder))
-        plan = read_round(folder.file)
+        training = task.training
+        assert training is not None
+        assert training.longest_s is not None
         ready = time.time() + self.profiles[task.name].startup_s
-        rate = min(a.rate for a in plan.allocations) if self.lockstep else allocation.rate
         part = self.trained[task.name].samples
-        self.groups.append(Group(task, allocation, ready, ready, part, plan.deadline, plan.longest_s, rate))
+        limits = training.deadline, training.longest_s
+        self.groups.append(Group(task, allocation, ready, ready, part, *limits, allocation.rate))
+        if self.lockstep:
+            self._set_pace({task.round})
 
     def stop(self, name: str, reason: str) -> None:
         for group in self.groups:
@@ -193,15 +196,15 @@ class VirtualCrew:
         over.sort(key=lambda ended: len(ended[1]))
         self.groups = [group for group in self.groups if group not in [ended for ended, _ in over]]
         if self.lockstep:
-            self._set_pace({group.task.folder for group, _ in over})
+            self._set_pace({group.task.round for group, _ in over})
         return [
             EndedGroup(group.task.name, group.allocation, KILLED if lost else 0, "", lost_nodes=lost)
             for group, lost in over
         ]
 
-    def _set_pace(self, folders: set[str]) -> None:
-        for folder in folders:
-            together = [group for group in self.groups if group.task.folder == folder]
+    def _set_pace(self, rounds: set[int | None]) -> None:
+        for index in rounds:
+            together = [group for group in self.groups if group.task.round == index]
             for group in together:
                 if time.time() > group.since:
                     group.part += (time.time() - group.since) * group.rate
@@ -234,7 +237,7 @@ class VirtualCrew:
         """Train until now; return the lost nodes of a group that is over, None of any other."""
         name, now = group.task.name, time.time()
         profile, done = self.profiles[name], self.trained[name]
-        events = EventWriter(group.task.events, name)
+        events = EventWriter(group.task.events, name, group.task.round)
         assert profile.samples is not None
         assert profile.samples_per_epoch is not None
         if now >= group.ready and not group.began:
@@ -311,7 +314,7 @@ class VirtualRun:
         self._failed_at = {node: BEGAN_AT + at_s for node, at_s in (failed_at_s or {}).items()}
         per_node = cluster.gpus_per_node
         self._run = RunFolder(folder / "runs" / "r")
-        self._run.round(0).create()
+        self._run.create()
         site = Site(
             *("local", "local", "local", len(cluster.nodes), per_node, per_node, 2**30, (Queue("local"),))
         )
@@ -351,8 +354,7 @@ class VirtualRun:
         )
         self._monkeypatch.setattr("hetctl.runtime.driver.nodes_of_this_job", lambda *_: nodes)
         self._monkeypatch.setattr("hetctl.runtime.driver.Crew", lambda *_: crew)
-        first = self._run.next_index() if job else 0
-        Driver(self._run, job, first, self._now + self._usable_s).run()
+        Driver(self._run, job, self._now + self._usable_s).run()
 
     def _read(self) -> Iterable[Round]:
         events = [event for event in events_in(self._run) if event.source == DRIVER]

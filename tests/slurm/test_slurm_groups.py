@@ -13,6 +13,7 @@ import pytest
 from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder
 
+from hetctl.core.layout import member_folder
 from hetctl.runtime.checkpoint import CheckpointFolder
 from hetctl.runtime.sharing.broadcast import NodeStream
 
@@ -53,7 +54,7 @@ def test_a_group_over_two_nodes_equals_one_rank_with_the_larger_batch(slurm_clus
     assert [len(place["gpus"]) for place in step["placement"]] == [2, 2]
     seed = zlib.crc32(b"5/m")
     (one,), _ = train_on(framework, 1, RANKS * BATCH, CONFIG, tmp_path, samples=SAMPLES, seed=seed)
-    group = CheckpointFolder(project.home.checkpoints("wide-001", "m")).load().arrays
+    group = CheckpointFolder(member_folder(project.home.checkpoints, "wide-001", "m")).load().arrays
     assert one.keys() == group.keys()
     for name, array in one.items():
         np.testing.assert_allclose(group[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
@@ -71,9 +72,9 @@ def test_members_on_two_nodes_go_in_lockstep_and_each_sample_is_read_once(slurm_
         "submit", "--planner", "flotilla", "--sharing", "lockstep", "--gpus", "4", "--time", "10m", "--wait"
     )
     assert {member["epochs"] for member in run["members"]} == {epochs}
-    folder = project.home.run("wide-001").round(0)
+    job = project.home.run("wide-001").job(0)
     assert len(project.driver_events("wide-001")[0].data["nodes"]) == 2
-    assert [line for line in folder.exchange_log.read_text().splitlines() if "chunks" in line]
+    assert [line for line in job.exchange_log.read_text().splitlines() if "chunks" in line]
     read = Counter(line.split()[0] for line in readings.read_text().splitlines())
     chunks = {rank: NodeStream(SAMPLES, BATCH, SEED, node=rank, nodes=2) for rank in (0, 1)}
     for node, times in read.items():

@@ -16,9 +16,10 @@ import pytest
 from workbench import ranks_of
 
 from hetctl.core.codec import decode
-from hetctl.core.events import DRIVER, read_folder
+from hetctl.core.events import DRIVER, read_events
 from hetctl.core.layout import Home
 from hetctl.core.plan import Placement
+from hetctl.core.progress import events_in
 from hetctl.core.run import read_spec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
@@ -54,7 +55,7 @@ class Story:
         return Home(self.folder / ".hetctl").run(RUN)
 
     def events(self):
-        return [event for rounds in self.run.rounds() for event in read_folder(rounds.events)]
+        return events_in(self.run)
 
     def of(self, kind):
         return [event for event in self.events() if event.kind == kind]
@@ -106,35 +107,32 @@ def kill_a_training_rank(run):
     """
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        for folder, step in steps_in_training(run):
+        for index, step in steps_in_training(run):
             last = step["placement"][-1]
             ranks = [pid for pid in ranks_of(run.path, last["node"]) if gpu_of(pid) == last["gpus"][-1]]
             if ranks:
                 os.kill(ranks[0], signal.SIGKILL)
-                if fault_of(folder, step["member"]):
+                if fault_of(run, index, step["member"]):
                     return step["member"]
         time.sleep(0.2)
     raise AssertionError("no member with several GPUs was lost in the midst of an epoch in time")
 
 
 def steps_in_training(run):
-    """Return the steps on several GPUs that have finished an epoch and have not ended, with their folder."""
-    found = []
-    for one in run.rounds():
-        events = read_folder(one.events)
-        trained = {event.source for event in events if event.kind == "epoch"}
-        ended = {event.data["member"] for event in events if event.kind == "step_ended"}
-        steps = [event.data for event in events if event.kind == "step_started"]
-        found += [(one, s) for s in steps if s["gpus"] > 1 and s["member"] in trained - ended]
-    return found
+    """Return the steps on several GPUs that have finished an epoch and have not ended, with their round."""
+    events = events_in(run)
+    trained = {(event.round, event.source) for event in events if event.kind == "epoch"}
+    ended = {(event.round, event.data["member"]) for event in events if event.kind == "step_ended"}
+    steps = [(event.round, event.data) for event in events if event.kind == "step_started"]
+    return [(i, step) for i, step in steps if step["gpus"] > 1 and (i, step["member"]) in trained - ended]
 
 
-def fault_of(folder, member):
+def fault_of(run, index, member):
     """Wait for the end of a step; return whether the member lost it by its own fault."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        for event in read_folder(folder.events):
-            if event.kind == "step_ended" and event.data["member"] == member:
+        for event in read_events(run.events_of(DRIVER)):
+            if (event.round, event.kind, event.data.get("member")) == (index, "step_ended", member):
                 return event.data["fault"]
         time.sleep(0.1)
     raise AssertionError("the step whose rank was killed did not end")
@@ -268,7 +266,6 @@ def test_the_plan_keeps_the_contract(story):
 
 
 def test_events_of_the_driver_are_whole(story):
-    for rounds in story.run.rounds():
-        driver = [event.kind for event in read_folder(rounds.events) if event.source == DRIVER]
-        assert driver.count("step_started") == driver.count("step_ended")
+    driver = [event.kind for event in story.events() if event.source == DRIVER]
+    assert driver.count("step_started") == driver.count("step_ended")
     assert read_spec(story.run).wall_s == WALL_S

@@ -25,7 +25,7 @@ from hetctl.runtime.assignment import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignm
 from hetctl.runtime.desk import Desk
 from hetctl.runtime.machine import forget_peak
 from hetctl.runtime.measure import measure
-from hetctl.runtime.reporting import report_failure
+from hetctl.runtime.reporting import report_failure, writer_of
 from hetctl.runtime.steps import private_log
 from hetctl.runtime.training import train
 from hetctl.runtime.wire import Wire
@@ -131,7 +131,7 @@ def work(assignment: Assignment, desk: Desk) -> int:
             if desk.group.broken():
                 print(f"rank {desk.group.rank} leaves, since another one is gone", file=sys.stderr)
                 return LOST_PEER
-            return report_failure(error, assignment.task.events, assignment.task.name)
+            return report_failure(error, writer_of(assignment.task))
         desk.clear()
     return 0
 

@@ -103,9 +103,9 @@ def upgrade() -> None:
     op.create_table(
         "checkpoints",
         sa.Column("run", sa.String(), nullable=False),
-        sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("member", sa.String(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=True),
         sa.Column("part_samples", sa.Integer(), nullable=True),
         sa.Column("path", sa.String(), nullable=True),
@@ -114,7 +114,7 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Float(), nullable=True),
         sa.Column("saved_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["run"], ["runs.name"], name=op.f("fk_checkpoints_runs")),
-        sa.PrimaryKeyConstraint("run", "round", "member", "seq", name=op.f("pk_checkpoints")),
+        sa.PrimaryKeyConstraint("run", "member", "seq", name=op.f("pk_checkpoints")),
     )
     op.create_table(
         "epochs",
@@ -138,21 +138,20 @@ def upgrade() -> None:
     op.create_table(
         "events",
         sa.Column("run", sa.String(), nullable=False),
-        sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("source", sa.String(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("time", sa.Float(), nullable=False),
         sa.Column("data", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run"], ["runs.name"], name=op.f("fk_events_runs")),
-        sa.PrimaryKeyConstraint("run", "round", "source", "seq", name=op.f("pk_events")),
+        sa.PrimaryKeyConstraint("run", "source", "seq", name=op.f("pk_events")),
     )
     op.create_table(
         "jobs",
         sa.Column("run", sa.String(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
-        sa.Column("first_round", sa.Integer(), nullable=False),
         sa.Column("batch_id", sa.String(), nullable=False),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("nodes", sa.Integer(), nullable=False),
@@ -188,7 +187,6 @@ def upgrade() -> None:
         sa.Column("started_at", sa.Float(), nullable=True),
         sa.Column("ended_at", sa.Float(), nullable=True),
         sa.Column("ended_by", sa.String(), nullable=True),
-        sa.Column("planned", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(["run"], ["runs.name"], name=op.f("fk_rounds_runs")),
         sa.PrimaryKeyConstraint("run", "round", name=op.f("pk_rounds")),
     )

@@ -8,7 +8,7 @@
 #SBATCH --signal=B:USR2@300
 #SBATCH --no-requeue
 #SBATCH --no-kill
-#SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/round-0000/logs/job.log
+#SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.log
 #SBATCH --open-mode=append
 # Written by hetctl: drives one job's rounds, then hands the run on.
 started=$(date +%s)
@@ -18,12 +18,11 @@ export HETCTL_HOME=/shared/ann/digits/.hetctl
 python=/shared/ann/venv/bin/python
 run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
-stop=$folder/stop-job-0000
-claim=$folder/claims/job-0000
+stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.stop
+claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
 batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
 
 # Whoever comes first is this job: a link is made whole or not at all. A requeued job finds its own number.
-mkdir -p "$folder/claims"
 echo "$batch_id" >"$claim-$batch_id" || exit 1
 ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
 rm -f "$claim-$batch_id"
@@ -45,7 +44,7 @@ deadline=$((started + left - 300))
 
 # The driver is born deaf to USR2: near the limit some batch systems signal whatever belongs to the job.
 trap '' USR2
-"$python" -m hetctl.runtime.driver "$folder" --round 0 --job 0 --deadline "$deadline" --batch-id "$batch_id" &
+"$python" -m hetctl.runtime.driver "$folder" --job 0 --deadline "$deadline" --batch-id "$batch_id" &
 driver=$!
 
 # Driver and trainers look for this file, so that no signal has to reach them. On a full disk it is empty.
@@ -85,6 +84,7 @@ kill "$watch"; wait "$watch"
 # Not ignored: a local job started by advance would inherit that, and no shell can undo it.
 trap : USR2
 trap - TERM INT
+rm -f "$stop"
 
 # The next job is submitted from here, so that the run goes on without anybody logged in.
 "$python" -m hetctl advance --after-job 0 -- "$run" ||
@@ -109,7 +109,7 @@ PYTHONUNBUFFERED=1 \
     /shared/ann/venv/bin/python \
     -m \
     hetctl.runtime.agent \
-    /shared/ann/digits/.hetctl/runs/digits-001/round-0000/driver.json \
+    /shared/ann/digits/.hetctl/runs/digits-001/job-0000.driver.json \
     --step \
     agents \
     --threads \

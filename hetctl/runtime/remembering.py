@@ -1,0 +1,21 @@
+"""Memory of a run's planner, from one job to the next."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hetctl.core.layout import RunFolder, write_json
+
+
+def remember(folder: RunFolder, memory: Any) -> None:
+    """Keep what the planner remembers when a round is opened, if it is news."""
+    if memory != last_memory(folder):
+        write_json(folder.memory, memory)
+
+
+def last_memory(folder: RunFolder) -> Any:
+    """Return what the planner remembered when the newest round of the run was opened."""
+    if not folder.memory.exists():
+        return None
+    return json.loads(folder.memory.read_text(encoding="utf-8"))
