@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,7 +69,7 @@ class RunRecord:
     Parameters
     ----------
     plan : Plan
-        The one that was submitted.
+        The one that was submitted, without its rounds.
     created_at : float
         Seconds since the epoch.
     state, reason : str
@@ -251,7 +251,7 @@ class Catalog:
             "state": QUEUED,
             "reason": "",
             "spec": encode(spec),
-            "plan": encode(plan),
+            "plan": encode(replace(plan, rounds=())),
         }
         with self._write() as connection:
             if _has_run(connection, spec.run):

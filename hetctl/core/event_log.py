@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hetctl.core.events import DRIVER, Event, parse_events
 from hetctl.core.layout import RunFolder
+from hetctl.core.snapshot import StaleSnapshotError
 
 CHUNK = 1 << 16
 """Bytes of one read; most files are shorter."""
@@ -77,15 +79,33 @@ class EventLog:
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+        self._folder = folder.events
         self._driver = self._file(DRIVER)
         self._files: dict[str, EventFile] = {}
         self._in_training: dict[str, None] = {}
         self._listed = False
 
+    def rows(self) -> list[Any]:
+        """Return what `restore` takes: how far each file has been read, and who is in training."""
+        files = {DRIVER: self._driver, **self._files}
+        return [{source: [f.offset, f.lines] for source, f in files.items()}, list(self._in_training)]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Go on from there; to be called before the first look."""
+        read, in_training = rows
+        self._files = {source: self._file(source, *place) for source, place in read.items()}
+        self._driver = self._files.pop(DRIVER)
+        self._in_training = dict.fromkeys(in_training)
+
     def fresh(self) -> list[Event]:
-        """Read what is new, first of the drivers: what members wrote before their ends is then there."""
-        sources = [] if self._listed else _sources_in(self._folder.events)
+        """Read what is new, first of the drivers: what members wrote before their ends is then there.
+
+        Raises
+        ------
+        StaleSnapshotError
+            If there is less than was read.
+        """
+        sources = [] if self._listed else list(self._grown())
         self._listed = True
         told = self._driver.fresh()
         changed = self._understand(told)
@@ -106,21 +126,35 @@ class EventLog:
             changed.append(event.data["member"])
         return changed
 
+    def _grown(self) -> Iterator[str]:
+        """List the folder; yield whose files hold more than has been read."""
+        sizes = _sizes_in(self._folder)
+        for source, file in {DRIVER: self._driver, **self._files}.items():
+            if sizes.get(source, 0) < file.offset:
+                raise StaleSnapshotError
+        for source, size in sizes.items():
+            if source not in self._files or size > self._files[source].offset:
+                yield source
+
     def _known(self, source: str) -> EventFile:
         if source not in self._files:
             self._files[source] = self._file(source)
         return self._files[source]
 
-    def _file(self, source: str) -> EventFile:
-        return EventFile(str(self._folder.events_of(source)), source)
+    def _file(self, source: str, offset: int = 0, lines: int = 0) -> EventFile:
+        return EventFile(f"{self._folder}/{source}{SUFFIX}", source, offset, lines)
 
 
-def _sources_in(folder: Path) -> list[str]:
+def _sizes_in(folder: Path) -> dict[str, int]:
+    """Return the bytes of each event file, by its writer."""
     try:
-        names = [path.name for path in folder.iterdir()]
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+            return {
+                f.name.removesuffix(SUFFIX): f.stat().st_size for f in sorted(files, key=lambda f: f.name)
+            }
     except FileNotFoundError:
-        return []
-    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+        return {}
 
 
 def _may_name_a_file(source: str) -> bool:

@@ -21,6 +21,10 @@ HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
 
 
+Order = tuple[float, str, int]
+"""Place of an event among all of a run."""
+
+
 @dataclass(frozen=True)
 class Event:
     """One line of an event file.
@@ -47,7 +51,7 @@ class Event:
     round: int = 0
 
     @property
-    def order(self) -> tuple[float, str, int]:
+    def order(self) -> Order:
         """By time; at one time by writer, and by line."""
         return self.time, self.source, self.seq
 

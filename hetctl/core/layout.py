@@ -141,6 +141,11 @@ class RunFolder:
         return self.path / "planner.json"
 
     @property
+    def state(self) -> Path:
+        """What the events come to so far: a cache, from which readers go on."""
+        return self.path / "state.json"
+
+    @property
     def events(self) -> Path:
         """One file of JSON lines for each member, and the drivers'."""
         return self.path / "events"

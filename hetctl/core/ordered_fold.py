@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from hetctl.core.events import Event, in_order
+from hetctl.core.events import Event, Order, in_order
+from hetctl.core.snapshot import StaleSnapshotError
 
 S = TypeVar("S")
 
@@ -23,18 +24,37 @@ class OrderedFold(Generic[S]):
         The state before the first event; values of S are never changed in place.
     step : callable
         From a state and the next event to the next state.
+    until : Order or None
+        Place of the last event that `start` holds already; None: it holds none.
     """
 
-    __slots__ = ("_events", "_start", "_step", "state")
+    __slots__ = ("_events", "_start", "_step", "_until", "state")
 
-    def __init__(self, start: S, step: Callable[[S, Event], S]) -> None:
-        self._start, self._step = start, step
+    def __init__(self, start: S, step: Callable[[S, Event], S], until: Order | None = None) -> None:
+        self._start, self._step, self._until = start, step, until
         self._events: list[Event] = []
         self.state = start
 
+    def onward(self, state: S, until: Order) -> OrderedFold[S]:
+        """Return a fold by the same steps that goes on from a state."""
+        return OrderedFold(state, self._step, until)
+
+    @property
+    def last(self) -> Order | None:
+        """Place of the last event so far; None if there is none."""
+        return self._events[-1].order if self._events else self._until
+
     def add(self, events: Iterable[Event]) -> None:
-        """Fold more events, in any order."""
+        """Fold more events, in any order.
+
+        Raises
+        ------
+        StaleSnapshotError
+            If one should have come before the last that `start` holds.
+        """
         new = in_order(events)
+        if self._until is not None and new[0].order < self._until:
+            raise StaleSnapshotError
         late = bool(self._events) and new[0].order < self._events[-1].order
         self._events = in_order([*self._events, *new]) if late else [*self._events, *new]
         todo, start = (self._events, self._start) if late else (new, self.state)

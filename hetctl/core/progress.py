@@ -15,6 +15,7 @@ from hetctl.core.events import DRIVER, Event, in_order
 from hetctl.core.layout import RunFolder
 from hetctl.core.ordered_fold import OrderedFold
 from hetctl.core.profile import EpochResult, Progress
+from hetctl.core.snapshot import Row, row_of
 
 RECENT_RESTARTS = 3
 """So many of a member's restarts are kept, the newest."""
@@ -45,6 +46,19 @@ class ProgressFold:
         """By member, in the ensemble's order."""
         return self._progress
 
+    def rows(self) -> dict[str, Row]:
+        """Return what `restore` takes, by member."""
+        return {name: _row(fold) for name, fold in self._folds.items() if fold.last}
+
+    def restore(self, rows: Mapping[str, Row]) -> None:
+        """Go on from what was folded; to be called before any event is added."""
+        for name, (until, error, progress) in rows.items():
+            member, epochs, *others = progress
+            done = tuple([EpochResult(*epoch) for epoch in epochs])
+            state = _State(Progress(member, done, *others), error)
+            self._folds[name] = self._folds[name].onward(state, tuple(until))
+            self._progress[name] = state.progress
+
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they are about."""
         fresh: dict[str, list[Event]] = defaultdict(list)
@@ -55,6 +69,11 @@ class ProgressFold:
             self._folds[name].add(told)
             self._progress[name] = self._folds[name].state.progress
         return set(fresh)
+
+
+def _row(fold: OrderedFold[_State]) -> Row:
+    member, epochs, *others = row_of(fold.state.progress)
+    return [fold.last, fold.state.error, [member, [row_of(epoch) for epoch in epochs], *others]]
 
 
 def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:

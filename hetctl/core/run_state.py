@@ -7,14 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+from hetctl.core.codec import decode, encode
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.event_log import EventLog
-from hetctl.core.events import Event
+from hetctl.core.events import DRIVER, Event
 from hetctl.core.layout import RunFolder
-from hetctl.core.profile import Progress
+from hetctl.core.profile import EpochResult, Progress
 from hetctl.core.progress import ProgressFold
-from hetctl.core.steps import StepFold, StepKey, StepReport, Steps
+from hetctl.core.run_facts import RunFacts
+from hetctl.core.snapshot import StaleSnapshotError, key_of, read_snapshot, write_snapshot
+from hetctl.core.steps import Step, StepFold, StepKey, StepReport, Steps
 from hetctl.core.usage import Usage, UsageFold
 
 
@@ -37,15 +41,12 @@ class News:
 
     Parameters
     ----------
-    events : sequence of Event
-        Each file's in their order.
     members : set of str
         Whose progress may have changed; at the first look all.
     steps : mapping of (int, str) to tuple of Step
-        Steps that have started or ended, by round and member.
+        Steps that have started or ended, by round and member; at the first look all.
     """
 
-    events: Sequence[Event]
     members: set[str]
     steps: Mapping[StepKey, Steps]
 
@@ -53,18 +54,64 @@ class News:
 class RunState:
     """The progress of a run's members, what their trainers have reported, and what the run has used.
 
+    Where there is a snapshot that fits, only what was written since is read; where it turns out not to fit,
+    all is.
+
     Attributes
     ----------
+    facts : RunFacts
+        Jobs and rounds.
     reports : mapping of (int, str) to StepReport
-        By round and member.
+        By round and member; of steps that ended before the snapshot there are none.
     """
 
     def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
-        self._log = EventLog(folder)
-        self._progress = ProgressFold(ensemble, retries)
-        self._steps, self._usage = StepFold(), UsageFold()
-        self._untold = set(self._progress.progress)
+        self._folder, self._ensemble, self._retries = folder, ensemble, retries
+        self._key = key_of(folder, Event, EpochResult, Progress, Step, StepReport)
+        try:
+            self._begin(read_snapshot(folder.state, self._key))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            self._begin(None)
+
+    def _begin(self, kept: dict[str, Any] | None) -> None:
+        self._log = EventLog(self._folder)
+        self._progress = ProgressFold(self._ensemble, self._retries)
+        self._steps, self._usage, self.facts = StepFold(), UsageFold(), RunFacts()
         self.reports: dict[StepKey, StepReport] = defaultdict(StepReport)
+        self._untold = set(self._progress.progress)
+        self._news = False
+        if kept is None:
+            return
+        with _without_collections():
+            self._log.restore(kept["log"])
+            self._progress.restore(kept["progress"])
+            self._steps.restore(kept["steps"])
+            self._usage.restore(kept["usage"], self._steps.steps)
+            self.facts.restore(kept["facts"])
+            self.reports |= {(index, name): decode(StepReport, row) for index, name, row in kept["reports"]}
+
+    def keep(self) -> None:
+        """Write a snapshot of the last look, if there was news since the last one.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or read-only.
+        """
+        if not self._news:
+            return
+        open_steps = self._usage.open_steps
+        wanted = {*open_steps, *((index, DRIVER) for index, _ in open_steps)}
+        parts = {
+            "log": self._log.rows(),
+            "progress": self._progress.rows(),
+            "steps": self._steps.rows(),
+            "usage": self._usage.rows(),
+            "facts": self.facts.rows(),
+            "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
+        }
+        write_snapshot(self._folder.state, self._key, parts)
+        self._news = False
 
     @property
     def began_at(self) -> float | None:
@@ -87,6 +134,13 @@ class RunState:
 
     def look(self) -> News:
         """Read and fold what has been appended to the run's files since the last look."""
+        try:
+            return self._look()
+        except StaleSnapshotError:
+            self._begin(None)
+            return self._look()
+
+    def _look(self) -> News:
         if not self._untold:
             return self._folded(self._log.fresh())
         with _without_collections():
@@ -97,6 +151,9 @@ class RunState:
             self.reports[event.round, event.source].add(event)
         steps = self._steps.add(events)
         self._usage.add(events, steps)
+        self.facts.add(events)
+        self._news = self._news or bool(events)
         members = self._progress.add(events) | self._untold
+        told = self._steps.steps if self._untold else steps
         self._untold = set()
-        return News(events, members, steps)
+        return News(members, told)

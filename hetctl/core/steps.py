@@ -10,6 +10,7 @@ from typing import Any
 from hetctl.core.ends import Why
 from hetctl.core.events import DRIVER, Event
 from hetctl.core.ordered_fold import OrderedFold
+from hetctl.core.snapshot import Row, row_of
 
 StepKey = tuple[int, str]
 """Index of the round, and the member."""
@@ -50,6 +51,22 @@ class StepFold:
 
     def __init__(self) -> None:
         self._folds: dict[StepKey, OrderedFold[Steps]] = defaultdict(_unstarted)
+
+    @property
+    def steps(self) -> Mapping[StepKey, Steps]:
+        """All that have been reported."""
+        return {key: fold.state for key, fold in self._folds.items()}
+
+    def rows(self) -> list[Row]:
+        """Return what `restore` takes."""
+        return [[*key, fold.last, [row_of(step) for step in fold.state]] for key, fold in self._folds.items()]
+
+    def restore(self, rows: Iterable[Row]) -> None:
+        """Go on from what was folded; to be called before any event is added."""
+        for index, member, until, steps in rows:
+            self._folds[index, member] = OrderedFold(
+                tuple([Step(*step) for step in steps]), _after, tuple(until)
+            )
 
     def add(self, events: Iterable[Event]) -> Mapping[StepKey, Steps]:
         """Fold more events; return the steps that have changed."""

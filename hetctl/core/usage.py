@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hetctl.core.events import DRIVER, Event
 from hetctl.core.steps import Step, StepFold, StepKey, Steps
@@ -33,6 +34,21 @@ class UsageFold:
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[StepKey, float] = {}
         self._open: dict[StepKey, Step] = {}
+
+    @property
+    def open_steps(self) -> Mapping[StepKey, Step]:
+        """Steps whose end nobody has reported."""
+        return self._open
+
+    def rows(self) -> list[Any]:
+        """Return what `restore` takes."""
+        return [self._rounds, self.next_round, self._jobs, list(self._last_of_round.items())]
+
+    def restore(self, rows: list[Any], steps: Mapping[StepKey, Steps]) -> None:
+        """Go on from what was folded; to be called before any event is added."""
+        self._rounds, self.next_round, self._jobs, last_of_round = rows
+        self._last_of_round = dict(last_of_round)
+        self.add((), steps)
 
     @property
     def began_at(self) -> float | None:

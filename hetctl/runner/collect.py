@@ -12,9 +12,8 @@ from hetctl.core.events import DRIVER, Event, in_order, read_events
 from hetctl.core.job import Job, JobState, JobStatus
 from hetctl.core.layout import RunFolder
 from hetctl.core.progress import events_in
+from hetctl.core.run_facts import OF_JOBS
 
-OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
-"""Kinds of event that tell of a job."""
 START_PATIENCE_S = 120
 """After this long, a job that nobody knows and that has not started is taken for gone."""
 

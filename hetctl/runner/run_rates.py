@@ -57,6 +57,6 @@ def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) 
     if profile is None:
         return None
     rates = profile.rates_by_type.get(gpu_type, profile.rates)
-    if not usable_rates(rates):
+    if not (points := usable_rates(rates)):
         return None
-    return rate_curve(rates, count, site.gpus_per_node)[0][count]
+    return points.get(count) or rate_curve(rates, count, site.gpus_per_node)[0][count]

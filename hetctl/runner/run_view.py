@@ -7,55 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from hetctl.core.codec import decode
 from hetctl.core.ensemble import Member
-from hetctl.core.events import DRIVER, Event, in_order
+from hetctl.core.events import DRIVER, Event
 from hetctl.core.layout import RunFolder
-from hetctl.core.plan import Placement, Plan
+from hetctl.core.plan import Plan
 from hetctl.core.profile import EpochResult, Progress
 from hetctl.core.pulse import Pulse
 from hetctl.core.run import RunSpec
+from hetctl.core.run_facts import RunFacts
 from hetctl.core.run_state import RunState
 from hetctl.core.status import MemberStatus, RoundSpan, StepSpan
 from hetctl.core.steps import Step, StepKey
-from hetctl.runner.collect import OF_JOBS
 from hetctl.runner.logs import tail_of
 from hetctl.runner.run_rates import rate_warnings, rates_of, wrong_rates
 
 TRAINING = "training"
-
-
-class RunFacts:
-    """A run's events besides progress and steps: its jobs, its rounds, its first and last event."""
-
-    def __init__(self) -> None:
-        self.rounds: dict[int, dict[str, Event]] = defaultdict(dict)
-        """By index, the events of its start and its end."""
-        self.jobs: list[Event] = []
-        self.first_step: Event | None = None
-        self.began_at: float | None = None
-        self.last: Event | None = None
-
-    def add(self, events: Iterable[Event]) -> None:
-        """Take in events, in whatever order they are read."""
-        for event in events:
-            self.began_at = event.time if self.began_at is None else min(self.began_at, event.time)
-            self.last = _later(self.last, event)
-            if event.kind == "first_step":
-                self.first_step = _earlier(self.first_step, event)
-            elif event.source == DRIVER and event.kind in OF_JOBS:
-                self.jobs = in_order([*self.jobs, event])
-            elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
-                told = self.rounds[event.round]
-                told[event.kind] = _later(told.get(event.kind), event)
-
-
-def _later(one: Event | None, other: Event) -> Event:
-    return other if one is None or one.order <= other.order else one
-
-
-def _earlier(one: Event | None, other: Event) -> Event:
-    return other if one is None or other.order < one.order else one
 
 
 class RunView:
@@ -76,7 +42,11 @@ class RunView:
         self._wrong: set[str] = set()
         self._changed: set[str] = set()
         self._shown: tuple[float, bool, Sequence[int]] | None = None
-        self.facts = RunFacts()
+
+    @property
+    def facts(self) -> RunFacts:
+        """The jobs and the rounds of the run, its first and its last event."""
+        return self._state.facts
 
     @property
     def progress(self) -> Mapping[str, Progress]:
@@ -91,7 +61,6 @@ class RunView:
     def look(self) -> None:
         """Take in what is new on the disk."""
         news = self._state.look()
-        self.facts.add(news.events)
         for (index, name), steps in news.steps.items():
             if name not in self._steps[index]:
                 self._rounds_of[name] = sorted([*self._rounds_of[name], index])
@@ -168,7 +137,7 @@ class RunView:
     def _spans_of(self, index: int, name: str, start: float, under_way: bool) -> tuple[StepSpan, ...]:
         reports = self._state.reports
         heard = (reports[index, source].last_at for source in (name, DRIVER))
-        last_at = max(at for at in heard if at is not None)
+        last_at = max((at for at in heard if at is not None), default=start)
         steps = self._steps[index][name]
         return tuple(
             span for step in steps for span in step_spans(step, index, name, start, under_way, last_at)
@@ -204,12 +173,11 @@ def step_spans(
     """Return a step's time on each of its nodes; one that a killed job left open ends with `last_at`."""
     open_until = None if under_way else last_at - start
     for place in step.placement:
-        placement = decode(Placement, place)
         yield StepSpan(
             member=member,
             round=index,
-            node=placement.node,
-            gpus=placement.gpus,
+            node=place["node"],
+            gpus=tuple(place["gpus"]),
             start_s=step.began_at - start,
             end_s=open_until if step.ended_at is None else step.ended_at - start,
             exit_code=step.exit_code,

@@ -54,6 +54,8 @@ SETTLE_S = 0.5
 RATES_EVERY_S = 2.0
 """Between two looks at the rates of members in training, for planners that may resize them."""
 PULSES_EVERY_S = 2.0
+STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
+"""Between two snapshots of the run's state, and the share of its time that the driver has for them."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that have not left are terminated, and killed."""
 
@@ -103,6 +105,7 @@ class Driver:
         self._core = Core(self._planner, options, JobOptions(), self._observer(options))
         self._next_rates = 0.0
         self._next_pulses = 0.0
+        self._next_state = time.monotonic() + STATE_EVERY_S
         self._told: str | None = None
         self._ended: str | None = None
 
@@ -127,11 +130,14 @@ class Driver:
             self._watch_who_leaves()
             self._report_rates()
             self._write_pulses()
+            self._keep_state()
             self._schedule()
         self._crew.leave()
         self._exchanges.leave()
         self._files.pulses.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
+        self._next_state = 0.0
+        self._keep_state()
         return reason
 
     def end(self, reason: str) -> None:
@@ -218,6 +224,16 @@ class Driver:
         self._next_pulses = time.monotonic() + PULSES_EVERY_S
         with suppress(OSError):
             write_pulses(self._files.pulses, self._crew.pulses())
+
+    def _keep_state(self) -> None:
+        """Spare readers what has been read here; without it they are slower, so a full disk is no matter."""
+        began = time.monotonic()
+        if began < self._next_state:
+            return
+        with suppress(OSError):
+            self._members.keep()
+        took = time.monotonic() - began
+        self._next_state = began + max(STATE_EVERY_S, took / STATE_SHARE)
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:

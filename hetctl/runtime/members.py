@@ -67,6 +67,11 @@ class Members:
         """Index that no round of the run had when it was last looked at."""
         return self._state.next_round
 
+    def keep(self) -> None:
+        """Have the next reader of the run's files go on from here; OSError if the disk is full."""
+        self._look()
+        self._state.keep()
+
     def left(self) -> Mapping[str, Candidate]:
         """Return all, in training or not, as their finished epochs and their checkpoints tell."""
         self._look()

@@ -33,6 +33,7 @@ from hetctl.core.layout import Home, RunFolder
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
 from hetctl.core.profile import EpochResult, MemberProfile
 from hetctl.core.run import RunSpec, write_spec
+from hetctl.core.run_state import RunState
 from hetctl.core.site import Queue, Site
 from hetctl.report.tables import status_table
 from hetctl.runner.project import Project
@@ -105,8 +106,19 @@ def sample(folder: Path) -> Sample:
             told = _told_by_trainer(number, index, at, number < unfinished)
             _append(run.events_of(member.name), index, told)
     write_spec(run, spec)
+    _keep_state(run, spec)
     _enter(home, spec, began_at)
     return Sample(project, spec)
+
+
+def _keep_state(run: RunFolder, spec: RunSpec) -> None:
+    """Write the snapshot that the driver does, before the last events of those in training."""
+    state = RunState(run, spec.ensemble, spec.retries)
+    state.look()
+    state.keep()
+    for number in range(IN_TRAINING):
+        stopped = {"kind": "checkpoint", "time": time.time(), **_checkpoint(f"net-{number:05d}", ROUNDS, 500)}
+        _append(run.events_of(f"net-{number:05d}"), LAST, [stopped])
 
 
 def _spec(home: Home) -> RunSpec:
@@ -317,7 +329,8 @@ def table(quick: bool = False) -> Table:
         f"Processor time, files in the page cache: {MEMBERS:,} members, {ROUNDS} rounds, {events:,} events "
         f"in {len(files):,} files. Between two decisions or looks {NEWS} of {IN_TRAINING:,} members in "
         "training finish an epoch, or leave. A decision is all but the planner's part, with two looks at the "
-        "files. A restart is imports, run.json, all events and the work left; `status` is the whole command.",
+        "files. A restart is imports, run.json, the snapshot of the state, later events, and the work left; "
+        f"`status` is the whole command. Since the snapshot all {IN_TRAINING:,} in training have reported.",
     )
 
 

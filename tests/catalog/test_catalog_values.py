@@ -42,6 +42,8 @@ PLAN = Plan(
     members=(Forecast("mlp", 90.0, 80.0),),
     options={"alpha": 0.8, "delta": None},
 )
+KEPT = replace(PLAN, rounds=())
+"""What a run keeps of its plan."""
 JOB = Job(0, "hetctl-digits-1-0-a", "", JobState.SUBMITTING, 2, 3600, 12.5)
 SPEC = RunSpec(
     *("digits-1", ENSEMBLE, SITE, "flotilla", 8, "batch", 3600, 60),
@@ -108,7 +110,7 @@ def test_values_survive_reopening(tmp_path: Path) -> None:
         assert catalog.points("digits", "docker") == [POINT]
         assert catalog.preprocess("digits", "docker") == [PreprocessPoint(1, 900.0)]
         assert catalog.latest_plan("digits", "docker") == PLAN
-        assert catalog.run("digits-1") == RunRecord(SPEC, PLAN, 2.0, "queued", "")
+        assert catalog.run("digits-1") == RunRecord(SPEC, KEPT, 2.0, "queued", "")
         assert catalog.jobs("digits-1") == [job]
 
 
@@ -173,21 +175,21 @@ def test_runs_are_listed_oldest_first_with_their_state(catalog: Catalog) -> None
     catalog.add_run(other, PLAN, 4.0, replace(JOB, name="other"))
     catalog.set_run_state("digits-1", "failed", "2 members failed")
     assert [record.spec.run for record in catalog.runs()] == ["other-1", "digits-1"]
-    assert catalog.runs("digits") == [RunRecord(SPEC, PLAN, 5.0, "failed", "2 members failed")]
+    assert catalog.runs("digits") == [RunRecord(SPEC, KEPT, 5.0, "failed", "2 members failed")]
 
 
 def test_a_run_may_be_granted_another_budget(catalog: Catalog) -> None:
     catalog.add_run(SPEC, PLAN, 1.0, JOB)
     more = replace(SPEC, budget=Budget(max_jobs=9))
     catalog.save_spec(more)
-    assert catalog.runs() == [RunRecord(more, PLAN, 1.0, "queued", "")]
+    assert catalog.runs() == [RunRecord(more, KEPT, 1.0, "queued", "")]
 
 
 def test_a_second_run_of_the_same_name_is_refused(catalog: Catalog) -> None:
     catalog.add_run(SPEC, PLAN, 1.0, JOB)
     with pytest.raises(BadInputError, match="run 'digits-1' is in the catalog"):
         catalog.add_run(SPEC, replace(PLAN, gpus=1), 2.0, JOB)
-    assert catalog.runs() == [RunRecord(SPEC, PLAN, 1.0, "queued", "")]
+    assert catalog.runs() == [RunRecord(SPEC, KEPT, 1.0, "queued", "")]
 
 
 def test_an_unknown_run_is_refused(catalog: Catalog) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from driven_job import Job
 from workbench import wait_for
 
-from hetctl.core.run import Budget
+from hetctl.core.events import DRIVER
+from hetctl.core.run import Budget, write_spec
 from hetctl.core.site import MEMBERS, Queue, Site
 
 
@@ -49,6 +52,21 @@ def test_the_deadline_ends_the_job_and_leaves_the_rest_for_the_next(tmp_path):
     while job.progress()["a"].active:
         job.drive(number=1)
     assert job.trained("a") == list(range(1, 15))
+
+
+@pytest.mark.parametrize("spoil", [lambda _: None, lambda state: state.write_text("{")])
+def test_the_next_job_goes_on_from_the_state_of_the_last_or_without_it(tmp_path, spoil):
+    job = Job(tmp_path, {name: {"epochs": 2} for name in "abc"}, budget=Budget(max_rounds=1))
+    job.drive()
+    assert (len(job.rounds()), job.reason) == (1, "--max-rounds 1 is reached")
+    known = json.loads(job.run.state.read_text())
+    assert known["log"][0][DRIVER][0] == job.run.events_of(DRIVER).stat().st_size
+    spoil(job.run.state)
+    write_spec(job.run, replace(job.spec, budget=Budget()))
+    job.drive(number=1)
+    assert {name: job.trained(name) for name in "abc"} == {name: [1, 2] for name in "abc"}
+    assert [event.round for event in job.events("round_started")] == [0, 1]
+    assert json.loads(job.run.state.read_text())["of"] != known["of"]
 
 
 def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
