@@ -18,6 +18,7 @@ def rates_of(
     """Return the rates on one GPU and on all numbers of GPUs that the member has trained on."""
     seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size)
     known = {(gpu_type, n): rate for gpu_type, rates in seen.items() for n, rate in rates.items()}
+    better = known_rates(profile) if profile and profile.seen_rates else profile
     types = {gpu_type for gpu_type, _ in known} or {""}
     points = sorted({*known, *((gpu_type, 1) for gpu_type in types)})
     return tuple(
@@ -25,7 +26,7 @@ def rates_of(
             gpus=count,
             gpu_type=gpu_type or None,
             profiled=_rate(profile, gpu_type, count, site),
-            planned=_rate(profile and known_rates(profile), gpu_type, count, site),
+            planned=_rate(better, gpu_type, count, site),
             seen=known.get((gpu_type, count)),
         )
         for gpu_type, count in points

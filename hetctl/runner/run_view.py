@@ -135,13 +135,17 @@ class RunView:
             self._lines[name] = replace(line, pulse=pulse)
 
     def _spans_of(self, index: int, name: str, start: float, under_way: bool) -> tuple[StepSpan, ...]:
-        reports = self._state.reports
-        heard = (reports[index, source].last_at for source in (name, DRIVER))
-        last_at = max((at for at in heard if at is not None), default=start)
         steps = self._steps[index][name]
+        last_at = self._last_heard(index, name) if (index, name) in self._open else start
         return tuple(
             span for step in steps for span in step_spans(step, index, name, start, under_way, last_at)
         )
+
+    def _last_heard(self, index: int, name: str) -> float:
+        """Return when a member in training, or the driver of its round, was last heard of."""
+        reports = self._state.reports
+        heard = (reports[index, source].last_at for source in (name, DRIVER))
+        return max(at for at in heard if at is not None)
 
     def _line(self, member: Member, progress: Progress, own: Sequence[StepSpan]) -> MemberStatus:
         held: dict[int, int] = defaultdict(int)

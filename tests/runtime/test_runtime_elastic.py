@@ -220,3 +220,6 @@ def test_a_member_that_is_resized_and_back_trains_every_sample_once(tmp_path, mo
         event.data["part_samples"] for event in starts[1:]
     ]
     assert any(event.data["part_samples"] for event in stops)
+    own = {*job.run.path.rglob("m.*"), *job.folder.rglob("*tfevents*")}
+    assert own >= {job.run.events_of("m"), job.run.log_of("m")}
+    assert len(own) <= 3
