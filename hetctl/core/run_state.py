@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ from hetctl.core.codec import decode, encode
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.event_log import EventLog
 from hetctl.core.events import DRIVER, Event
+from hetctl.core.garbage import without_collections
 from hetctl.core.layout import RunFolder
 from hetctl.core.profile import EpochResult, Progress
 from hetctl.core.progress import ProgressFold
@@ -20,19 +19,6 @@ from hetctl.core.run_facts import RunFacts
 from hetctl.core.snapshot import StaleSnapshotError, key_of, read_snapshot, write_snapshot
 from hetctl.core.steps import Step, StepFold, StepKey, StepReport, Steps
 from hetctl.core.usage import Usage, UsageFold
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Spare the search for garbage in what is only growing: a third of the time to read a large run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ class RunState:
         self._news = False
         if kept is None:
             return
-        with _without_collections():
+        with without_collections():
             self._log.restore(kept["log"])
             self._progress.restore(kept["progress"])
             self._steps.restore(kept["steps"])
@@ -143,7 +129,7 @@ class RunState:
     def _look(self) -> News:
         if not self._untold:
             return self._folded(self._log.fresh())
-        with _without_collections():
+        with without_collections():
             return self._folded(self._log.fresh())
 
     def _folded(self, events: Sequence[Event]) -> News:

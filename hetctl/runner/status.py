@@ -11,6 +11,7 @@ from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.core.errors import BatchSystemError
 from hetctl.core.events import Event, in_order
+from hetctl.core.garbage import without_collections
 from hetctl.core.job import Job, JobState
 from hetctl.core.pulse import read_pulses
 from hetctl.core.status import RunStatus
@@ -27,7 +28,8 @@ ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
 
 def run_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run, by default the newest; asks the batch system once."""
-    return RunWatch(project, run).look()
+    with without_collections():
+        return RunWatch(project, run).look()
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
