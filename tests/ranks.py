@@ -7,8 +7,8 @@ from pathlib import Path
 
 from workbench import wait_for
 
-from hetctl.runtime.assignment import read_address, write_address
-from hetctl.runtime.group import Place
+from hetctl.runtime.worker.group import Place
+from hetctl.runtime.worker.messages import read_address, write_address
 
 
 def place_in(folder, size):

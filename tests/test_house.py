@@ -120,6 +120,6 @@ def test_help_imports_nothing_heavy():
 
 
 def test_trainers_import_nothing_of_the_login_side():
-    code = "import hetctl.runtime.driver, hetctl.runtime.trainer, sys; print(*sys.modules)"
+    code = "import hetctl.runtime.driver, hetctl.runtime.worker.trainer, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())

@@ -22,21 +22,21 @@ import contextlib, json, sys
 import numpy as np
 from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.data import Batches, held_out_batches
-from hetctl.runtime.desk import Desk, Share
-from hetctl.runtime.feeds import ArrayFeed
-from hetctl.runtime.functions import load_functions
-from hetctl.runtime.pipeline import Sharing
-from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.worker.context import WorkerContext, Share
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.worker.user_functions import load_functions
+from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.data.sampler import Stream
 from ranks import place_in
 framework, functions, folder, gpus, batch, config, samples, seed, ensembles = json.loads(sys.argv[1])
 member = Member("m", config, batch, seed, StopRule())
 ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
 stack = contextlib.ExitStack()
 place, announce = place_in(folder, gpus)
-desk = Desk(Binding("localhost", 0, None, (0,)), stack, announce=announce)
-rank = desk.build(ensemble, member, place, Sharing(), Share(), stack)
+context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
+rank = context.build(ensemble, member, place, Sharing(), Share(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
 stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
 feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)

@@ -26,8 +26,8 @@ from hetctl.core.layout import Home
 from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import EpochResult, Machine, ProfilePoint
 from hetctl.core.progress import events_in
-from hetctl.runtime.assignment import MEASURE, TRAIN, Task
-from hetctl.runtime.group import SingleRank, join_group
+from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker.messages import MEASURE, TRAIN, Task
 
 TINY = Path(__file__).parent / "ensembles"
 AGENT = "hetctl.runtime.agent"
@@ -205,17 +205,17 @@ def main(executable: str) -> None:
 def led(pretend):
     """Let rank 0 of a group pretend, while the others wait for it."""
 
-    def work(assignment, desk):
+    def work(assignment, context):
         task = assignment.task
-        desk.group = SingleRank()
-        desk.group = join_group(assignment.place, NoLink(), desk.announce)
+        context.group = SingleRank()
+        context.group = join_group(assignment.place, NoLink(), context.announce)
 
         def told():
-            return desk.told(assignment.place.key)
+            return context.told(assignment.place.key)
 
-        if desk.group.rank == 0 and (code := pretend(task, told)):
+        if context.group.rank == 0 and (code := pretend(task, told)):
             os._exit(code)
-        desk.group.leave()
+        context.group.leave()
 
     return work
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.core.errors import InfeasibleError
-from hetctl.core.plan import Allocation
+from hetctl.core.plan import Allocation, Placement
 from hetctl.core.site import NODES, Node, Site
 from hetctl.launchers import LAUNCHERS
 from hetctl.launchers.step import ResourceSet, Step
@@ -14,6 +14,8 @@ from hetctl.launchers.step import ResourceSet, Step
 Gpu = tuple[str, int]
 """A node and the number of one of its GPUs."""
 Sets = tuple[ResourceSet, ...]
+Placements = Mapping[str, tuple[Placement, ...]]
+"""Of members, by their names."""
 
 AGENTS = "agents"
 """Name of the step of all nodes."""
@@ -22,34 +24,39 @@ CHOOSE_NODES = frozenset({"jsrun"})
 SLURM_JOB = "SLURM_JOB_ID"
 
 
-def gpus_of(allocation: Allocation) -> tuple[Gpu, ...]:
+def gpus_of(placement: Iterable[Placement]) -> tuple[Gpu, ...]:
     """Return the GPUs of a group, in the order of its ranks."""
-    return tuple((place.node, gpu) for place in allocation.placement for gpu in place.gpus)
+    return tuple((place.node, gpu) for place in placement for gpu in place.gpus)
 
 
-def sets_by_step(
-    site: Site, nodes: Sequence[Node], round_name: str, allocations: Sequence[Allocation]
-) -> dict[str, Sets]:
+def round_prefix(index: int) -> str:
+    """Return the beginning of the names of the steps of a round."""
+    return f"round-{index:04d}"
+
+
+def sets_by_step(site: Site, nodes: Sequence[Node], prefix: str, placements: Placements) -> dict[str, Sets]:
     """Return the resource sets that members need agents for, by the names of the steps that start those.
 
     Parameters
     ----------
     nodes : sequence of Node
         Of the job.
-    round_name : str
+    placements : mapping
+        By member.
+    prefix : str
         Tells steps of one member apart.
     """
     if site.launch == NODES:
         return {AGENTS: tuple(ResourceSet(node.name, node.gpus) for node in nodes)}
     steps: dict[str, Sets] = {}
-    for allocation in allocations:
-        steps |= _of_member(f"{round_name}/{allocation.member}", allocation)
+    for member, placement in placements.items():
+        steps |= _of_member(f"{prefix}/{member}", placement)
     return steps
 
 
-def _of_member(name: str, allocation: Allocation) -> dict[str, Sets]:
+def _of_member(name: str, placement: Iterable[Placement]) -> dict[str, Sets]:
     """Return a step for each number of GPUs on a node: a launcher asks for equally many on each."""
-    sets = [ResourceSet(place.node, place.gpus) for place in allocation.placement]
+    sets = [ResourceSet(place.node, place.gpus) for place in placement]
     sizes = sorted({len(each.gpus) for each in sets}, reverse=True)
     by_size = {size: tuple(each for each in sets if len(each.gpus) == size) for size in sizes}
     return {name if len(sizes) == 1 else f"{name}/{size}": found for size, found in by_size.items()}
@@ -132,7 +139,7 @@ def _spread(allocation: Allocation) -> str:
 def _refuse_misfits(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> None:
     free = {node.name: set(node.gpus) for node in nodes}
     for allocation in allocations:
-        gpus = gpus_of(allocation)
+        gpus = gpus_of(allocation.placement)
         if len(gpus) != allocation.gpus or len(set(gpus)) != len(gpus):
             raise InfeasibleError(
                 f"member {allocation.member} has {allocation.gpus} GPUs, and is placed on {len(set(gpus))}",

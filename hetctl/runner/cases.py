@@ -14,7 +14,7 @@ from hetctl.core.layout import Home
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.site import MEMBERS, NODES, Node, Site
 from hetctl.launchers import Step
-from hetctl.launchers.agents import agents_step, packing_lines, sets_by_step
+from hetctl.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.render import JobScript, render_job
 from hetctl.runner.jobs import job_size
 
@@ -100,8 +100,8 @@ def steps_of(site: Site, case: Case) -> Iterator[Step]:
         If the site's launcher cannot start one.
     """
     address = Home(HOME).run(RUN).job(case.job).agents.address
-    allocations = tuple(allocations_of(case, site))
-    for name, sets in sets_by_step(site, nodes_of(site, case), "round-0", allocations).items():
+    placements = {allocation.member: allocation.placement for allocation in allocations_of(case, site)}
+    for name, sets in sets_by_step(site, nodes_of(site, case), round_prefix(0), placements).items():
         yield agents_step(site, name, sets, address, "pytorch", site.python or PYTHON)
 
 

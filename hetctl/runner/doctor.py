@@ -23,7 +23,7 @@ from hetctl.runner.jobs import job_size
 from hetctl.runner.probing import probed
 from hetctl.runner.project import Project
 from hetctl.runner.site_findings import account_finding, command_findings, node_finding, queue_finding
-from hetctl.runtime.all_reduce import AllReduce
+from hetctl.runtime.worker.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
 PACKAGES = {

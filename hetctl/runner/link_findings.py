@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from hetctl.core.finding import Finding, Outcome
 from hetctl.core.site import Site
-from hetctl.runtime.all_reduce import AllReduce, RankTime
+from hetctl.runtime.driver.probe import ProbeEnd
 from hetctl.runtime.frameworks import NCCL, PACKAGES_OF_GROUPS
-from hetctl.runtime.probe import ProbeEnd
+from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
 
 SPEED, LINKS = "all-reduce", "GPU links"
 MEBIBYTE = 2**20

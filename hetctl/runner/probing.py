@@ -26,8 +26,7 @@ from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
 from hetctl.runner.link_findings import link_findings
 from hetctl.runner.project import Project
-from hetctl.runtime.all_reduce import AllReduce, RankTime, speed_of
-from hetctl.runtime.probe import (
+from hetctl.runtime.driver.probe import (
     END_FILE,
     LEADERS_LOG,
     ORDER_FILE,
@@ -37,6 +36,7 @@ from hetctl.runtime.probe import (
     all_reduce_task,
     log_file,
 )
+from hetctl.runtime.worker.all_reduce import AllReduce, RankTime, speed_of
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ DRIVER = """\
 #!/bin/sh
 # Stands for the Python of a job's script: probes where the driver would train, and submits nothing.
 [ "$2" = hetctl.runtime.driver ] || exit 0
-exec {python} -m hetctl.runtime.probe {folder}
+exec {python} -m hetctl.runtime.driver.probe {folder}
 """
 
 

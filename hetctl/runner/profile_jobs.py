@@ -32,7 +32,7 @@ from hetctl.core.measurement import (
 )
 from hetctl.core.site import Queue, Site
 from hetctl.runner.profile_folder import events_of, ingest, last_sign_of
-from hetctl.runtime.profile_job import run_profile_job
+from hetctl.runtime.driver.profile_job import run_profile_job
 
 SETTLE_S = 3.0
 """The request of a command that was killed may still be on its way for so long."""

@@ -26,7 +26,7 @@ from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Cluster, Node
 from hetctl.launchers import Step
-from hetctl.launchers.agents import agents_step, packing_lines, sets_by_step
+from hetctl.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.render import JobScript, render_job, submit_command
 from hetctl.runner.jobs import job_size
 from hetctl.runner.project import Project
@@ -133,9 +133,10 @@ def _steps_of(
     spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
 ) -> tuple[Step, ...]:
     address, python = script.files.agents.address, spec.site.python or script.python
+    placements = {allocation.member: allocation.placement for allocation in allocations}
     return tuple(
         agents_step(spec.site, name, sets, address, spec.ensemble.framework, python)
-        for name, sets in sets_by_step(spec.site, nodes, "round-0", allocations).items()
+        for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placements).items()
     )
 
 

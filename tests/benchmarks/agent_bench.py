@@ -20,12 +20,12 @@ from pathlib import Path
 from tables import Figure, Table
 
 from hetctl.core.layout import AgentFiles
-from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.core.plan import Placement
 from hetctl.core.site import Node, Queue, Site
 from hetctl.launchers import ResourceSet
 from hetctl.launchers.agents import AGENTS
-from hetctl.runtime.assignment import TRAIN, Task
-from hetctl.runtime.crew import LOG, Crew
+from hetctl.runtime.driver.worker_pool import LOG, WorkerPool
+from hetctl.runtime.worker.messages import TRAIN, Task
 
 POLL_S = 0.05
 """As of the driver."""
@@ -53,7 +53,7 @@ SLEEPER = """\
 #!{python}
 import sys, threading
 from hetctl.runtime.agent.__main__ import main
-from hetctl.runtime.assignment import TRAIN
+from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker import worker
 
 told = threading.Event()
@@ -64,9 +64,9 @@ class Inbox(worker.Inbox):
         if "stop" in message:
             told.set()
 
-def sleep(assignment, desk):
+def sleep(assignment, context):
     while not told.wait(2.0):
-        desk.sign()
+        context.sign()
 
 worker.Inbox = Inbox
 worker.WORK[TRAIN] = sleep
@@ -109,19 +109,19 @@ def many_table(quick: bool = False) -> Table:
     """Drive a thousand ranks that report every two seconds."""
     nodes = MANY_NODES // 8 if quick else MANY_NODES
     ranks = nodes * MANY_RANKS
-    with _sleepers(nodes) as (crew, folder):
+    with _sleepers(nodes) as (workers, folder):
         began = time.monotonic()
-        for node in crew.nodes:
+        for node in workers.nodes:
             for gpu in node.gpus:
-                _engage(crew, folder, node.name, gpu)
-        _until(crew, lambda: all(e.told for e in crew._engaged.values()))
-        _rest(crew, SETTLE_S)
+                _engage(workers, folder, node.name, gpu)
+        _until(workers, lambda: all(e.told for e in workers._running.values()))
+        _rest(workers, SETTLE_S)
         start_s = time.monotonic() - began
         cpu, wall = time.process_time(), time.monotonic()
-        _rest(crew, WATCHED_S)
+        _rest(workers, WATCHED_S)
         share = (time.process_time() - cpu) / (time.monotonic() - wall)
-        known_s = statistics.median(_kill_one(crew) for _ in range(5))
-        stop_s = _stop_all(crew)
+        known_s = statistics.median(_kill_one(workers) for _ in range(5))
+        stop_s = _stop_all(workers)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return Table(
         f"A driver of {ranks} ranks on {nodes} nodes",
@@ -139,59 +139,59 @@ def many_table(quick: bool = False) -> Table:
 
 def _start(framework: str) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with _crew(START_NODES, START_RANKS, framework, sys.executable) as (crew, folder):
+    with _workers(START_NODES, START_RANKS, framework, sys.executable) as (workers, folder):
         began = time.monotonic()
-        sets = [ResourceSet(node.name, node.gpus) for node in crew.nodes]
-        crew._start_agents(AGENTS, sets, folder / "logs" / LOG)
-        gpus = [(node.name, gpu) for node in crew.nodes for gpu in node.gpus]
+        sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
+        workers._start_agents(AGENTS, sets, folder / "logs" / LOG)
+        gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
         for gpu in gpus:
-            crew._start(gpu, AGENTS)
-        _until(crew, lambda: all(crew._seats[gpu].ready for gpu in gpus))
+            workers._start(gpu, AGENTS)
+        _until(workers, lambda: all(workers._seats[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
-        return start_s, statistics.median(_replace_one(crew, gpus[n]) for n in range(5))
+        return start_s, statistics.median(_replace_one(workers, gpus[n]) for n in range(5))
 
 
-def _replace_one(crew: Crew, gpu: tuple[str, int]) -> float:
+def _replace_one(workers: WorkerPool, gpu: tuple[str, int]) -> float:
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(crew, lambda: gpu not in crew._seats)
-    crew._start(gpu, AGENTS)
-    _until(crew, lambda: crew._seats[gpu].ready)
+    _until(workers, lambda: gpu not in workers._seats)
+    workers._start(gpu, AGENTS)
+    _until(workers, lambda: workers._seats[gpu].ready)
     return time.monotonic() - began
 
 
-def _kill_one(crew: Crew) -> float:
-    gpu = next(seat.gpu for group in crew._engaged.values() for seat in group.working)
+def _kill_one(workers: WorkerPool) -> float:
+    gpu = next(seat.gpu for group in workers._running.values() for seat in group.working)
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(crew, lambda: gpu not in crew._seats)
+    _until(workers, lambda: gpu not in workers._seats)
     return time.monotonic() - began
 
 
-def _stop_all(crew: Crew) -> float:
+def _stop_all(workers: WorkerPool) -> float:
     """Tell all groups to stop; return when the last of them has left."""
-    names = list(crew._engaged)
+    names = list(workers._running)
     began = time.monotonic()
     for name in names:
-        crew.stop(name, "deadline")
-    _until(crew, lambda: not crew.busy)
+        workers.stop(name, "deadline")
+    _until(workers, lambda: not workers.busy)
     return time.monotonic() - began
 
 
-def _rest(crew: Crew, seconds: float) -> None:
+def _rest(workers: WorkerPool, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        crew.reap()
+        workers.reap()
         time.sleep(POLL_S)
 
 
-def _until(crew: Crew, condition: Callable[[], bool]) -> None:
+def _until(workers: WorkerPool, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
-        crew.reap()
+        workers.reap()
         time.sleep(POLL_S)
 
 
@@ -206,25 +206,24 @@ def _rank_of(gpu: tuple[str, int]) -> int:
     raise AssertionError(f"no rank on {gpu}")
 
 
-def _engage(crew: Crew, folder: Path, node: str, gpu: int) -> None:
+def _engage(workers: WorkerPool, folder: Path, node: str, gpu: int) -> None:
     name = f"{node}-{gpu}"
-    allocation = Allocation(name, 1, DATA_PARALLEL, 1.0, (Placement(node, (gpu,)),))
-    crew.engage(Task(TRAIN, str(folder), name), allocation)
+    workers.start(Task(TRAIN, str(folder), name), (Placement(node, (gpu,)),))
 
 
 @contextmanager
-def _sleepers(nodes: int) -> Iterator[tuple[Crew, Path]]:
+def _sleepers(nodes: int) -> Iterator[tuple[WorkerPool, Path]]:
     with tempfile.TemporaryDirectory() as name:
         python = Path(name) / "python"
         python.write_text(SLEEPER.format(python=sys.executable))
         python.chmod(0o755)
-        with _crew(nodes, MANY_RANKS, None, str(python)) as found:
+        with _workers(nodes, MANY_RANKS, None, str(python)) as found:
             yield found
 
 
 @contextmanager
-def _crew(nodes: int, ranks: int, framework: str | None, python: str) -> Iterator[tuple[Crew, Path]]:
-    """Yield a crew whose step starts its agents on this machine."""
+def _workers(nodes: int, ranks: int, framework: str | None, python: str) -> Iterator[tuple[WorkerPool, Path]]:
+    """Yield a workers whose step starts its agents on this machine."""
     site = Site("s", "slurm", "srun", nodes, ranks, ranks, 2**36, (Queue("q"),), device="slot")
     path, executable = os.environ["PATH"], sys.executable
     with tempfile.TemporaryDirectory() as name:
@@ -237,11 +236,13 @@ def _crew(nodes: int, ranks: int, framework: str | None, python: str) -> Iterato
         os.environ["PATH"] = f"{srun.parent}:{path}"
         sys.executable = python
         files = AgentFiles.within(folder)
-        crew = Crew(site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], files, framework)
+        workers = WorkerPool(
+            site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], files, framework
+        )
         try:
-            yield crew, folder
+            yield workers, folder
         finally:
-            crew.leave()
+            workers.leave()
             os.environ["PATH"], sys.executable = path, executable
 
 

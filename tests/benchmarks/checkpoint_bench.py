@@ -22,15 +22,15 @@ import numpy as np
 from tables import Figure, Table
 
 from hetctl.core.ensemble import Member
-from hetctl.runtime.checkpoint import CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import Network, load_framework
-from hetctl.runtime.functions import UserFunctions
-from hetctl.runtime.group import SingleRank
-from hetctl.runtime.saver import Saver
-from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 WIDTH, CLASSES, BATCH = 2048, 10, 64
 STRETCH_S, EPOCH_S = 1.5, 10.0

@@ -17,7 +17,7 @@ from tables import Figure, Table
 from trainers import BATCH, at_once, fed
 
 from hetctl.core.run import CACHED, LOCKSTEP
-from hetctl.runtime.sources import as_source
+from hetctl.runtime.data.sources import as_source
 
 STEPS_S = (0.2, 0.05)
 """Of a batch, by member."""

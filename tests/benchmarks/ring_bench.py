@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tables import Figure, Table
 
-from hetctl.runtime.sharing.ring import Ring, Shape
+from hetctl.runtime.data.sharing.ring import Ring, Shape
 
 BATCH_BYTES = 6_000_000
 BATCHES, SLOTS, ROUNDS = 200, 8, 7

@@ -27,7 +27,7 @@ from trainers import BATCH, at_once, children_s, fed, images, jpeg_files
 
 from hetctl.core.run import CACHED, LOCKSTEP, NONE
 from hetctl.images import Array, decode_and_crop
-from hetctl.runtime.sources import as_source
+from hetctl.runtime.data.sources import as_source
 
 FILES, PIXELS, CROP = 2000, 256, 224
 CORES = len(os.sched_getaffinity(0))

@@ -38,8 +38,8 @@ from hetctl.core.site import Queue, Site
 from hetctl.report.tables import status_table
 from hetctl.runner.project import Project
 from hetctl.runner.status import RunWatch
-from hetctl.runtime.members import Members
-from hetctl.runtime.rounds import OpenRound
+from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.workloads import Members
 
 MEMBERS, ROUNDS = 10_000, 3
 LAST = ROUNDS - 1
@@ -57,9 +57,9 @@ import sys, time
 from pathlib import Path
 from hetctl.core.layout import RunFolder
 from hetctl.core.run import read_spec
-from hetctl.runtime.driver import Driver
-from hetctl.runtime.members import Members
-from hetctl.runtime.remembering import last_memory
+from hetctl.runtime.driver.driver import Driver
+from hetctl.runtime.driver.workloads import Members
+from hetctl.runtime.driver.planner_state import last_memory
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)
 members = Members(folder, spec, spec.gpus)
@@ -85,9 +85,9 @@ class Sample:
         """The members in training."""
         return [member.name for member in self.spec.ensemble.members[:IN_TRAINING]]
 
-    def open_round(self) -> OpenRound:
+    def open_round(self) -> ActiveRound:
         events = EventWriter(self.folder.events, DRIVER, LAST)
-        opened = OpenRound(self.folder, LAST, events, time.time(), lambda *_: None)
+        opened = ActiveRound(self.folder, LAST, events, time.time(), lambda *_: None)
         opened.active = {a.member: a for a in _allocations(self.spec.ensemble)[:IN_TRAINING]}
         return opened
 
@@ -262,7 +262,7 @@ def _end(run: Sample, names: list[str]) -> None:
     _append(run.folder.events_of(DRIVER), LAST, ends)
 
 
-def decisions(run: Sample, rounds: list[OpenRound], happenings: Iterable[list[str]]) -> list[float]:
+def decisions(run: Sample, rounds: list[ActiveRound], happenings: Iterable[list[str]]) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
     members, seconds = Members(run.folder, run.spec, run.spec.gpus), []
     members.seen(rounds, time.time())

@@ -16,11 +16,11 @@ from PIL import Image
 
 from hetctl.core.run import LOCKSTEP
 from hetctl.images import ImageFolder, Prepare, in_turn, random_crop_and_flip, scale
-from hetctl.runtime.feeds import Feed, Lockstep
-from hetctl.runtime.pipeline import Sharing, open_pipeline
-from hetctl.runtime.sharing.node_folder import node_folder
-from hetctl.runtime.sources import Source
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
+from hetctl.runtime.data.loaders import Feed, Lockstep
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.data.sources import Source
 
 BATCH = 32
 

@@ -16,7 +16,7 @@ from tables import Figure, Table
 from trainers import BATCH, at_once, fed, images, jpeg_files
 
 from hetctl.core.run import CACHED, LOCKSTEP, NONE
-from hetctl.runtime.sources import as_source
+from hetctl.runtime.data.sources import as_source
 
 FILES, PIXELS, CROP = 640, 128, 112
 TRAINERS, STEP_S = 2, 0.025

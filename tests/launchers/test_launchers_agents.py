@@ -33,18 +33,22 @@ def member(name: str, *places: tuple[str, tuple[int, ...]], gpus: int | None = N
     return Allocation(name, gpus or count, DATA_PARALLEL, 1.0, placement)
 
 
+def placements(*allocations: Allocation) -> dict[str, tuple[Placement, ...]]:
+    return {allocation.member: allocation.placement for allocation in allocations}
+
+
 def test_gpus_are_in_the_order_of_the_ranks() -> None:
-    assert gpus_of(member("m", ("n2", (1, 3)), ("n1", (0,)))) == (("n2", 1), ("n2", 3), ("n1", 0))
+    assert gpus_of(member("m", ("n2", (1, 3)), ("n1", (0,))).placement) == (("n2", 1), ("n2", 3), ("n1", 0))
 
 
 def test_by_nodes_one_step_serves_all_members() -> None:
-    steps = sets_by_step(site(NODES), NODES_OF_JOB, FOLDER.name, [member("a", ("n1", (0,)))])
+    steps = sets_by_step(site(NODES), NODES_OF_JOB, FOLDER.name, placements(member("a", ("n1", (0,)))))
     assert steps == {"agents": (ResourceSet("n1", (0, 1, 2, 3)), ResourceSet("n2", (0, 1, 2, 3)))}
 
 
 def test_by_members_each_has_a_step_with_its_own_gpus() -> None:
     allocations = [member("a", ("n1", (2, 3)), ("n2", (0, 1))), member("b", ("n1", (0,)))]
-    assert sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, allocations) == {
+    assert sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, placements(*allocations)) == {
         "round-0003/a": (ResourceSet("n1", (2, 3)), ResourceSet("n2", (0, 1))),
         "round-0003/b": (ResourceSet("n1", (0,)),),
     }
@@ -52,7 +56,7 @@ def test_by_members_each_has_a_step_with_its_own_gpus() -> None:
 
 def test_a_member_with_unlike_shares_has_a_step_for_each_number_of_gpus() -> None:
     uneven = member("a", ("n1", (0, 1, 2, 3)), ("n2", (0, 1, 2, 3)), ("n3", (1, 2)))
-    steps = sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, [uneven])
+    steps = sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, placements(uneven))
     assert steps == {
         "round-0003/a/4": (ResourceSet("n1", (0, 1, 2, 3)), ResourceSet("n2", (0, 1, 2, 3))),
         "round-0003/a/2": (ResourceSet("n3", (1, 2)),),

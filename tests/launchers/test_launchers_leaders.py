@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetctl.core.site import Queue, Site
 from hetctl.launchers.leaders import LEADERS
 
-COMMAND = ("python", "-m", "hetctl.runtime.exchange", "lineups.jsonl")
+COMMAND = ("python", "-m", "hetctl.runtime.data.node_exchange", "lineups.jsonl")
 
 
 def site(launcher: str, **changes: object) -> Site:

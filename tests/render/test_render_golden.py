@@ -41,7 +41,7 @@ def test_by_members_the_script_is_the_same_and_each_member_has_a_step(site):
             for each in (site, replace(site, launch=MEMBERS))
         )
         assert by_members[0] == by_nodes[0]
-        names = [f"round-0/member-{n}" for n in range(1, len(case.shares) + 1)]
+        names = [f"round-0000/member-{n}" for n in range(1, len(case.shares) + 1)]
         assert [steps_in(by_nodes[1]), steps_in(by_members[1])] == [["agents"], names]
 
 

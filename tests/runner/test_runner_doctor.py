@@ -26,9 +26,9 @@ from hetctl.runner.site_findings import (
     node_finding,
     queue_finding,
 )
-from hetctl.runtime.all_reduce import AllReduce, RankTime
+from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
 from hetctl.runtime.frameworks import MODULES
-from hetctl.runtime.probe import GroupEnd, ProbeEnd, RankReport
+from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
 
 OK, WARNING, FAILED = Outcome.OK, Outcome.WARNING, Outcome.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))

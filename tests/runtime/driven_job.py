@@ -18,7 +18,7 @@ from hetctl.core.progress import events_in, progress_in
 from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Queue, Site
 from hetctl.planners import PLANNERS
-from hetctl.runtime.driver import Driver
+from hetctl.runtime.driver.driver import Driver
 
 FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")
 

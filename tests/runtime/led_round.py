@@ -18,13 +18,13 @@ from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.run import LOCKSTEP
 from hetctl.core.site import Timeouts
-from hetctl.runtime.feeds import Kitchen, LockstepFeed
-from hetctl.runtime.leaders import folder_of
-from hetctl.runtime.lineup import Lineup, lockstep_on, write_lineup
-from hetctl.runtime.preprocessors import layout_of
-from hetctl.runtime.sharing import node_folder
-from hetctl.runtime.sources import MapSource
-from hetctl.runtime.stream import Stream, epoch_order
+from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
+from hetctl.runtime.data.loaders import Kitchen, LockstepFeed
+from hetctl.runtime.data.node_leaders import folder_of
+from hetctl.runtime.data.preprocessors import layout_of
+from hetctl.runtime.data.sampler import Stream, epoch_order
+from hetctl.runtime.data.sharing import node_folder
+from hetctl.runtime.data.sources import MapSource
 
 SAMPLES = 200
 PATIENCE_S = 30.0
@@ -35,14 +35,14 @@ CODE = Path(__file__).parents[2]
 LEADER = f"""
 import os, sys, types
 from pathlib import Path
-from hetctl.runtime import exchange, feeds
-from hetctl.runtime.sharing import node_folder
+from hetctl.runtime.data import loaders, node_exchange
+from hetctl.runtime.data.sharing import node_folder
 folder = Path(sys.argv[1]).parent
 node_folder.MEMORY = folder / "memory"
-feeds.AHEAD = {AHEAD}
-exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, device, seed: None)
+loaders.AHEAD = {AHEAD}
+node_exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, device, seed: None)
 (folder / f"leader-{{os.environ['OMPI_COMM_WORLD_RANK']}}").write_text(str(os.getpid()))
-sys.exit(exchange.main())
+sys.exit(node_exchange.main())
 """
 
 DATA = """

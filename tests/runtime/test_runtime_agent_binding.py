@@ -55,14 +55,14 @@ def test_near_cores_that_the_job_has_not_got_are_no_use():
 
 def test_an_agent_that_is_confined_shares_its_cores_out_in_order():
     """The numbers of GPUs are the plan's, which say nothing about the cores of a member's own step."""
-    welcome = Welcome("n1", (0, 3, 5), "gpu", 2)
+    welcome = welcome_to("n1", (0, 3, 5), "gpu", 2)
     cores = tuple(range(10, 16))
     bindings = [binding_of(welcome, gpu, NodeFacts("s", "h", {}, cores)) for gpu in (0, 3, 5)]
     assert [(each.device, each.cores) for each in bindings] == [(0, (10, 11)), (1, (12, 13)), (2, (14, 15))]
 
 
 def test_an_agent_that_sees_all_cores_goes_by_the_numbers_of_its_gpus():
-    welcome = Welcome("n1", (1, 3), "slot", 2)
+    welcome = welcome_to("n1", (1, 3), "slot", 2)
     facts = NodeFacts("s", "h", {}, tuple(range(8)))
     assert [binding_of(welcome, slot, facts).cores for slot in (1, 3)] == [(2, 3), (6, 7)]
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.runtime import heart, machine
 from hetctl.runtime.agent import gpus
 from hetctl.runtime.agent.gpus import (
     Gpu,
@@ -24,6 +23,7 @@ from hetctl.runtime.agent.gpus import (
     utilization,
     visible_gpus,
 )
+from hetctl.runtime.worker import hardware, heartbeat
 
 
 class NVMLError(Exception):
@@ -322,19 +322,19 @@ def test_bits_are_counted_over_all_words(words):
 
 
 def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
-    assert machine.gpu_and_driver()[1].startswith("Linux ")
+    assert hardware.gpu_and_driver()[1].startswith("Linux ")
     gpus._library.cache_clear()
     node(FakeNvml(a100(1), a100(2)))
-    assert machine.gpu_and_driver() == ("NVIDIA A100-SXM4-40GB", "580.65.06")
+    assert hardware.gpu_and_driver() == ("NVIDIA A100-SXM4-40GB", "580.65.06")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.gpu_and_driver()[1].startswith("Linux ")
+    assert hardware.gpu_and_driver()[1].startswith("Linux ")
 
 
 def test_a_pulse_has_the_use_of_the_gpu_of_its_process(node, monkeypatch):
     node(FakeNvml(a100(1, busy=10), a100(2, busy=90)))
-    assert [heart.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
+    assert [heartbeat.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert heart.gpu_used(0)() == 0.9
+    assert heartbeat.gpu_used(0)() == 0.9
 
 
 def test_the_real_package_has_what_its_stand_in_has():

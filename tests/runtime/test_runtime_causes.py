@@ -152,6 +152,7 @@ def test_a_member_whose_rank_gets_a_signal_leaves_in_order_and_goes_on_in_the_sa
     assert "ended: finished" in output
     assert sorted([job.whys("a"), job.whys("b")]) == [["finished"], ["told", "finished"]]
     assert job.reasons("a") + job.reasons("b") == ["signal"]
+    assert "signal" in {event.data["ended_by"] for event in job.events("round_ended")}
     for name in "ab":
         assert (job.progress()[name].failures, job.trained(name)) == (0, list(range(1, 41)))
 
@@ -204,7 +205,7 @@ def test_a_rank_that_takes_the_memory_of_others_is_ended_with_its_peak_and_share
     )
     assert 0.44 <= float(found[1]) < 0.6
     assert job.progress()["greedy"].failed == end["cause"]
-    assert end["cause"] in (job.run.round(0).logs / "greedy.log").read_text()
+    assert end["cause"] in job.run.log_of("greedy").read_text()
     assert job.progress()["good"].converged
     assert len(job.steps("good")) == 1
 

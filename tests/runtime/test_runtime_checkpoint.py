@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetctl.core.profile import EpochResult
-from hetctl.runtime.checkpoint import CheckpointFolder, Loaded, TrainingState
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Loaded, TrainingState
 
 
 def epoch(number):

@@ -17,7 +17,7 @@ from hetctl.core.run import Budget
 from hetctl.core.usage import usage_of
 from hetctl.planners import PLANNERS
 from hetctl.planners.base import Decision, Planner
-from hetctl.runtime.remembering import last_memory
+from hetctl.runtime.driver.planner_state import last_memory
 
 AGAIN_S = 0.1
 
@@ -128,7 +128,7 @@ def test_a_trainer_that_does_not_leave_is_made_to_and_nobody_blames_it(tmp_path,
 def test_who_converges_when_told_to_leave_is_not_started_again(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 2, "epoch_s": 0.5}})
     script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
-    monkeypatch.setattr("hetctl.runtime.crew.Crew.stop", lambda *_: None)
+    monkeypatch.setattr("hetctl.runtime.driver.worker_pool.WorkerPool.stop", lambda *_: None)
     job.drive_by(script.planner, monkeypatch)
     assert (job.steps("a"), job.reason) == ([1], "finished")
     assert job.events("round_ended")[0].data["ended_by"] == "converged"

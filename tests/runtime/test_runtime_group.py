@@ -9,9 +9,9 @@ import pytest
 
 from hetctl.core.errors import BadInputError
 from hetctl.core.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
-from hetctl.runtime import group
-from hetctl.runtime.group import LostPeerError, Place, SingleRank, join_group
-from hetctl.runtime.wire import Address
+from hetctl.runtime.transport import Address
+from hetctl.runtime.worker import group
+from hetctl.runtime.worker.group import LostPeerError, Place, SingleRank, join_group
 
 
 class LinkOfTests:

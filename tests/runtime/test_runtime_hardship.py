@@ -14,7 +14,7 @@ from workbench import wait_for
 from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.profile import MemberProfile
 from hetctl.planners import PLANNERS
-from hetctl.runtime.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training
 FLOTILLA = PLANNERS["flotilla"]

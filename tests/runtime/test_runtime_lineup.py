@@ -10,7 +10,7 @@ from hetctl.core.ensemble import Ensemble, Functions, Member
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
 from hetctl.core.run import CACHED, LOCKSTEP, NONE
-from hetctl.runtime.lineup import Lineup, lockstep_on, read_lineup, shares_of, write_lineup
+from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup, shares_of, write_lineup
 
 PLACES = {
     "a": (Placement("n1", (0, 1)), Placement("n2", (0,))),

@@ -13,14 +13,14 @@ import pytest
 
 from hetctl.core.run import LOCKSTEP
 from hetctl.core.site import Timeouts
-from hetctl.runtime import feeds
-from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import Lockstep
-from hetctl.runtime.group import SingleRank
-from hetctl.runtime.pipeline import Sharing, open_pipeline
-from hetctl.runtime.sharing import node_folder
-from hetctl.runtime.sources import MapSource
-from hetctl.runtime.stream import Stream, epoch_order, sample_rng
+from hetctl.runtime.data import loaders
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
+from hetctl.runtime.data.loaders import Lockstep
+from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
+from hetctl.runtime.data.sharing import node_folder
+from hetctl.runtime.data.sources import MapSource
+from hetctl.runtime.worker.group import SingleRank
 
 SAMPLES, SEED = 50, 99
 
@@ -47,9 +47,9 @@ class Counted(MapSource):
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(feeds, "LOOK_S", 0.1)
-    monkeypatch.setattr(feeds, "HELP_S", 0.2)
-    monkeypatch.setattr(feeds, "AHEAD", 24)
+    monkeypatch.setattr(loaders, "LOOK_S", 0.1)
+    monkeypatch.setattr(loaders, "HELP_S", 0.2)
+    monkeypatch.setattr(loaders, "AHEAD", 24)
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
 

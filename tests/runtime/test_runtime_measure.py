@@ -17,15 +17,15 @@ from hetctl.core.profile import ProfilePoint
 from hetctl.core.site import Queue, Site
 from hetctl.perf.step_times import LEAST_S
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.assignment import MEASURE, Assignment, Task
-from hetctl.runtime.data import Batches
-from hetctl.runtime.desk import Desk
-from hetctl.runtime.feeds import ArrayFeed
-from hetctl.runtime.group import Place, SingleRank
-from hetctl.runtime.measure import FullBatches, measure
-from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.step_clock import EpochClock, SteadyClock
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import Place, SingleRank
+from hetctl.runtime.worker.measure import FullBatches, measure
+from hetctl.runtime.worker.messages import MEASURE, Assignment, Task
+from hetctl.runtime.worker.step_clock import EpochClock, SteadyClock
 
 SITE = Site("here", "local", "local", 1, 1, 1, 2**30, (Queue("local"),), device="slot", gpu_type="test")
 PAUSE_S = 0.02
@@ -43,7 +43,10 @@ def measured(folder, framework, pause_s):
     write_measurements(folder, Measurements(ensemble, SITE, (point,), ()))
     with ExitStack() as keep:
         task = Task(MEASURE, str(folder), point.source)
-        measure(Assignment(task, Place(0, 1), time.time()), Desk(Binding("localhost", 0, None, (0,)), keep))
+        measure(
+            Assignment(task, Place(0, 1), time.time()),
+            WorkerContext(Binding("localhost", 0, None, (0,)), keep),
+        )
     (event,) = (event for event in read_folder(folder / "events") if event.kind == "point")
     return decode(ProfilePoint, dict(event.data))
 

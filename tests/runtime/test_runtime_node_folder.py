@@ -11,13 +11,13 @@ import time
 import pytest
 
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.sharing import node_folder as module
-from hetctl.runtime.sharing.node_folder import node_folder
+from hetctl.runtime.data.sharing import node_folder as module
+from hetctl.runtime.data.sharing.node_folder import node_folder
 
 USER = """
 import sys
 from pathlib import Path
-from hetctl.runtime.sharing import node_folder as module
+from hetctl.runtime.data.sharing import node_folder as module
 module.MEMORY = Path(sys.argv[1])
 with module.node_folder(sys.argv[2]) as folder:
     (folder / "data").touch()

@@ -7,13 +7,13 @@ import pytest
 from tiny_networks import seed_all
 
 from hetctl.core.ensemble import Member
-from hetctl.runtime.data import Batches, TrainingData, held_out_batches, pad, weights_of
-from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.data.batches import Batches, TrainingData, held_out_batches, pad, weights_of
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.functions import UserFunctions
-from hetctl.runtime.group import SingleRank
-from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.stream import UNSHUFFLED, Stream
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 SAMPLES, HELD_OUT, BATCH = 71, 21, 16
 GENERATOR = np.random.default_rng(1)

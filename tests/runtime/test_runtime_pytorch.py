@@ -15,14 +15,14 @@ from torch.optim import lr_scheduler
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework, pytorch
 from hetctl.runtime.frameworks.torch_state import pack, unpack
-from hetctl.runtime.functions import UserFunctions
-from hetctl.runtime.group import SingleRank
-from hetctl.runtime.sources import ArraySource
-from hetctl.runtime.stream import Stream
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
 SAMPLES = 70
@@ -245,7 +245,7 @@ import torch.distributed as dist
 from torch import nn
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal
-from hetctl.runtime.group import join_group
+from hetctl.runtime.worker.group import join_group
 from ranks import place_in
 
 place, announce = place_in(json.loads(sys.argv[1])[0], 3)

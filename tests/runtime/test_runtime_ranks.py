@@ -15,7 +15,7 @@ from workbench import ranks_of, wait_for
 
 from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.site import MEMBERS, NODES, Queue, Site
-from hetctl.runtime.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training
 STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)

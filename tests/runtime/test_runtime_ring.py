@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.core.errors import BadInputError, LockedError
-from hetctl.runtime.sharing import byte_locks, cursors, ring
-from hetctl.runtime.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
-from hetctl.runtime.sharing.ring import Ring, RingTimeoutError, Shape
+from hetctl.runtime.data.sharing import byte_locks, cursors, ring
+from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
+from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
 
 PATIENCE_S = 20.0
 SLOT_BYTES = 5000

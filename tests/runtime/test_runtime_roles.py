@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.core.profile import PreprocessPoint
-from hetctl.runtime.roles import roles_of
+from hetctl.runtime.data.roles import roles_of
 
 POINTS = [PreprocessPoint(1, 100.0), PreprocessPoint(8, 800.0)]
 

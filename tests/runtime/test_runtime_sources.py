@@ -9,8 +9,8 @@ import pytest
 
 from hetctl.core.errors import BadInputError
 from hetctl.images import ImageFolder, decode_and_crop, in_turn, random_crop_and_flip, scale
-from hetctl.runtime.sources import ArraySource, SampleSpec, as_source, as_sources
-from hetctl.runtime.stream import sample_rng
+from hetctl.runtime.data.sampler import sample_rng
+from hetctl.runtime.data.sources import ArraySource, SampleSpec, as_source, as_sources
 
 ARRAYS = (np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6))
 
@@ -174,7 +174,7 @@ def test_a_tensorflow_dataset():
 
 def test_no_framework_is_imported_to_tell_kinds_apart():
     code = (
-        "import sys, numpy; from hetctl.runtime.sources import as_source\n"
+        "import sys, numpy; from hetctl.runtime.data.sources import as_source\n"
         "as_source((numpy.ones(3), numpy.ones(3)), 'training')\n"
         "print({'tensorflow', 'torch', 'PIL', 'hetctl.images'} & set(sys.modules))"
     )

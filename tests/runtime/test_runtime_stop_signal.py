@@ -9,8 +9,8 @@ import pytest
 
 from hetctl.core.ends import Why
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.reporting import why_failed
-from hetctl.runtime.trainer import StopSignal
+from hetctl.runtime.worker.reporting import why_failed
+from hetctl.runtime.worker.trainer import StopSignal
 
 
 class ResourceExhaustedError(Exception):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from hetctl.core.errors import BadInputError, HetctlError, LockedError
-from hetctl.runtime.sharing import store as module
-from hetctl.runtime.sharing.store import SampleStore
-from hetctl.runtime.sources import SampleSpec
+from hetctl.runtime.data.sharing import store as module
+from hetctl.runtime.data.sharing.store import SampleStore
+from hetctl.runtime.data.sources import SampleSpec
 
 FORK = get_context("fork")
 SPEC = SampleSpec((5, 3), np.dtype("f4"), (), np.dtype("i8"))

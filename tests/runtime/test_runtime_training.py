@@ -10,14 +10,14 @@ from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.core.ensemble import Ensemble, Member, StopRule
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.checkpoint import CheckpointFolder
-from hetctl.runtime.feeds import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.functions import load_functions
-from hetctl.runtime.group import SingleRank
-from hetctl.runtime.sources import as_sources
-from hetctl.runtime.stream import UNSHUFFLED, Stream
-from hetctl.runtime.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.user_functions import load_functions
 
 pytestmark = pytest.mark.training
 STOP = StopRule(metric="val_accuracy", mode="max", patience=3, max_epochs=3)

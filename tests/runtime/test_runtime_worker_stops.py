@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from hetctl.runtime.assignment import Stop
+from hetctl.runtime.worker.messages import Stop
 from hetctl.runtime.worker.stops import Stops
 
 

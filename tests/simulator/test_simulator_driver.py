@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual_job import Conclusion, Round, VirtualCrew, VirtualRun, recorded
+from virtual_job import Conclusion, Round, VirtualPool, VirtualRun, recorded
 
 from hetctl.core.ensemble import Ensemble
 from hetctl.core.plan import Placement
@@ -173,7 +173,9 @@ def test_the_rounds_of_other_planners(both: Both, planner: str) -> None:
     assert_same(*both(planner, profiles))
 
 
-@pytest.mark.parametrize("what", ["virtual_job.VirtualCrew.engage", "hetctl.runtime.opening.remember"])
+@pytest.mark.parametrize(
+    "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.round_launcher.remember"]
+)
 def test_what_cannot_be_started_ends_the_job_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -182,7 +184,7 @@ def test_what_cannot_be_started_ends_the_job_and_the_next_one_goes_on(
     virtual = VirtualRun(tmp_path, monkeypatch, profiles, "independent", {}, Cluster.of(2, 2))
     full = iter([True])
     room, name = what.rsplit(".", 1)
-    owner = VirtualCrew if room.endswith("VirtualCrew") else import_module(room)
+    owner = VirtualPool if room.endswith("VirtualPool") else import_module(room)
     start = getattr(owner, name)
 
     def fails_once(*values: Any) -> Any:

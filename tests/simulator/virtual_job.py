@@ -25,10 +25,10 @@ from hetctl.core.pulse import Pulse
 from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Cluster, Node, Queue, Site
 from hetctl.planners.base import Decision, Planner, Request
-from hetctl.runtime.assignment import Task
-from hetctl.runtime.crew import KILLED
-from hetctl.runtime.driver import Driver
-from hetctl.runtime.engagement import EndedGroup
+from hetctl.runtime.driver.driver import Driver
+from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.worker_pool import KILLED
+from hetctl.runtime.worker.messages import Task
 from hetctl.scheduling.commands import AskAgain, Command
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import Event
@@ -133,8 +133,8 @@ class Group:
 
 
 @dataclass
-class VirtualCrew:
-    """The groups of one job, in place of `hetctl.runtime.crew.Crew`.
+class VirtualPool:
+    """The groups of one job, in place of `hetctl.runtime.driver.worker_pool.WorkerPool`.
 
     Parameters
     ----------
@@ -170,9 +170,10 @@ class VirtualCrew:
     def _held(self) -> set[tuple[str, int]]:
         return {gpu for group in self.groups for gpu in _gpus_of(group.allocation)}
 
-    def engage(self, task: Task, allocation: Allocation) -> None:
+    def start(self, task: Task, _placement: tuple[Placement, ...]) -> None:
         training = task.training
         assert training is not None
+        allocation = training.allocation
         assert training.longest_s is not None
         ready = time.time() + self.profiles[task.name].startup_s
         part = self.trained[task.name].samples
@@ -189,6 +190,9 @@ class VirtualCrew:
     def pulses(self) -> dict[str, Pulse]:
         return {}
 
+    def signalled(self) -> tuple[str, ...]:
+        return ()
+
     def reap(self) -> list[EndedGroup]:
         self.nodes = tuple(n for n in self.nodes if self.failed_at.get(n.name, math.inf) > time.time())
         over = [(group, lost) for group in self.groups if (lost := self._train(group)) is not None]
@@ -198,7 +202,9 @@ class VirtualCrew:
         if self.lockstep:
             self._set_pace({group.task.round for group, _ in over})
         return [
-            EndedGroup(group.task.name, group.allocation, KILLED if lost else 0, "", lost_nodes=lost)
+            EndedGroup(
+                group.task.name, group.allocation.placement, KILLED if lost else 0, "", lost_nodes=lost
+            )
             for group, lost in over
         ]
 
@@ -288,7 +294,7 @@ class VirtualRun:
     failed_at_s : mapping of str to float
         When nodes fail, in seconds from the start of the run.
     lockstep : bool
-        As in `VirtualCrew`.
+        As in `VirtualPool`.
     """
 
     def __init__(
@@ -333,7 +339,7 @@ class VirtualRun:
         self._monkeypatch.setattr(time, "time", lambda: self._now)
         self._monkeypatch.setattr(time, "sleep", self._sleep)
         self._monkeypatch.setattr(os, "fsync", lambda _: None)
-        self._monkeypatch.setattr("hetctl.runtime.driver.Core", self._core)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.Core", self._core)
         for job in range(MOST_JOBS):
             if not any(p.active for p in progress_in(self._run, self.ensemble, 2).values()):
                 return list(self._read())
@@ -342,18 +348,18 @@ class VirtualRun:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until there is something to see: no event is seen late, and none together with others."""
-        next_at = min(self._crew.next_at(), BEGAN_AT + self._core.again_s)
+        next_at = min(self._workers.next_at(), BEGAN_AT + self._core.again_s)
         self._idle = self._idle + 1 if next_at == math.inf else 0
         assert self._idle < 3, "nothing is going to happen, and the driver goes on"
         self._now = self._now + seconds if self._idle else max(self._now, next_at)
 
     def _drive(self, job: int) -> None:
         nodes = tuple(n for n in self._cluster.nodes if self._failed_at.get(n.name, math.inf) > self._now)
-        self._crew = crew = VirtualCrew(
+        self._workers = workers = VirtualPool(
             nodes, self._profiles, self._trained, self._failed_at, job, self._lockstep
         )
-        self._monkeypatch.setattr("hetctl.runtime.driver.nodes_of_this_job", lambda *_: nodes)
-        self._monkeypatch.setattr("hetctl.runtime.driver.Crew", lambda *_: crew)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.nodes_of_this_job", lambda *_: nodes)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.WorkerPool", lambda *_: workers)
         Driver(self._run, job, self._now + self._usable_s).run()
 
     def _read(self) -> Iterable[Round]:

@@ -14,8 +14,8 @@ from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder
 
 from hetctl.core.layout import member_folder
-from hetctl.runtime.checkpoint import CheckpointFolder
-from hetctl.runtime.sharing.broadcast import NodeStream
+from hetctl.runtime.data.sharing.broadcast import NodeStream
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RANKS, BATCH, SAMPLES = 4, 16, 640

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from hetctl.runtime.agent.agent import Agent, end_orphaned_job
-from hetctl.runtime.assignment import read_address
 from hetctl.runtime.frameworks import preload_framework
+from hetctl.runtime.worker.messages import read_address
 from hetctl.runtime.worker.worker import serve
 
 

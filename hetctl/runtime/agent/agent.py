@@ -35,7 +35,7 @@ from hetctl.runtime.agent.messages import (
 )
 from hetctl.runtime.agent.template import RankStart, Serve, Template
 from hetctl.runtime.steady import say
-from hetctl.runtime.wire import Address, Wire, knock
+from hetctl.runtime.transport import Address, Wire, knock
 
 CONNECT_S = 60.0
 WELCOME_S = 60.0

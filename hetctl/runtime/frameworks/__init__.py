@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches
-from hetctl.runtime.feeds import Samples
-from hetctl.runtime.functions import UserFunctions
-from hetctl.runtime.group import Group, Link
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.worker.group import Group, Link
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 MODULES = {
     "tensorflow": "hetctl.runtime.frameworks.tensorflow",

@@ -16,14 +16,14 @@ from torch.nn.parameter import is_lazy
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Arrays, Batches, TrainingData, pad
-from hetctl.runtime.feeds import Samples
+from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
+from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_padding import first_rows, ignore_padding, is_compiled
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
 from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
 from hetctl.runtime.frameworks.torch_state import pack, unpack
-from hetctl.runtime.functions import UserFunctions, loss_of
-from hetctl.runtime.group import Group, WiredGroup
+from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
 
 class TorchNetwork:

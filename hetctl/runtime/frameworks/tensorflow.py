@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from hetctl.core.ensemble import Member
 from hetctl.core.errors import BadInputError
-from hetctl.runtime.data import Batches, TrainingData, pad
-from hetctl.runtime.feeds import Samples
+from hetctl.runtime.data.batches import Batches, TrainingData, pad
+from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL
-from hetctl.runtime.functions import UserFunctions, loss_of
-from hetctl.runtime.group import Group, WiredGroup
 from hetctl.runtime.interfaces import gloo_over
+from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
 RATE_FACTOR = "learning_rate_factor"
 HOST = "localhost"

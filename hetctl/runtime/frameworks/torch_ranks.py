@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from hetctl.runtime.group import WiredGroup
 from hetctl.runtime.interfaces import gloo_over
+from hetctl.runtime.worker.group import WiredGroup
 
 
 def meet(group: WiredGroup) -> None:

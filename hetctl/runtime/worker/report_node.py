@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hetctl.core.codec import encode
 from hetctl.core.layout import write_json
-from hetctl.runtime.assignment import Assignment
-from hetctl.runtime.desk import Desk
-from hetctl.runtime.group import WiredGroup, join_group
-from hetctl.runtime.probe import RankReport, read_order
+from hetctl.runtime.driver.probe import RankReport, read_order
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import WiredGroup, join_group
+from hetctl.runtime.worker.messages import Assignment
 
 
 class NoCollectives:
@@ -28,13 +28,13 @@ class NoCollectives:
         """There is nothing to end."""
 
 
-def report_node(assignment: Assignment, desk: Desk) -> None:
+def report_node(assignment: Assignment, context: WorkerContext) -> None:
     """Meet the other ranks, and write the report of this one to the folder of the job."""
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
-    desk.group = join_group(assignment.place, NoCollectives(), desk.announce, timeouts=site.timeouts)
-    binding = desk.binding
+    context.group = join_group(assignment.place, NoCollectives(), context.announce, timeouts=site.timeouts)
+    binding = context.binding
     visible = os.environ.get(site.visible_devices) if site.device == "gpu" else None
     report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
     write_json(folder / f"rank-{assignment.place.rank:04d}.json", encode(report))
-    desk.group.leave()
+    context.group.leave()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hetctl.runtime.assignment import Stop
+from hetctl.runtime.worker.messages import Stop
 from hetctl.scheduling.rounds import SIGNAL
 
 

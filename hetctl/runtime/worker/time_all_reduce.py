@@ -12,12 +12,12 @@ from hetctl.core.codec import encode
 from hetctl.core.layout import write_json
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
-from hetctl.runtime.all_reduce import SIZE_BYTES, RankTime
-from hetctl.runtime.assignment import Assignment
-from hetctl.runtime.desk import Desk
+from hetctl.runtime.driver.probe import read_order
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
-from hetctl.runtime.group import SingleRank, join_group
-from hetctl.runtime.probe import read_order
+from hetctl.runtime.worker.all_reduce import SIZE_BYTES, RankTime
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker.messages import Assignment
 
 BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9
@@ -26,7 +26,7 @@ DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
 """With 1, NCCL never goes from GPU to GPU directly."""
 
 
-def time_all_reduce(assignment: Assignment, desk: Desk) -> None:
+def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     """Form a group as training does, time its all-reduces, and write what this rank found.
 
     Raises
@@ -35,17 +35,17 @@ def time_all_reduce(assignment: Assignment, desk: Desk) -> None:
         If the framework, or what its groups take, cannot be imported.
     """
     folder = Path(assignment.task.folder)
-    order, binding = read_order(folder), desk.binding
+    order, binding = read_order(folder), context.binding
     assert order.framework is not None
     framework = load_framework(order.framework)
     framework.prepare(binding.cores, binding.device, SEED)
-    desk.group = SingleRank()
+    context.group = SingleRank()
     site = order.site
-    desk.group = join_group(assignment.place, framework, desk.announce, site.network, site.timeouts)
-    desk.sign()
+    context.group = join_group(assignment.place, framework, context.announce, site.network, site.timeouts)
+    context.sign()
     backend = framework.backend()
     size = SIZE_BYTES[backend]
-    seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), desk)
+    seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), context)
     on_gpu = backend == NCCL
     found = RankTime(
         group=assignment.task.name,
@@ -58,10 +58,10 @@ def time_all_reduce(assignment: Assignment, desk: Desk) -> None:
         links=_links(binding) if on_gpu else None,
     )
     write_json(folder / f"time-{assignment.task.name}-{assignment.place.rank:04d}.json", encode(found))
-    desk.group.leave()
+    context.group.leave()
 
 
-def _median_seconds(all_reduce: Callable[[], None], desk: Desk) -> float:
+def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> float:
     for _ in range(WARM_UPS):
         all_reduce()
     seconds = []
@@ -69,7 +69,7 @@ def _median_seconds(all_reduce: Callable[[], None], desk: Desk) -> float:
         began = time.perf_counter()
         all_reduce()
         seconds.append(time.perf_counter() - began)
-        desk.sign()
+        context.sign()
     return statistics.median(seconds)
 
 

@@ -21,17 +21,17 @@ from hetctl.core.codec import decode, encode
 from hetctl.core.ends import LOST_PEER
 from hetctl.core.processes import name_process
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.assignment import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, Stop
-from hetctl.runtime.desk import Desk
-from hetctl.runtime.machine import forget_peak
-from hetctl.runtime.measure import measure
-from hetctl.runtime.reporting import report_failure, writer_of
-from hetctl.runtime.steps import private_log
-from hetctl.runtime.training import train
-from hetctl.runtime.wire import Wire
+from hetctl.runtime.logs import private_log
+from hetctl.runtime.transport import Wire
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.hardware import forget_peak
+from hetctl.runtime.worker.measure import measure
+from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, Stop
 from hetctl.runtime.worker.report_node import report_node
+from hetctl.runtime.worker.reporting import report_failure, writer_of
 from hetctl.runtime.worker.stops import Stops
 from hetctl.runtime.worker.time_all_reduce import time_all_reduce
+from hetctl.runtime.worker.training import train
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
 """Number of the rank's own GPU or slot on the node, for the user's functions."""
@@ -39,7 +39,7 @@ PROCESS_NAME = "hetctl-rank-{}"
 ORPHANED = 76
 """Exit code of a rank whose driver is gone."""
 
-WORK: dict[str, Callable[[Assignment, Desk], None]] = {
+WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
     MEASURE: measure,
     PROBE: report_node,
@@ -59,7 +59,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     stops = Stops(lambda: wire.send({"signalled": True}))
     inbox = Inbox(wire, stops)
     with ExitStack() as keep:
-        desk = Desk(
+        context = WorkerContext(
             binding,
             keep,
             stops.reason,
@@ -70,7 +70,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
         wire.send({"ready": True})
         for assignment in inbox.assignments():
             with _heeding_sigterm(assignment, stops):
-                code = work(assignment, desk)
+                code = work(assignment, context)
             if code:
                 return code
             wire.send({"done": True})
@@ -121,18 +121,18 @@ class Inbox:
             self._queue.put(decode(Assignment, message["task"]))
 
 
-def work(assignment: Assignment, desk: Desk) -> int:
+def work(assignment: Assignment, context: WorkerContext) -> int:
     """Do one task, its output in its log; return what to exit with, or 0 to go on."""
     with output_to(assignment.task.log):
         forget_peak()
         try:
-            WORK[assignment.task.kind](assignment, desk)
+            WORK[assignment.task.kind](assignment, context)
         except Exception as error:
-            if desk.group.broken():
-                print(f"rank {desk.group.rank} leaves, since another one is gone", file=sys.stderr)
+            if context.group.broken():
+                print(f"rank {context.group.rank} leaves, since another one is gone", file=sys.stderr)
                 return LOST_PEER
             return report_failure(error, writer_of(assignment.task))
-        desk.clear()
+        context.clear()
     return 0
 
 

@@ -1,0 +1,1 @@
+"""From what ``input_fn`` returned to the batches of each rank."""

@@ -1,0 +1,170 @@
+"""What a ``train_fn`` iterates over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.runtime.data.loaders import Feed, Samples
+from hetctl.runtime.data.sampler import Order
+from hetctl.runtime.worker.group import Group
+
+Arrays = tuple[npt.NDArray[Any], ...]
+
+
+class Batches:
+    """The share that a rank has of one epoch's batches.
+
+    Iteration ends with the epoch, or sooner when `should_stop` says so on rank 0; `position` then
+    tells how many samples of the epoch are done. What a batch holds may change as soon as the next one
+    is asked for.
+
+    Parameters
+    ----------
+    start : int
+        Samples of the epoch that were done before.
+    on_step : callable
+        Called after each step with the samples that the whole group has done so far.
+    order : Order or None
+        In which those before `start` were trained; then, of the epoch as it is trained.
+
+    A ``train_fn`` may set `loss` to that of its last batch, as its framework has it, for people to see.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        epoch: int,
+        start: int,
+        group: Group,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[int], None] = lambda _position: None,
+        order: Order | None = None,
+    ) -> None:
+        self._feed = feed
+        self._epoch = epoch
+        self.order = order
+        self._group = group
+        self._should_stop = should_stop
+        self._on_step = on_step
+        self.start = start
+        self.position = start
+        self.weight = 1.0
+        self.loss: Any = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the epoch is done."""
+        return self.position == self._feed.samples
+
+    def __iter__(self) -> Iterator[Samples]:
+        with closing(self._feed.batches(self._epoch, self.position, self.order)) as batches:
+            while not self.complete and not self._group.agree(self._should_stop()):
+                samples, chunk = next(batches)
+                self.weight, self.order = chunk.weight, chunk.order
+                yield samples
+                self.position = chunk.stop
+                self._on_step(self.position)
+            if self.complete:
+                next(batches, None)  # lets the feed go on to the next epoch
+
+
+class TrainingData:
+    """What a ``train_fn`` iterates over: the same batches, each as a framework has it.
+
+    Iteration gives pairs (x, y), of which the last one of an epoch may be smaller than the others.
+    A compiled step would be traced anew for its shape; `padded` gives batches of one size.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples of a full batch on this rank.
+    convert : callable
+        Called with the arrays of each batch just before it is trained.
+    on_batch : callable
+        Called before that with the number of samples in the batch.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        batch_size: int,
+        convert: Callable[[Arrays], Any] = lambda arrays: arrays,
+        on_batch: Callable[[int], None] = lambda _samples: None,
+    ) -> None:
+        self._batches = batches
+        self._batch_size = batch_size
+        self._convert = convert
+        self._on_batch = on_batch
+        self.samples = 0
+        """In the batch that was yielded last, padding left out."""
+
+    @property
+    def loss(self) -> Any:
+        """Of the last batch."""
+        return self._batches.loss
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._batches.loss = value
+
+    def __iter__(self) -> Iterator[Any]:
+        for samples in self._taken():
+            yield self._convert(samples)
+
+    def padded(self) -> Iterator[Any]:
+        """Yield triples (x, y, weights) that all have `batch_size` rows.
+
+        Where there are fewer samples, they are repeated; repetitions have weight 0, and the samples such
+        weights that the mean over the rows is that over the samples. Batch normalisation heeds it.
+        """
+        rows = self._batch_size
+        for samples in self._taken():
+            yield self._convert((*pad(samples, rows), weights_of(self.samples, rows)))
+
+    def _taken(self) -> Iterator[Samples]:
+        for samples in self._batches:
+            self.samples = len(samples[0])
+            self._on_batch(self.samples)
+            yield samples
+
+
+def held_out_batches(feed: Feed, epoch: int, on_step: Callable[[], None]) -> Iterator[tuple[Samples, int]]:
+    """Yield a rank's batches of the validation samples, each with its number of samples, which may be 0.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 1; feeds prepare the samples of the next one ahead.
+    on_step : callable
+        Called after each.
+    """
+    with closing(feed.batches(epoch, 0)) as batches:
+        for samples, chunk in batches:
+            yield samples, len(chunk.numbers)
+            on_step()
+
+
+def pad(samples: Samples, rows: int) -> Samples:
+    """Repeat the samples of a batch until it has so many rows."""
+    x, y = samples
+    if len(x) >= rows:
+        return samples
+    chosen = np.arange(rows) % len(x)
+    return x[chosen], y[chosen]
+
+
+@lru_cache(maxsize=64)
+def weights_of(samples: int, rows: int) -> npt.NDArray[np.float32]:
+    """Return the weights of a padded batch's rows: ``rows / samples`` for samples, 0 for repetitions.
+
+    The array is kept: nobody may change it.
+    """
+    weights = np.zeros(rows, np.float32)
+    weights[:samples] = rows / samples
+    return weights

@@ -1,0 +1,132 @@
+"""From what ``input_fn`` returned to ranks' batches: shared or not, with preprocessors or without."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hetctl.core.errors import BadInputError
+from hetctl.core.run import CACHED, NONE
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime.data.loaders import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFeed, RingFeed, Samples
+from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.data.sampler import Stream, sample_rng
+from hetctl.runtime.data.sharing.cached import CachedSource
+from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.data.sources import Array, ArraySource, Source
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a process comes by prepared samples, whatever it trains.
+
+    Parameters
+    ----------
+    mode : str
+        ``none``, ``cached`` or ``lockstep``.
+    folder : str
+        Name of the folder that those who share use in the node's memory.
+    preprocessors : int
+        Processes that it forks: as many as any of its members may want.
+    timeouts : Timeouts
+        For batches, and for those who share them.
+    """
+
+    mode: str = NONE
+    folder: str = "alone"
+    preprocessors: int = 1
+    timeouts: Timeouts = USUAL_TIMEOUTS
+
+
+class OpenFeed(Protocol):
+    """Makes feeds, one after another."""
+
+    def __call__(
+        self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
+    ) -> Feed:
+        """Return a feed; the one before it must have been closed.
+
+        Parameters
+        ----------
+        preprocessors : int or None
+            How many of the process' own work for it; None: all.
+        lockstep : Lockstep or None
+            In lockstep, the stream that all train on.
+        """
+
+
+def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str = "training") -> OpenFeed:
+    """Start what prepares samples; return what makes a feed of it, for any stream of them.
+
+    Must be called before a framework has started threads, since it forks. Arrays need neither
+    preprocessors nor a store: the processes of a node share their pages of memory as it is.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Ends all of it.
+    name : str
+        Of the samples, among those that the node shares.
+    """
+    if isinstance(source, ArraySource):
+        arrays = source
+        return lambda stream, *_: ArrayFeed(arrays, stream)
+    folder = stack.enter_context(node_folder(sharing.folder))
+    shared = cached(source, folder, name) if sharing.mode == CACHED else source
+    layout = layout_of(shared)
+    forked = Preprocessors(shared, layout, sharing.preprocessors)
+    stack.callback(forked.stop)
+    kitchen = Kitchen(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
+
+    def open_feed(stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None) -> Feed:
+        staffed = replace(kitchen, cooks=preprocessors)
+        return LockstepFeed(stream, staffed, lockstep) if lockstep else RingFeed(stream, staffed)
+
+    return open_feed
+
+
+def cached(source: Source, folder: Path, name: str) -> Source:
+    """Share prepared samples with all who use the folder, if there is room for them."""
+    try:
+        return CachedSource(source, folder / f"{name}.samples", name)
+    except BadInputError as error:
+        print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
+        return source
+
+
+def first_sample(source: Source) -> Samples:
+    """Return a batch of one."""
+    x, y = source.prepare(0)
+    return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
+
+
+class HeldOutSource:
+    """Validation samples, whose random part is the same in every evaluation of every member."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.spec = layout_of(source).spec
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._source)
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y, the random part done."""
+        x, y = self._source.prepare(number)
+        return self._source.augment(x, sample_rng(0, 0, number)), y
+
+    def augment(self, x: Array, _rng: np.random.Generator, _out: Array | None = None) -> Array:
+        """Return x: nothing is left to be done."""
+        return x
+
+
+def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+    """Start what prepares validation samples, as `open_pipeline` does for training samples."""
+    held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
+    return open_pipeline(held_out, sharing, stack, "validation")

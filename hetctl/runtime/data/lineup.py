@@ -1,0 +1,90 @@
+"""The lineup of a round: who trains where, and how the ranks come by their samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.plan import Allocation
+from hetctl.core.profile import PreprocessPoint
+from hetctl.core.run import LOCKSTEP
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime.data.loaders import Lockstep
+from hetctl.runtime.data.roles import Role, roles_of, together
+from hetctl.runtime.logs import append
+from hetctl.runtime.worker.context import Share
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Members that start together.
+
+    Parameters
+    ----------
+    index : int
+        Of the round.
+    ensemble : Ensemble
+        With these members alone, and the batch sizes that they are trained with.
+    sharing, preprocess
+        As in `RunSpec`.
+    cores : int
+        Of a node, for all ranks and preprocessors on it.
+    led : bool
+        In lockstep, whether the nodes have leaders that exchange what each prepares.
+    timeouts : Timeouts
+        As the site has them.
+    """
+
+    run: str
+    index: int
+    ensemble: Ensemble
+    allocations: tuple[Allocation, ...]
+    sharing: str
+    preprocess: tuple[PreprocessPoint, ...] = ()
+    cores: int = 1
+    led: bool = False
+    timeouts: Timeouts = USUAL_TIMEOUTS
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Of all ranks, by member and rank."""
+        return roles_of(self.allocations, self.sharing, self.preprocess, self.cores)
+
+    @property
+    def locksteps(self) -> tuple[Lockstep, ...]:
+        """Say how each rank goes in lockstep with the others on its node, in the order of the roles."""
+        sizes = {member.name: member.batch_size for member in self.ensemble.members}
+        batches = {a.member: a.gpus * sizes[a.member] for a in self.allocations}
+        steps = together(self.roles, batches, self.run, self.index)
+        return tuple(replace(lockstep, led=self.led) for lockstep in steps)
+
+
+def shares_of(lineup: Lineup) -> dict[str, tuple[Share, ...]]:
+    """Return how each rank of each member comes by its batches."""
+    locksteps: Iterable[Lockstep | None] = lineup.locksteps if lineup.sharing == LOCKSTEP else repeat(None)
+    shares: dict[str, list[Share]] = {}
+    for role, lockstep in zip(lineup.roles, locksteps, strict=False):
+        shares.setdefault(role.member, []).append(Share(role.preprocessors, lockstep))
+    return {member: tuple(own) for member, own in shares.items()}
+
+
+def lockstep_on(lineup: Lineup, node: str) -> Lockstep:
+    """Say how the first rank on a node goes in lockstep with the others there."""
+    ranks = zip(lineup.roles, lineup.locksteps, strict=True)
+    return next(lockstep for role, lockstep in ranks if role.node == node)
+
+
+def write_lineup(path: Path, lineup: Lineup) -> None:
+    """Add a round to a job's file of lineups."""
+    append(path, json.dumps(encode(lineup)) + "\n")
+
+
+def read_lineup(path: Path, index: int) -> Lineup:
+    """Read the lineup of a round."""
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return decode(Lineup, next(line for line in lines if line["index"] == index))

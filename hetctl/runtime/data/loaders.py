@@ -1,0 +1,370 @@
+"""Where a rank's batches come from: arrays in its memory, or rings that preprocessors fill."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hetctl.core.errors import HetctlError
+from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime.data.preprocessors import Layout, Preprocessors
+from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
+from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
+from hetctl.runtime.data.sharing.service import await_exchange, exchange_serves
+from hetctl.runtime.data.sources import Array, ArraySource
+
+Samples = tuple[Array, Array]
+Batch = tuple[Samples, Chunk]
+
+AHEAD = 2048
+"""Samples that are prepared ahead, as in FLEET's queues (section 5)."""
+RING_BYTES = 2**28
+LEAST_SLOTS = 3
+LOOK_S = 1.0
+HELP_S = 5.0
+"""Who waits so long for a chunk that nobody prepares begins to prepare some."""
+
+
+class Feed(Protocol):
+    """A rank's share of the batches of any epoch.
+
+    Attributes
+    ----------
+    samples : int
+        Of an epoch, for the whole group.
+    sample : tuple of arrays
+        A batch of one, to see what batches look like; what a rank without a share gets, since it has to
+        take part in the averaging.
+    """
+
+    samples: int
+    sample: Samples
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the trainer has waited for batches."""
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield the batches of an epoch behind its first `start` samples.
+
+        What a batch holds may change as soon as the next one is asked for.
+
+        Parameters
+        ----------
+        order : Order or None
+            In which the first `start` samples were trained; None: the feed's own for that epoch.
+        """
+
+    def close(self) -> None:
+        """Need no more batches."""
+
+
+class ArrayFeed:
+    """Batches out of two arrays; nothing has to be prepared, so nobody waits."""
+
+    waited_s = 0.0
+
+    def __init__(self, source: ArraySource, stream: Stream) -> None:
+        self.samples = len(source)
+        self.sample = source.x[[0]], source.y[[0]]
+        self._x, self._y = source.x, source.y
+        self._stream = stream
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield copies."""
+        for chunk in _chunks(self._stream.beginning_at(order or (self._stream.seed, epoch), start)):
+            chosen = chunk.numbers
+            yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
+
+    def close(self) -> None:
+        """Nothing is held but what others use, too."""
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    """What rings are filled with, and by whom.
+
+    Parameters
+    ----------
+    cooks : int or None
+        How many of the preprocessors work; None: all.
+    timeouts : Timeouts
+        For batches, and for those who share them.
+    folder : Path
+        For rings, in memory.
+    sample : tuple of arrays
+        A batch of one.
+    """
+
+    layout: Layout
+    preprocessors: Preprocessors
+    folder: Path
+    sample: Samples
+    cooks: int | None = None
+    timeouts: Timeouts = USUAL_TIMEOUTS
+
+    def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
+        """Open a ring for a stream, which the first who comes creates.
+
+        Parameters
+        ----------
+        largest : int
+            Samples of the largest batch that is read from it: it must hold two of those.
+        """
+        slot_bytes = self.layout.bytes_of(-(-stream.chunk // stream.ranks))
+        slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
+        shape = Shape(slots, slot_bytes, readers)
+        return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
+
+    def fill(self, name: str, stream: Stream) -> None:
+        """Let the preprocessors fill a ring with a stream."""
+        self.preprocessors.prepare(self.folder / name, stream, self.cooks, self.timeouts.samples_s)
+
+    def take(
+        self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
+    ) -> Samples:
+        """Wait for a chunk; return what it holds, in place.
+
+        Parameters
+        ----------
+        look : callable
+            Called every `LOOK_S` while nothing comes.
+
+        Raises
+        ------
+        HetctlError
+            If one of this rank's preprocessors has failed, or nothing comes in time.
+        """
+        patience_s = self.timeouts.samples_s
+        limit = time.monotonic() + patience_s
+        while time.monotonic() < limit:
+            self.preprocessors.check()
+            with suppress(RingTimeoutError):
+                return self.layout.views(_whole(ring.take(position, LOOK_S)), samples)
+            look()
+        raise HetctlError(
+            f"no batch was prepared in {patience_s:g} s", "is the file system of the data alive?"
+        )
+
+
+class RingFeed:
+    """Batches that this rank's own preprocessors put into a ring that nobody else reads."""
+
+    def __init__(self, stream: Stream, kitchen: Kitchen) -> None:
+        self.samples = stream.samples
+        self.sample = kitchen.sample
+        self.waited_s = 0.0
+        self._own = stream
+        self._stream = stream
+        self._kitchen = kitchen
+        self._ring: Ring | None = None
+        self._position = 0
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield views of the ring."""
+        order = order or (self._own.seed, epoch)
+        ring = self._ring_at(order, start)
+        while (chunk := self._stream.at(self._position)).order == order:
+            began = time.perf_counter()
+            samples = self._kitchen.take(ring, self._position, len(chunk.numbers))
+            self.waited_s += time.perf_counter() - began
+            yield samples if len(chunk.numbers) else self.sample, chunk
+            ring.release(self._position)
+            self._position += 1
+
+    def close(self) -> None:
+        """Leave the ring: the preprocessors are free for another one."""
+        if self._ring is not None:
+            self._ring.leave()
+            self._ring.close()
+            self._ring = None
+
+    def _ring_at(self, order: Order, start: int) -> Ring:
+        """Return the ring, filled from there on."""
+        upcoming = self._stream.at(self._position)
+        if self._ring is None or (upcoming.order, upcoming.start) != (order, start):
+            self.close()
+            self._stream, self._position = self._own.beginning_at(order, start), 0
+            self._ring = self._new_ring()
+        return self._ring
+
+    def _new_ring(self) -> Ring:
+        """Make a ring; its file is removed as soon as everybody has opened it."""
+        name = f"{uuid.uuid4().hex}.ring"
+        ring = self._kitchen.ring(name, 1, self._stream, self._stream.chunk)
+        try:
+            ring.join(0)
+            self._kitchen.fill(name, self._stream)
+        finally:
+            with suppress(FileNotFoundError):
+                (self._kitchen.folder / name).unlink()
+        return ring
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """A stream that all ranks on a node train on together (FLEET, section 5).
+
+    Parameters
+    ----------
+    name : str
+        Of the ring.
+    seed : int
+        Of the orders of its epochs, which are those of no member.
+    chunk, largest : int
+        Samples that are prepared together, and samples of the largest batch of any member.
+    reader, readers : int
+        Number of this rank among those on the node.
+    led : bool
+        Whether a leader brings the chunks, of this node and of others.
+    """
+
+    name: str
+    seed: int
+    chunk: int
+    largest: int
+    reader: int
+    readers: int
+    led: bool = False
+
+
+class LockstepFeed:
+    """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
+
+    Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader,
+    who brings chunks from other nodes, or by the preprocessors of some of these ranks; by those of all, if
+    they are gone. A member that was interrupted in an epoch first trains the rest of that by itself, and goes
+    along from the next epoch on.
+    """
+
+    def __init__(self, stream: Stream, kitchen: Kitchen, lockstep: Lockstep) -> None:
+        self.samples = stream.samples
+        self.sample = kitchen.sample
+        self._helpful = replace(kitchen, cooks=1) if kitchen.cooks == 0 else kitchen
+        self._alone = RingFeed(stream, self._helpful)
+        self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
+        self._member = stream
+        self._kitchen = kitchen
+        self._lockstep = lockstep
+        self._ring: Ring | None = None
+        self._position = 0
+        self._led = False
+        self._filling = False
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the trainer has waited for batches."""
+        return self._waited_s + self._alone.waited_s
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield views of the ring, or copies where a batch has parts of several chunks."""
+        if start:
+            yield from self._alone.batches(epoch, start, order)
+            return
+        ring = self._joined()
+        while self._shared.at(self._position).start:
+            self._position += 1
+        yield from self._batches_from(ring, self._position)
+        self._position += -(-self.samples // self._shared.chunk)
+
+    def close(self) -> None:
+        """Leave: nobody waits for this rank any more."""
+        self._alone.close()
+        if self._ring is not None:
+            self._ring.leave()
+            if self._ring.deserted:
+                # The folder stays for the next rounds of the job, and the ring would take its memory.
+                (self._kitchen.folder / self._lockstep.name).unlink(missing_ok=True)
+            self._ring.close()
+            self._ring = None
+
+    def _joined(self) -> Ring:
+        if self._ring is None:
+            self._alone.close()
+            name, readers = self._lockstep.name, self._lockstep.readers
+            self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
+            self._position = self._ring.join(self._lockstep.reader)
+            patience_s = self._kitchen.timeouts.lockstep_s
+            self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, patience_s)
+            if not self._led:
+                self._fill_by(self._kitchen)
+        return self._ring
+
+    def _fill_by(self, kitchen: Kitchen) -> None:
+        kitchen.fill(self._lockstep.name, self._shared)
+        self._filling = kitchen.cooks != 0
+
+    def _look_after(self, ring: Ring, waiting_since: float) -> None:
+        """Go on with our own preprocessors if who filled the ring is gone, dead or given up."""
+        if self._led and not exchange_serves(self._kitchen.folder / self._lockstep.name):
+            self._led = False
+            self._fill_by(self._kitchen)
+        waited_s = time.perf_counter() - waiting_since
+        if not (self._led or self._filling) and waited_s > HELP_S and ring.is_neglected():
+            self._fill_by(self._helpful)
+
+    def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
+        """Yield the batches of the epoch that begins at a position of the shared stream."""
+        order = self._shared.at(base).order
+        numbers = epoch_order(self.samples, *order)
+        held: dict[int, Samples] = {}
+        for start in range(0, self.samples, self._member.chunk):
+            stop = min(start + self._member.chunk, self.samples)
+            share = np.array_split(np.arange(start, stop), self._member.ranks)[self._member.rank]
+            yield self._part(ring, base, held, share), Chunk(order, start, stop, numbers[share])
+            for index in [
+                index for index in held if (index + 1) * self._shared.chunk <= stop or stop == self.samples
+            ]:
+                del held[index]
+                ring.release(base + index)
+
+    def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: Array) -> Samples:
+        """Return the samples of an epoch from one place to another; `held` are the chunks taken so far."""
+        if not len(share):
+            return self.sample
+        size, first, last = self._shared.chunk, int(share[0]), int(share[-1])
+        parts = []
+        for index in range(first // size, last // size + 1):
+            if index not in held:
+                held[index] = self._take(ring, base + index)
+            x, y = held[index]
+            inside = slice(max(first - index * size, 0), last + 1 - index * size)
+            parts.append((x[inside], y[inside]))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def _take(self, ring: Ring, position: int) -> Samples:
+        began = time.perf_counter()
+        count = len(self._shared.at(position).numbers)
+        samples = self._kitchen.take(ring, position, count, partial(self._look_after, ring, began))
+        self._waited_s += time.perf_counter() - began
+        return samples
+
+
+def slots_of(chunk: int, slot_bytes: int) -> int:
+    """Return how many chunks are prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
+    return max(LEAST_SLOTS, min(-(-AHEAD // chunk), RING_BYTES // slot_bytes))
+
+
+def _chunks(stream: Stream) -> Iterator[Chunk]:
+    """Yield the chunks of a stream's first epoch."""
+    position = 0
+    while (chunk := stream.at(position)).order == (stream.seed, stream.epoch):
+        yield chunk
+        position += 1
+
+
+def _whole(slot: Bytes | None) -> Bytes:
+    """Return a slot that was taken: these streams have no end."""
+    assert slot is not None
+    return slot

@@ -1,0 +1,157 @@
+"""``python -m hetctl.runtime.data.node_exchange LINEUPS --round N``: a process on each node, in lockstep.
+
+Each leads its node: it lets the node's share of the samples be prepared, and exchanges chunks with the
+other leaders. MPI is used here alone, so that no trainer dies with another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+import traceback
+import uuid
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.errors import BadInputError
+from hetctl.runtime.agent.binding import VISIBLE_DEVICES
+from hetctl.runtime.data.input_pipeline import first_sample
+from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup
+from hetctl.runtime.data.loaders import Kitchen, Lockstep
+from hetctl.runtime.data.node_leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node
+from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
+from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.data.sharing.outlet import Outlet
+from hetctl.runtime.data.sharing.ring import Ring
+from hetctl.runtime.data.sources import Array, ArraySource, Source, as_sources
+from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.worker.context import DATA_SEED
+from hetctl.runtime.worker.user_functions import load_functions
+
+IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
+"""Open MPI sends each chunk as one: cut into segments, each would wait until the leader looks again."""
+
+
+def main() -> int:
+    """Serve the trainers of a round until all have left."""
+    parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.data.node_exchange", description=__doc__)
+    parser.add_argument("lineups", type=Path)
+    parser.add_argument("--round", type=int, required=True)
+    arguments = parser.parse_args()
+    try:
+        lead(read_lineup(arguments.lineups, arguments.round))
+    except Exception:
+        traceback.print_exc()
+        _end_the_others()
+        return 1
+    return 0
+
+
+def lead(lineup: Lineup) -> None:
+    """Lead a node through a round. Arrays are in every trainer's memory: for those there is nothing to do."""
+    source = _training_samples(lineup.ensemble)
+    if isinstance(source, ArraySource):
+        return
+    nodes = nodes_of(lineup.allocations)
+    count = preprocessors_of_a_node(lineup.allocations, lineup.preprocess, lineup.cores)
+    layout, sample = layout_of(source), first_sample(source)
+    with ExitStack() as stack:
+        preprocessors = Preprocessors(source, layout, count)
+        stack.callback(preprocessors.stop)
+        # MPI may try to connect for ever, and lets no thread of Python run while it does.
+        faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
+        world = _world(len(nodes))
+        node = node_here(nodes, world.Get_rank())
+        folder = stack.enter_context(node_folder(folder_of(lineup.run, node)))
+        kitchen = Kitchen(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
+        exchange = _opened(world, kitchen, lockstep_on(lineup, node), len(source))
+        faulthandler.cancel_dump_traceback_later()
+        chunks = exchange.run()
+        print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
+
+
+def _training_samples(ensemble: Ensemble) -> Source:
+    """Return what trainers get, too; no GPU is taken from them for it."""
+    os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
+    training, _ = as_sources(load_functions(ensemble).input_fn(ensemble.data))
+    return training
+
+
+def _world(nodes: int) -> Any:
+    """Start MPI, once all that forks has been done."""
+    for name, value in IBCAST.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise BadInputError(
+            f"lockstep on several nodes needs mpi4py: {error}",
+            "install it as docs/install.md says, or share with --sharing cached",
+        ) from None
+    world = MPI.COMM_WORLD
+    if world.Get_size() != nodes:
+        raise BadInputError(
+            f"the launcher started {world.Get_size()} MPI ranks as leaders of {nodes} nodes",
+            "check `mpi:` and `launcher:` in the site file",
+        )
+    return world
+
+
+def _opened(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> Exchange:
+    stream = Stream(samples, lockstep.chunk, lockstep.seed)
+    _check_that_all_have_the_same(world, (stream, kitchen.layout, *map(_checksum, kitchen.sample)))
+    own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
+    kitchen.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
+    outlet = Outlet(kitchen.folder / lockstep.name)
+    return Exchange(
+        *(world, _outbox(kitchen, own), outlet, stream, kitchen.layout, kitchen.preprocessors.check),
+        stall_s=kitchen.timeouts.samples_s / 2,
+    )
+
+
+def _outbox(kitchen: Kitchen, own: NodeStream) -> Ring:
+    """Let the node's share be prepared, into a ring that nobody else reads."""
+    name = f"{uuid.uuid4().hex}.ring"
+    ring = kitchen.ring(name, 1, own, own.chunk)
+    try:
+        ring.join(0)
+        kitchen.fill(name, own)
+    finally:
+        (kitchen.folder / name).unlink(missing_ok=True)
+    return ring
+
+
+def _check_that_all_have_the_same(world: Any, data: object) -> None:
+    """Refuse data that differ from node to node: MPI would cut chunks short, or mix them up."""
+    seen = world.allgather(data)
+    for rank, there in enumerate(seen):
+        if there != seen[0]:
+            raise BadInputError(
+                f"input_fn gives leader {rank} other samples than leader 0: {there}, not {seen[0]}",
+                "it must return the same data on every node",
+            )
+
+
+def _checksum(array: Array) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _end_the_others() -> None:
+    """End the leaders of other nodes: they would wait for this one for ever."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Preprocessors: processes that prepare the chunks of a stream and put them into a ring."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+
+from hetctl.core.errors import BadInputError, HetctlError
+from hetctl.core.processes import die_with_parent
+from hetctl.core.site import Timeouts
+from hetctl.runtime.data.sampler import Chunk, Stream, sample_rng
+from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
+from hetctl.runtime.data.sources import Array, SampleSpec, Source
+
+CLAIM_S = 0.25
+"""How often one with nothing to do looks whether it is wanted elsewhere."""
+FILE_SYSTEM = "is the file system of the data alive?"
+LINE = 64
+"""Bytes; what begins at a multiple of this can be handed to frameworks without a copy."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the samples of a chunk lie in a slot: all x, then all y.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        Of samples whose random part is done.
+    """
+
+    spec: SampleSpec
+
+    def bytes_of(self, samples: int) -> int:
+        """Return what so many samples take."""
+        return self._y_start(samples) + samples * self._size(self.spec.y_shape, self.spec.y_dtype)
+
+    def views(self, slot: Bytes, samples: int) -> tuple[Array, Array]:
+        """Return the x and the y of a slot, in place."""
+        spec, y_start = self.spec, self._y_start(samples)
+        x_bytes = samples * self._size(spec.x_shape, spec.x_dtype)
+        x = slot[:x_bytes].view(spec.x_dtype).reshape(samples, *spec.x_shape)
+        y = slot[y_start : self.bytes_of(samples)].view(spec.y_dtype).reshape(samples, *spec.y_shape)
+        return x, y
+
+    def _y_start(self, samples: int) -> int:
+        return -(-samples * self._size(self.spec.x_shape, self.spec.x_dtype) // LINE) * LINE
+
+    @staticmethod
+    def _size(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
+        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def layout_of(source: Source) -> Layout:
+    """Find out what samples look like whose random part is done."""
+    x, y = source.prepare(0)
+    return Layout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
+
+
+class Preprocessors:
+    """Forked processes that prepare one stream after another; they end with their parent.
+
+    They must be forked before a framework or MPI has started threads.
+    """
+
+    def __init__(self, source: Source, layout: Layout, count: int) -> None:
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        context = get_context("fork")
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            ends = die_with_parent(signal.SIGKILL)
+            process = context.Process(target=_serve, args=(source, layout, theirs, ends), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def prepare(
+        self,
+        ring: Path,
+        stream: Stream,
+        count: int | None = None,
+        patience_s: float = Timeouts.samples_s,
+    ) -> None:
+        """Let them fill a ring with a stream until its readers have left, or the next one is to be filled.
+
+        Returns when all have opened it. They leave another one behind, whoever still reads that.
+
+        Parameters
+        ----------
+        count : int or None
+            How many of them, as far as there are so many; None: all.
+        patience_s : float
+            One that is busy with one sample for so long never gets done.
+
+        Raises
+        ------
+        HetctlError
+            If one fails, was killed, or does not answer.
+        """
+        for pipe in self._pipes[:count]:
+            pipe.send((ring, stream))
+        for pipe in self._pipes[:count]:
+            if not pipe.poll(patience_s):
+                raise HetctlError(f"a preprocessor did not answer in {patience_s:g} s", FILE_SYSTEM)
+            self._check(pipe)
+
+    def check(self) -> None:
+        """Raise what has ended one of them.
+
+        Raises
+        ------
+        BadInputError
+            If a sample cannot be prepared.
+        HetctlError
+            If one was killed.
+        """
+        for pipe in wait(self._pipes, timeout=0):
+            assert isinstance(pipe, Connection)
+            self._check(pipe)
+
+    def stop(self) -> None:
+        """End them at once."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+    @staticmethod
+    def _check(pipe: Connection) -> None:
+        try:
+            said = pipe.recv()
+        except EOFError:
+            raise HetctlError("a preprocessor was killed", "is there memory enough for it?") from None
+        if said is not None:
+            raise said
+
+
+def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Callable[[], None]) -> None:
+    """Prepare one stream after another; what goes wrong is sent to the parent."""
+    end_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Batch systems send them to all processes of a step, and the rank still needs samples to leave.
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        path, stream = pipe.recv()
+        try:
+            with Ring(path) as ring:
+                pipe.send(None)
+                _fill(_claims(ring, pipe), ring, stream, source, layout)
+        except Exception as error:
+            traceback.print_exc()
+            known = isinstance(error, HetctlError)
+            pipe.send(
+                error if known else BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
+            )
+
+
+def _fill(claims: Iterator[int], ring: Ring, stream: Stream, source: Source, layout: Layout) -> None:
+    for position in claims:
+        chunk = stream.at(position)
+        x, y = layout.views(ring.buffer(position), len(chunk.numbers))
+        _write(x, y, chunk, source)
+        ring.publish(position, layout.bytes_of(len(chunk.numbers)))
+
+
+def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
+    """Yield positions until the stream has ended, or there is something else to do.
+
+    Readers may take their time, in an evaluation say.
+    """
+    while not pipe.poll():
+        try:
+            position = ring.claim(CLAIM_S)
+        except RingTimeoutError:
+            continue
+        if position is None:
+            return
+        yield position
+
+
+def _write(x: Array, y: Array, chunk: Chunk, source: Source) -> None:
+    seed, epoch = chunk.order
+    for index, number in enumerate(chunk.numbers.tolist()):
+        prepared, y[index] = source.prepare(number)
+        place = x[index, ...]
+        augmented = source.augment(prepared, sample_rng(seed, epoch, number), place)
+        if augmented is not place:
+            place[...] = augmented

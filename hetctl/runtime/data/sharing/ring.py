@@ -1,0 +1,450 @@
+"""A ring of slots in shared memory: several producers, several readers, one order, no copies, no server.
+
+The ring is one memory-mapped file. Position p of the stream lies in slot ``p % slots``. Whoever claims a
+position holds a lock on its slot, and whoever reads holds one on its seat, until the kernel drops it at the
+holder's death: a claimed position that is neither published nor locked has lost its producer, and a reader
+without a lock is gone. Every step changes a single aligned word, which no death can tear.
+
+    producer                                            reader
+    while (p := ring.claim(60)) is not None:            p = ring.join(number)
+        used = fill(ring.buffer(p))                     while (view := ring.take(p, 60)) is not None:
+        ring.publish(p, used)                               use(view); ring.release(p); p += 1
+
+Who waits looks again every `POLL_S` seconds. Claims, joining and ends exclude each other by one more lock,
+held for some microseconds; publishing, taking and releasing need none.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.core.errors import BadInputError, HetctlError, LockedError
+from hetctl.runtime.data.sharing.byte_locks import ByteLocks
+from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
+
+Bytes = npt.NDArray[np.uint8]
+
+POLL_S = 0.001
+LOOK_S = 0.05
+"""How often a waiting producer also asks the kernel whether those it waits for are alive."""
+
+BRIEFLY_S = 10.0
+"""The longest wait of joins and ends for the lock of claims: its holder must have been stopped."""
+
+MAGIC = int.from_bytes(b"hetring1", "little")
+WORD = 8
+PAGE = mmap.PAGESIZE
+
+
+class RingTimeoutError(HetctlError):
+    """What was waited for did not come in time."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a ring is made for.
+
+    Parameters
+    ----------
+    slot_bytes : int
+        The most that one position holds.
+    readers : int
+        They have the numbers from 0.
+    """
+
+    slots: int
+    slot_bytes: int
+    readers: int
+
+    def __post_init__(self) -> None:
+        if min(self.slots, self.slot_bytes, self.readers) < 1:
+            raise BadInputError(f"{self}: all three are at least 1")
+
+    @property
+    def data_start(self) -> int:
+        """Byte at which the first slot begins."""
+        return _whole_pages((HEAD + self.readers + 3 * self.slots) * WORD)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return _whole_pages(self.slot_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Length of the file."""
+        return self.data_start + self.slots * self.stride
+
+
+HEAD = 6
+"""Words before the tables: `MAGIC`, the shape's three, until when readers are awaited, the stream's end."""
+
+AWAITED_UNTIL, END = 4, 5
+
+
+class Ring:
+    """A ring that exists, as one thread of one process sees it. A forked child opens it anew.
+
+    Claims, and the seat of a reader, last as long as this object.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file.
+
+    Raises
+    ------
+    OSError
+        If it is not there.
+    BadInputError
+        If it is no ring, or there is no room for all of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._memory = _map(path)
+        words = memoryview(self._memory).cast("Q")
+        self.shape = _shape_in(path, words)
+        self._head = words[:HEAD]
+        sizes = (self.shape.readers, *[self.shape.slots] * 3)
+        starts = [HEAD + sum(sizes[:i]) for i in range(len(sizes))]
+        tables = [words[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        self._readers, self._claimed, self._published, self._used = tables
+        self._locks = ByteLocks(path)
+        self._claims: set[int] = set()
+        self._number: int | None = None
+        self._next = 0
+        self._taken: set[int] = set()
+
+    @classmethod
+    def create(cls, path: Path, shape: Shape, join_timeout_s: float) -> Ring:
+        """Open a ring, which the first who comes creates: whole, or not at all.
+
+        Parameters
+        ----------
+        path : Path
+            In a folder, on a file system of this machine, that only the owner can enter.
+        join_timeout_s : float
+            Until so long after the creation nothing is overwritten before all readers have joined.
+
+        Raises
+        ------
+        BadInputError
+            If there is a ring of another shape.
+        """
+        if not path.exists():
+            _create(path, shape, join_timeout_s)
+        ring = cls(path)
+        if ring.shape != shape:
+            ring.close()
+            raise BadInputError(f"{path} has another shape: {ring.shape} rather than {shape}")
+        return ring
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up all claims, and the seat as if by death; a reader that ends in order leaves first."""
+        self._locks.close()
+
+    def claim(self, timeout_s: float) -> int | None:
+        """Claim the next position that nobody has claimed, or has died over; None if there is none to come.
+
+        None comes when all positions before the end are published, but for those that this object holds
+        itself, and when all readers have left.
+
+        Raises
+        ------
+        RingTimeoutError
+            If readers or other producers took too long.
+        """
+        wait = _Waiting(self._path, timeout_s)
+        next_look = 0.0
+        while True:
+            cursors = self._cursors()
+            outcome = choose(cursors, cursors.unpublished(), bool(self._claims), self._awaiting)
+            if not isinstance(outcome, Wait) or time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_S
+                outcome = self._try_to_claim(wait)
+            if not isinstance(outcome, Wait):
+                return outcome
+            wait.a_moment(f"no position could be claimed: {outcome.why}")
+
+    def is_neglected(self) -> bool:
+        """Return whether a position could be claimed at this moment, though nobody has done so."""
+        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+            return isinstance(self._choice(), int)
+
+    def buffer(self, position: int) -> Bytes:
+        """Return the slot of a position that this object has claimed: an array of `slot_bytes` bytes."""
+        self._check_claim(position)
+        return self._slot(position, self.shape.slot_bytes)
+
+    def publish(self, position: int, used_bytes: int) -> None:
+        """Let the readers have the first bytes of a position that this object has claimed."""
+        self._check_claim(position)
+        if not 0 <= used_bytes <= self.shape.slot_bytes:
+            raise BadInputError(f"{used_bytes} bytes in a slot of {self.shape.slot_bytes} of {self._path}")
+        slot = position % self.shape.slots
+        self._used[slot] = used_bytes
+        self._locks.fence()
+        self._published[slot] = position + 1
+        self._give_up(position)
+
+    def end(self, position: int) -> None:
+        """Say that the stream has the positions before this one alone; the least that anyone says holds.
+
+        Claims of this object from there on are given up.
+
+        Raises
+        ------
+        BadInputError
+            If readers may have seen it or a later one.
+        """
+        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+            if position < max(self._published):
+                raise BadInputError(
+                    f"{self._path} cannot end before {position}: {max(self._published) - 1} is published"
+                )
+            self._head[END] = min(self._head[END], position)
+        for claim in [claim for claim in self._claims if claim >= position]:
+            self._give_up(claim)
+
+    def join(self, number: int) -> int:
+        """Become a reader; return its first position, the oldest that has not been overwritten.
+
+        Raises
+        ------
+        BadInputError
+            If the ring has no such reader, or this object is one already.
+        LockedError
+            If another living one has the number.
+        """
+        if self._number is not None or not 0 <= number < self.shape.readers:
+            raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
+        if not self._locks.take(self._seat_lock(number)):
+            raise LockedError(f"reader {number} of {self._path} is there already", "end that process first")
+        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+            self._next = self._cursors().oldest
+            self._readers[number] = self._next + 1
+        self._number = number
+        return self._next
+
+    def take(self, position: int, timeout_s: float) -> Bytes | None:
+        """Return a position's bytes, read-only and in place; None if the stream ends before it.
+
+        Positions are taken in order. Those that are passed over are needed no more.
+
+        Raises
+        ------
+        RingTimeoutError
+            If it has not been published in time.
+        BadInputError
+            If this object has passed it, or is no reader.
+        """
+        self._go_to(position)
+        slot = position % self.shape.slots
+        wait = _Waiting(self._path, timeout_s)
+        while position < self._head[END] and self._published[slot] != position + 1:
+            wait.a_moment(f"position {position} has not been published")
+        if position >= self._head[END]:
+            return None
+        self._locks.fence()
+        self._taken.add(position)
+        self._next = max(self._next, position + 1)
+        view = self._slot(position, self._used[slot])
+        view.flags.writeable = False
+        return view
+
+    def release(self, position: int) -> None:
+        """Need a position that was taken no more: its view may change at any time from now on."""
+        if position not in self._taken:
+            raise BadInputError(f"position {position} of {self._path} was not taken, or released before")
+        self._taken.remove(position)
+        self._show_progress()
+
+    def leave(self) -> None:
+        """Be a reader no more; all views may change at any time from now on."""
+        number = self._check_reader()
+        self._readers[number] = LEFT
+        self._locks.drop(self._seat_lock(number))
+        self._number = None
+        self._taken.clear()
+
+    @property
+    def deserted(self) -> bool:
+        """Whether no reader is there, nor awaited; one that died counts until it is in a claim's way."""
+        absent = {DROPPED, LEFT} if self._awaiting else {AWAITED, DROPPED, LEFT}
+        return all(word in absent for word in self._readers)
+
+    @property
+    def _awaiting(self) -> bool:
+        return time.monotonic_ns() < self._head[AWAITED_UNTIL]
+
+    def _cursors(self) -> Cursors:
+        return Cursors(
+            self._claimed.tolist(), self._published.tolist(), self._readers.tolist(), self._head[END]
+        )
+
+    def _slot(self, position: int, size: int) -> Bytes:
+        start = self.shape.data_start + position % self.shape.slots * self.shape.stride
+        return np.frombuffer(self._memory, np.uint8, size, start)
+
+    def _try_to_claim(self, wait: _Waiting) -> int | Wait | None:
+        with self._turn(wait):
+            outcome = self._choice()
+            return self._hold(outcome) if isinstance(outcome, int) else outcome
+
+    def _choice(self) -> int | Wait | None:
+        self._drop_dead_readers()
+        cursors = self._cursors()
+        held = {position for position in cursors.unpublished() if self._is_held(position)}
+        return choose(cursors, held, bool(self._claims), self._awaiting)
+
+    def _drop_dead_readers(self) -> None:
+        cursors = self._cursors()
+        for number in cursors.keeping(cursors.next):
+            word = cursors.readers[number]
+            alive = number == self._number or self._locks.held_by_another(self._seat_lock(number))
+            # Who leaves changes the word before it lets go of the seat.
+            if word != AWAITED and not alive and self._readers[number] == word:
+                self._readers[number] = DROPPED
+
+    def _is_held(self, position: int) -> bool:
+        return position in self._claims or self._locks.held_by_another(self._slot_lock(position))
+
+    def _hold(self, position: int) -> int | Wait:
+        slot = position % self.shape.slots
+        if not self._locks.take(self._slot_lock(position)):
+            return Wait(f"the slot of position {position} is not free yet")
+        if self._published[slot] == position + 1:
+            self._locks.drop(self._slot_lock(position))
+            return Wait(f"position {position} was published at this moment")
+        self._claimed[slot] = position + 1
+        self._claims.add(position)
+        return position
+
+    def _give_up(self, position: int) -> None:
+        self._claims.remove(position)
+        self._locks.drop(self._slot_lock(position))
+
+    def _go_to(self, position: int) -> None:
+        self._check_reader()
+        if position in self._taken:
+            return
+        if position < self._next:
+            raise BadInputError(f"position {position} of {self._path} was passed: next is {self._next}")
+        self._next = position
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        self._readers[self._check_reader()] = min({*self._taken, self._next}) + 1
+
+    def _check_reader(self) -> int:
+        if self._number is None or self._locks.closed:
+            raise BadInputError(f"no reader of {self._path}", "join the ring first, in this process")
+        return self._number
+
+    def _check_claim(self, position: int) -> None:
+        if position not in self._claims or self._locks.closed:
+            raise BadInputError(f"position {position} of {self._path} is not claimed", "claim it first")
+
+    def _seat_lock(self, number: int) -> int:
+        return 1 + number
+
+    def _slot_lock(self, position: int) -> int:
+        return 1 + self.shape.readers + position % self.shape.slots
+
+    @contextmanager
+    def _turn(self, wait: _Waiting) -> Iterator[None]:
+        """Hold the lock of claims, byte 0."""
+        while not self._locks.take(0):
+            wait.a_moment("another process holds the lock of claims")
+        try:
+            yield
+        finally:
+            self._locks.drop(0)
+
+
+class _Waiting:
+    """Waits moment by moment, until a time-out."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._until = time.monotonic() + timeout_s
+
+    def a_moment(self, why: str) -> None:
+        if time.monotonic() >= self._until:
+            raise RingTimeoutError(
+                f"{self._path}: {why}, within {self._timeout_s:g} s",
+                "look for a process of the node that hangs, or give more time",
+            )
+        time.sleep(POLL_S)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
+    """Write the header and give it its name, unless somebody else has been quicker."""
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    awaited_until = time.monotonic_ns() + int(join_timeout_s * 1e9)
+    words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until, ENDLESS)
+    head = b"".join(word.to_bytes(WORD, "little") for word in words)
+    try:
+        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(head)
+            file.truncate(shape.bytes)
+        with suppress(FileExistsError):
+            os.link(own, path)
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Map all of a file, once memory has been set aside: to write where there is none would kill us."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < PAGE or size % PAGE:
+            raise BadInputError(f"{path} is no ring: {size} bytes")
+        _set_aside(descriptor, size, path)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _set_aside(descriptor: int, size: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        raise BadInputError(
+            f"{path}: no room for a ring of {size} bytes: {error.strerror}",
+            "give it fewer or smaller slots, or a folder with more room",
+        ) from error
+
+
+def _shape_in(path: Path, words: memoryview[int]) -> Shape:
+    magic, slots, slot_bytes, readers = words[:AWAITED_UNTIL]
+    if magic != MAGIC or (shape := Shape(slots, slot_bytes, readers)).bytes != len(words) * WORD:
+        raise BadInputError(f"{path} is no ring, or one of another version of hetctl")
+    return shape

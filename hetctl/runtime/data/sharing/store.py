@@ -1,0 +1,286 @@
+"""Prepared samples in a file that all processes of a node map: each is prepared once on the node.
+
+Any process may die at any instruction. A sample is claimed by a lock on one byte of a file beside the
+store, which the kernel drops with the process, and it counts only once its byte of state is set, which
+is the last thing to be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.core.errors import BadInputError, HetctlError, LockedError
+from hetctl.core.layout import make_private_folder
+from hetctl.core.processes import BOOT_ID
+from hetctl.runtime.data.sharing.byte_locks import ByteLocks
+from hetctl.runtime.data.sources import Array, SampleSpec
+
+MAGIC = b"hetctl samples 1\n"
+PAGE = 4096
+READY = 1
+POLL_S = 0.005
+PATIENCE_S = 60.0
+"""So long other processes may take for any one of the samples that this one waits for."""
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+Prepare = Callable[[int], tuple[Array, Array]]
+
+
+class SampleStore:
+    """The prepared samples of one source on this node, made by whichever process comes first.
+
+    Claims belong to this object: a second thread, or a forked process, needs its own to fill the store.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file, in a folder that only the owner can enter, on a file system of this node. Claims lie
+        beside it, in ``<name>.lock``.
+    spec : SampleSpec
+        Of the samples.
+    samples : int
+        Number of the samples.
+    fingerprint : str
+        Says what the samples are and how they were prepared.
+
+    Raises
+    ------
+    BadInputError
+        If the file holds anything else, or if it would have to be made and there is too little space
+        for the whole of it; nothing is written then.
+    LockedError
+        If another process does not get the file made.
+    """
+
+    def __init__(self, path: Path, spec: SampleSpec, samples: int, fingerprint: str) -> None:
+        self._spec = spec
+        self._claims = ByteLocks(_lock_file(path))
+        try:
+            self._map = self._opened(path, samples, fingerprint)
+        except BaseException:
+            self._claims.close()
+            raise
+        self._states = np.frombuffer(self._map, np.uint8, samples, offset=PAGE)
+        self._records = np.frombuffer(self._map, spec.record, samples, offset=_records_at(samples))
+
+    @staticmethod
+    def bytes_needed(spec: SampleSpec, samples: int) -> int:
+        """Return the size of the file."""
+        return _records_at(samples) + samples * spec.record_bytes
+
+    def ready(self, numbers: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Tell of each of the samples whether it can be read."""
+        ready: npt.NDArray[np.bool_] = self._states[np.asarray(numbers)] == READY
+        return ready
+
+    def read(self, numbers: npt.ArrayLike) -> tuple[Array, Array]:
+        """Copy samples out of the store, in the order asked for.
+
+        Returns
+        -------
+        x, y : arrays of shape (numbers, ...)
+
+        Raises
+        ------
+        HetctlError
+            If one of them is not ready: `fill` comes first.
+        """
+        chosen = np.asarray(numbers)
+        absent = chosen[~self.ready(chosen)]
+        if absent.size:
+            raise HetctlError(f"sample {absent[0]} is read before it is prepared")
+        _fence()
+        return self._records["x"][chosen], self._records["y"][chosen]
+
+    def view(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y where they are, read-only.
+
+        Raises
+        ------
+        HetctlError
+            If it is not ready.
+        """
+        if self._states[number] != READY:
+            raise HetctlError(f"sample {number} is read before it is prepared")
+        _fence()
+        x, y = self._records["x"][number, ...], self._records["y"][number, ...]
+        x.flags.writeable = y.flags.writeable = False
+        return x, y
+
+    def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = PATIENCE_S) -> None:
+        """Make samples ready: prepare those that nobody has, then wait for those that others prepare.
+
+        Parameters
+        ----------
+        prepare : callable
+            ``prepare(number) -> (x, y)``. What it raises, this raises; its sample is left to others.
+        patience_s : float
+            How long to wait while not one of the others' samples becomes ready, in seconds.
+
+        Raises
+        ------
+        BadInputError
+            If a sample does not fit the spec.
+        LockedError
+            If the others take longer.
+        """
+        asked = np.asarray(numbers)
+        absent = asked[~self.ready(asked)].tolist()
+        awaited = [number for number in absent if not self._prepared(number, prepare)]
+        latest = time.monotonic() + patience_s
+        while awaited:
+            left = [number for number in awaited if not self._prepared(number, prepare)]
+            if len(left) < len(awaited):
+                latest = time.monotonic() + patience_s
+            elif time.monotonic() > latest:
+                raise _taken_too_long(f"sample {left[0]} is being prepared", patience_s)
+            else:
+                time.sleep(POLL_S)
+            awaited = left
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._claims.close()
+        del self._states, self._records
+        self._map.close()
+
+    def _opened(self, path: Path, samples: int, fingerprint: str) -> mmap.mmap:
+        header = _header(self._spec, samples, fingerprint)
+        size = self.bytes_needed(self._spec, samples)
+        with _held(self._claims, samples, f"{path} is being made"):
+            if not path.exists() or _of_an_earlier_boot(path):
+                _create(path, header, size)
+        return _mapped(path, header, size)
+
+    def _prepared(self, number: int, prepare: Prepare) -> bool:
+        """Make a sample ready; False if another process is about it."""
+        if self._states[number] == READY:
+            return True
+        if not self._claims.take(number):
+            return False
+        try:
+            # Somebody may have had the claim between the look and the lock.
+            if self._states[number] != READY:
+                self._write(number, *prepare(number))
+        finally:
+            self._claims.drop(number)
+        return True
+
+    def _write(self, number: int, x: Array, y: Array) -> None:
+        self._spec.check(x, y, f"sample {number}")
+        self._records["x"][number] = x
+        self._records["y"][number] = y
+        _fence()
+        self._states[number] = READY
+
+
+@contextmanager
+def _held(claims: ByteLocks, byte: int, what: str) -> Iterator[None]:
+    latest = time.monotonic() + PATIENCE_S
+    while not claims.take(byte):
+        if time.monotonic() > latest:
+            raise _taken_too_long(what, PATIENCE_S)
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        claims.drop(byte)
+
+
+def _fence() -> None:
+    """Keep what is before from being reordered with what is after, which some processors may do.
+
+    The state of a sample must be neither written before nor read after the sample itself.
+    """
+    for _ in range(2):
+        with threading.Lock():
+            pass
+
+
+def _records_at(samples: int) -> int:
+    return PAGE + -(-samples // PAGE) * PAGE
+
+
+def _header(spec: SampleSpec, samples: int, fingerprint: str) -> bytes:
+    content = repr((fingerprint, samples, spec)).encode()
+    return MAGIC + _boot() + hashlib.sha256(content).hexdigest().encode()
+
+
+def _boot() -> bytes:
+    return BOOT_ID.read_bytes()
+
+
+def _of_an_earlier_boot(path: Path) -> bool:
+    """Whether it is a store from before the machine last started: what was written then may be torn."""
+    with path.open("rb") as file:
+        begin = file.read(len(MAGIC + _boot()))
+    return begin.startswith(MAGIC) and not begin.endswith(_boot())
+
+
+def _lock_file(path: Path) -> Path:
+    """Return the file of claims, which lies beside the store; make what is missing."""
+    make_private_folder(path.parent)
+    claims = path.with_name(f"{path.name}.lock")
+    os.close(os.open(claims, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    return claims
+
+
+def _create(path: Path, header: bytes, size: int) -> None:
+    """Make the file with all of its space taken, so that a full disk shows here and nowhere else."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    free = _free_bytes(path.parent)
+    if size > free:
+        raise _no_space(path.parent, size, free)
+    try:
+        with temporary.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            os.posix_fallocate(file.fileno(), 0, size)
+            file.write(header)
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise _no_space(path.parent, size, _free_bytes(path.parent)) from error
+        raise
+
+
+def _mapped(path: Path, header: bytes, size: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.pread(descriptor, len(header), 0) != header or os.fstat(descriptor).st_size != size:
+            raise BadInputError(f"{path} holds other samples than these", "remove it if nothing uses it")
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _no_space(folder: Path, size: int, free: int) -> BadInputError:
+    return BadInputError(
+        f"the prepared samples need {size / 2**20:,.1f} MiB, and {folder} has {free / 2**20:,.1f} MiB free",
+        "share in lockstep, which keeps few samples at a time, or prepare smaller ones",
+    )
+
+
+def _taken_too_long(what: str, seconds: float) -> LockedError:
+    return LockedError(
+        f"{what} by another process, which has taken more than {seconds:g} s",
+        "look what the other trainers on this node are doing",
+    )

@@ -1,0 +1,31 @@
+"""The driver of a job: ``python -m hetctl.runtime.driver RUN_FOLDER --job J --deadline SECONDS``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from hetctl.core.layout import RunFolder
+from hetctl.runtime.driver.driver import Driver
+from hetctl.runtime.steady import say
+
+
+def main() -> int:
+    """Run the driver; the exit code is 0 however the members fared."""
+    parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
+    parser.add_argument("run_folder", type=Path)
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("--batch-id", default="")
+    arguments = parser.parse_args()
+    folder = RunFolder(arguments.run_folder.resolve())
+    driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id)
+    signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
+    say(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""A round with steps that are still running, and who was told to leave, since when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hetctl.control.ends import why_ended, with_peak
+from hetctl.core.ends import FAULTS, Why
+from hetctl.core.event_log import EventFile, end_of_file
+from hetctl.core.events import EventWriter
+from hetctl.core.layout import RunFolder
+from hetctl.core.plan import Allocation
+from hetctl.core.steps import StepReport, report_of
+from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.scheduling.rounds import DEADLINE
+
+
+@dataclass
+class ActiveRound:
+    """A round with steps that are still running.
+
+    Parameters
+    ----------
+    opened_at : float
+        Seconds since the epoch.
+    stop_task : callable
+        Tells the ranks of a member to leave, and why.
+    active : dict
+        Members whose steps run.
+    leaving : dict
+        Members that were told to leave, and the time from which on they are waited for.
+    terminated : set
+        Members that had to be made to leave.
+    stopped : bool
+        Whether all were told to leave.
+    reports : dict
+        What the trainers of steps that have ended had reported, by member.
+    """
+
+    folder: RunFolder
+    index: int
+    events: EventWriter
+    opened_at: float
+    stop_task: Callable[[str, str], None]
+    active: dict[str, Allocation] = field(default_factory=dict)
+    leaving: dict[str, float] = field(default_factory=dict)
+    terminated: set[str] = field(default_factory=set)
+    stopped: bool = False
+    reports: dict[str, StepReport] = field(default_factory=dict)
+    _told: dict[str, EventFile] = field(default_factory=dict)
+
+    def expect_events_of(self, name: str) -> None:
+        """Look from here on at what a member's trainers report: its file has other rounds, too."""
+        self._told[name] = end_of_file(self.folder.events_of(name), name)
+
+    def stop(self, reason: str, busy_s: Mapping[str, float]) -> None:
+        """Ask the trainers to checkpoint and leave; the first reason stands.
+
+        Parameters
+        ----------
+        busy_s : mapping of str to float
+            For how long members may be busy before they see it; those that are not in it are waited
+            for from now on.
+        """
+        for name in self.active:
+            self._expect(name, busy_s)
+            if not self.stopped:
+                self.stop_task(name, reason)
+        self.stopped = True
+
+    def stop_member(self, name: str, reason: str, busy_s: Mapping[str, float]) -> None:
+        """Ask one member's trainers to checkpoint and leave."""
+        self._expect(name, busy_s)
+        self.stop_task(name, reason)
+
+    def _expect(self, name: str, busy_s: Mapping[str, float]) -> None:
+        since = time.time() + busy_s.get(name, 0.0)
+        self.leaving[name] = min(since, self.leaving.get(name, since))
+
+    def overdue(self) -> Iterator[tuple[str, float]]:
+        """Return the members that are waited for, and for how many seconds."""
+        now = time.time()
+        return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
+
+    def close(self, step: EndedGroup, profiled_peak: int) -> Why:
+        """Report a step that has ended, and why.
+
+        Parameters
+        ----------
+        profiled_peak : int
+            Bytes of memory that the member needs as far as one knows, if its trainer cannot tell any more.
+        """
+        del self.active[step.name]
+        told = self._told[step.name].fresh()
+        report = report_of(event for event in told if event.round == self.index)
+        self.reports[step.name] = report
+        why = self._why(step, report)
+        cause = step.cause(why)
+        if why is Why.OUT_OF_MEMORY and not step.overuse:
+            cause = with_peak(cause, report.peak_memory_bytes or profiled_peak)
+        self.events.write(
+            "step_ended",
+            member=step.name,
+            exit_code=step.exit_code,
+            why=why.value,
+            cause=cause,
+            fault=why in FAULTS,
+        )
+        return why
+
+    def _why(self, step: EndedGroup, report: StepReport) -> Why:
+        """Say why a step ended; whoever was told to leave may also be killed on the way."""
+        if step.hung:
+            return Why.HUNG
+        if step.name in self.terminated:
+            return Why.TOLD
+        if step.exit_code == 0 and report.left_as:
+            return report.left_as
+        why = why_ended(step.exit_code, step.output, report.failed_by)
+        if step.lost_nodes and why is Why.KILLED:
+            return Why.NODE_FAILURE
+        return Why.TOLD if why is Why.KILLED and step.name in self.leaving else why
+
+    def end(self, reason: str) -> None:
+        """Report the end of the round."""
+        self.events.write("round_ended", ended_by=reason)
+
+    def had_no_room(self, member: str) -> bool:
+        """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
+        return DEADLINE in self.reports[member].stop_reasons

@@ -1,0 +1,291 @@
+"""The driver of one batch job: carries out what the job's scheduling decides from the events of its ranks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hetctl.control.ends import failed_nodes
+from hetctl.core.codec import encode
+from hetctl.core.ends import Why
+from hetctl.core.events import DRIVER, SteadyWriter
+from hetctl.core.layout import RunFolder
+from hetctl.core.profile import Candidate
+from hetctl.core.pulse import write_pulses
+from hetctl.core.run import RunSpec, read_spec
+from hetctl.core.site import MEMBERS
+from hetctl.planners import planner_named
+from hetctl.planners.base import Options, options_from
+from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.exchange_steps import Exchanges
+from hetctl.runtime.driver.nodes import nodes_of_this_job
+from hetctl.runtime.driver.observer import RunObserver
+from hetctl.runtime.driver.planner_state import last_memory
+from hetctl.runtime.driver.round_launcher import RoundLauncher
+from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.workloads import Members
+from hetctl.runtime.steady import in_words, say
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.core import POLL_S, Core, JobOptions
+from hetctl.scheduling.events import (
+    EpochDone,
+    Event,
+    JobEnding,
+    JobOpened,
+    NodeLost,
+    StepEnded,
+    StepSignalled,
+    StepStarted,
+    Tick,
+)
+
+SETTLE_S = 0.5
+"""After a batch system has signalled a step, the driver hears of it within this time."""
+RATES_EVERY_S = 2.0
+"""Between two looks at the rates of members in training, for planners that may resize them."""
+PULSES_EVERY_S = 2.0
+STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
+"""Between two snapshots of the run's state, and the share of its time that the driver has for them."""
+WARN_SHARE, KILL_SHARE = 0.6, 0.85
+"""Shares of the grace period after which steps that have not left are terminated, and killed."""
+
+
+class Driver:
+    """Sends a job's events to its scheduling (`Core`), and carries out the commands in one allocation.
+
+    Members that start together are a round. Times of the scheduling count from the start of the run.
+
+    Parameters
+    ----------
+    job : int
+        Number of the job in its run.
+    deadline : float
+        When all training has to stop, in seconds since the epoch.
+    batch_id : str
+        The batch system's number of the job.
+    """
+
+    def __init__(self, folder: RunFolder, job: int, deadline: float, batch_id: str = "") -> None:
+        self._files = folder.job(job)
+        for earlier in range(job):
+            folder.job(earlier).clear()
+        self._spec: RunSpec = read_spec(folder)
+        self._job = job
+        self._batch_id = batch_id
+        self._planner = planner_named(self._spec.planner)
+        options = options_from(self._spec.options)
+        nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
+        self._workers = WorkerPool(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework)
+        self._nodes = [node.name for node in nodes]
+        self._exchanges = Exchanges(self._spec.site, self._files)
+        self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
+        self._members = Members(folder, self._spec, self._workers.gpus)
+        self._began_at = self._members.began_at
+        first_round = self._members.next_round
+        self._events = SteadyWriter(folder.events, DRIVER, first_round, self._end_by_disk)
+        self._deadline = deadline
+        self._opened = JobOpened(
+            *(self._now_s(), self._workers.nodes, deadline - self._began_at, first_round, last_memory(folder))
+        )
+        self._launcher = RoundLauncher(
+            *(folder, self._spec, job, deadline, self._opened.longest_s),
+            *(self._workers, self._exchanges, self._end_by_disk),
+        )
+        self._open: dict[int, ActiveRound] = {}
+        self._core = Core(self._planner, options, JobOptions(), self._observer(options))
+        self._next_rates = 0.0
+        self._next_pulses = 0.0
+        self._next_state = time.monotonic() + STATE_EVERY_S
+        self._told: str | None = None
+        self._ended: str | None = None
+
+    def _observer(self, options: Options) -> RunObserver:
+        def order(candidate: Candidate) -> Any:
+            return self._planner.order(candidate, options)
+
+        return RunObserver(self._spec.budget, self._members, self._workers, self._open, order)
+
+    def run(self) -> str:
+        """Run rounds until nothing is left or the job has to end; return why it ended."""
+        self._events.write(
+            "job_started",
+            job=self._job,
+            batch_id=self._batch_id,
+            nodes=encode(self._workers.nodes),
+            deadline=self._deadline,
+        )
+        self._send(self._opened)
+        while not (reason := self._ended):
+            self._look()
+            self._watch_who_leaves()
+            self._report_rates()
+            self._write_pulses()
+            self._keep_state()
+            self._schedule()
+        self._workers.leave()
+        self._exchanges.leave()
+        self._files.pulses.unlink(missing_ok=True)
+        self._events.write("job_ended", job=self._job, reason=reason)
+        self._next_state = 0.0
+        self._keep_state()
+        return reason
+
+    def end(self, reason: str) -> None:
+        """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
+        self._told = self._told or reason
+
+    def _end_by_disk(self, error: OSError) -> None:
+        reason = in_words(error)
+        if self._told is None:
+            say(f"the job ends: {reason} ({error})")
+        self.end(reason)
+
+    def _now_s(self) -> float:
+        return time.time() - self._began_at
+
+    def _send(self, event: Event) -> None:
+        self._carry_out(self._core.handle(event))
+
+    def _schedule(self) -> None:
+        try:
+            self._carry_out(self._core.schedule(self._now_s()))
+        except OSError as error:
+            self._end_by_disk(error)
+        if self._ended is None:
+            time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Look for steps that have ended, then whether all should end: a step may have heard it first."""
+        ended = self._workers.reap()
+        self._exchanges.reap()
+        if not self._core.ending and any(step.got_sigterm for step in ended):
+            # A batch system that ends a job signals steps and driver in any order.
+            time.sleep(SETTLE_S)
+        self._send(Tick(self._now_s()))
+        self._watch_for_the_end()
+        for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
+            self._send(StepSignalled(self._now_s(), name))
+        for step in ended:
+            self._close_step(step)
+        self._watch_the_nodes()
+
+    def _watch_for_the_end(self) -> None:
+        """Pass on that the job is to end; its script hears the batch system's signals, and writes a file."""
+        if (told := self._files.stop).exists():
+            self.end(told.read_text(encoding="utf-8").strip() or "signal")
+        if self._told and not self._core.ending:
+            self._send(JobEnding(self._now_s(), self._told))
+
+    def _watch_the_nodes(self) -> None:
+        """Pass on that nodes are lost."""
+        left = {node.name for node in self._workers.nodes}
+        for node in [node for node in self._nodes if node not in left]:
+            self._nodes.remove(node)
+            self._send(NodeLost(self._now_s(), node))
+
+    def _close_step(self, step: EndedGroup) -> None:
+        """Pass on that a step has ended, and what that says of its nodes."""
+        open_round = self._open[self._core.running[step.name].round]
+        why = open_round.close(step, self._members.peak_memory(step.name))
+        no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
+        if why is Why.NODE_FAILURE:
+            self._report_failed_nodes(step)
+        self._send(StepEnded(self._now_s(), step.name, why, no_room))
+        if why is Why.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
+            # By the launcher's word, or needed again: Slurm starts no more steps in a job that lost a node.
+            self._send(JobEnding(self._now_s(), why.value))
+
+    def _report_failed_nodes(self, step: EndedGroup) -> None:
+        placed = (place.node for place in step.placement)
+        nodes = step.lost_nodes or failed_nodes(step.output, placed)
+        self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+
+    def _report_rates(self) -> None:
+        if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:
+            return
+        self._next_rates = time.monotonic() + RATES_EVERY_S
+        for name, rate in self._members.rates_seen(self._open.values()).items():
+            self._send(EpochDone(self._now_s(), name, rate))
+
+    def _write_pulses(self) -> None:
+        """Let `hetctl status` see what members in training do; a disk that is full is no matter here."""
+        if time.monotonic() < self._next_pulses:
+            return
+        self._next_pulses = time.monotonic() + PULSES_EVERY_S
+        with suppress(OSError):
+            write_pulses(self._files.pulses, self._workers.pulses())
+
+    def _keep_state(self) -> None:
+        """Spare readers what has been read here; without it they are slower, so a full disk is no matter."""
+        began = time.monotonic()
+        if began < self._next_state:
+            return
+        with suppress(OSError):
+            self._members.keep()
+        took = time.monotonic() - began
+        self._next_state = began + max(STATE_EVERY_S, took / STATE_SHARE)
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            _CARRIED_OUT[type(command)](self, command)
+
+    def _start(self, command: Start) -> None:
+        """Start a round; what cannot be launched has ended."""
+        allocations = [task.allocation for task in command.tasks]
+        started: set[str] = set()
+        try:
+            members = self._members.as_they_are(allocation.member for allocation in allocations)
+            planned = command.predicted_s, command.planner_state
+            opened = self._launcher.open(command.round, allocations, members, *planned)
+            self._open[command.round] = opened
+            started = set(opened.active)
+        except OSError as error:
+            self._end_by_disk(error)
+        for task in command.tasks:
+            if task.name in started:
+                now_s = self._now_s()
+                self._send(StepStarted(now_s, task.name, now_s))
+            else:
+                self._send(StepEnded(self._now_s(), task.name, Why.NOT_LAUNCHED))
+
+    def _stop(self, command: Stop) -> None:
+        open_round = self._open.get(command.round)
+        busy_s = {} if command.at_once else self._busy_s
+        if open_round is None:
+            return  # It could not be opened.
+        if command.member is None:
+            open_round.stop(command.reason, busy_s)
+        else:
+            open_round.stop_member(command.member, command.reason, busy_s)
+
+    def _end_round(self, command: EndRound) -> None:
+        if open_round := self._open.pop(command.round, None):
+            open_round.end(command.reason)
+
+    def _end_job(self, command: EndJob) -> None:
+        self._ended = command.reason
+
+    def _poll(self, _command: AskAgain) -> None:
+        """Look at everything often enough without being asked to."""
+
+    def _watch_who_leaves(self) -> None:
+        """Make those leave that were told to and have not done so within the grace."""
+        for open_round in self._open.values():
+            for name, seconds in open_round.overdue():
+                if seconds > WARN_SHARE * self._spec.grace_s:
+                    open_round.terminated.add(name)
+                    kill = seconds > KILL_SHARE * self._spec.grace_s
+                    self._workers.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
+
+
+_CARRIED_OUT: Mapping[type, Callable[[Driver, Any], None]] = {
+    Start: Driver._start,
+    Stop: Driver._stop,
+    EndRound: Driver._end_round,
+    EndJob: Driver._end_job,
+    AskAgain: Driver._poll,
+}

@@ -1,0 +1,62 @@
+"""The exchanges of a job: for each round in lockstep on several nodes, the step of their leaders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from hetctl.core.layout import JobFiles
+from hetctl.core.plan import Allocation
+from hetctl.core.run import LOCKSTEP
+from hetctl.core.site import Site
+from hetctl.launchers.leaders import LEADERS
+from hetctl.runtime.data.lineup import Lineup, write_lineup
+from hetctl.runtime.data.node_leaders import nodes_of
+from hetctl.runtime.driver.steps import EndedStep, StepPool
+from hetctl.runtime.steady import say
+
+LEAVE_S = 5.0
+"""At the end of the job, when no trainer is left."""
+
+
+class Exchanges:
+    """Starts leaders; they end by themselves when the trainers of their round have left.
+
+    If they fail, the trainers go on without them, so nobody is blamed.
+    """
+
+    def __init__(self, site: Site, files: JobFiles) -> None:
+        self._site = site.yielding_to(os.environ)
+        self._files = files
+        self._steps = StepPool()
+
+    def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
+        """Whether a round has leaders."""
+        several = len(nodes_of(allocations)) > 1
+        return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
+
+    def start(self, lineup: Lineup) -> None:
+        """Start the leaders of a round, if it has any; OSError if they cannot be started."""
+        if not lineup.led:
+            return
+        write_lineup(self._files.lineups, lineup)
+        arguments = (str(self._files.lineups), "--round", str(lineup.index))
+        command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
+        name = f"exchange of round {lineup.index}"
+        step = LEADERS[self._site.launcher](self._site, name, nodes_of(lineup.allocations), command)
+        self._steps.launch(step, self._files.exchange_log)
+
+    def reap(self) -> None:
+        """Say which have failed since the last call."""
+        _say_which_failed(self._steps.reap())
+
+    def leave(self) -> None:
+        """End those that are left."""
+        _say_which_failed(self._steps.end(LEAVE_S))
+
+
+def _say_which_failed(steps: Sequence[EndedStep]) -> None:
+    for step in steps:
+        if step.exit_code:
+            say(f"the {step.name} ended with {step.exit_code}: its trainers go on without it")

@@ -1,0 +1,221 @@
+"""A short job that tries a site: ``python -m hetctl.runtime.driver.probe FOLDER [--leader]``.
+
+Without ``--leader`` it stands for the driver: it starts ranks on all GPUs of the job as a driver does, lets
+the GPUs of each node and then all of them all-reduce, and starts, where there are several nodes, the leaders
+of nodes in lockstep. With it, it is one of these leaders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetctl.core.codec import decode, encode
+from hetctl.core.layout import AgentFiles, make_private_folder, write_json
+from hetctl.core.plan import Placement
+from hetctl.core.site import NODES, Node, Site
+from hetctl.launchers.leaders import LEADERS
+from hetctl.runtime.driver.nodes import nodes_of_this_job
+from hetctl.runtime.driver.steps import StepPool
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.frameworks import framework_of_groups
+from hetctl.runtime.worker.all_reduce import all_gpus, groups_on
+from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, Task
+
+NAME = "probe"
+ORDER_FILE, END_FILE = "order.json", "end.json"
+LEADERS_LOG = "logs/leaders.log"
+START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
+"""So long may ranks take to start, with a framework to import; all groups to all-reduce; leaders to meet."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """What is to be tried.
+
+    Parameters
+    ----------
+    site : Site
+        With the nodes of the job.
+    framework : str or None
+        Whose groups all-reduce; None: the first that is there, if there is one.
+    """
+
+    site: Site
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Facts that one rank found.
+
+    Parameters
+    ----------
+    gpu : int
+        Number of its own GPU or slot.
+    visible : str or None
+        Value of the site's variable of visible devices; None if it is not set.
+    """
+
+    node: str
+    gpu: int
+    visible: str | None
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """End of a group that was to all-reduce.
+
+    Parameters
+    ----------
+    name : str
+        Of its task.
+    exit_code : int or None
+        None if it hung.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class ProbeEnd:
+    """End of the job.
+
+    Parameters
+    ----------
+    ranks : int
+        How many there should have been.
+    exit_code : int or None
+        Of the group of all ranks; None if it hung.
+    leaders_exit_code : int or None
+        Of the step of the leaders; None if it hung, or there are none.
+    mpi_sizes : tuple of int
+        Ranks of the MPI world of each leader; 0 if mpi4py cannot be imported.
+    framework : str or None
+        Whose groups all-reduce; None if the Python of the job has none.
+    groups : tuple of GroupEnd
+        In order; none comes after one that failed.
+    """
+
+    nodes: tuple[str, ...]
+    ranks: int
+    exit_code: int | None
+    leaders_exit_code: int | None = None
+    mpi_sizes: tuple[int, ...] = ()
+    framework: str | None = None
+    groups: tuple[GroupEnd, ...] = ()
+
+
+def log_file(folder: Path, launch: str) -> Path:
+    """Return where agents and their launcher wrote, by the site's launch."""
+    return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
+
+
+def read_order(folder: Path) -> ProbeOrder:
+    """Read what is to be tried."""
+    return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
+
+
+def all_reduce_task(folder: Path, group: str) -> Task:
+    """Return the task of a group that all-reduces."""
+    return Task(ALL_REDUCE, str(folder), group)
+
+
+def drive(folder: Path) -> None:
+    """Start ranks and leaders on all nodes of this job, and write how they ended."""
+    order = _complete(folder)
+    site, nodes = order.site, nodes_of_this_job(order.site)
+    make_private_folder(folder / "logs")
+    exit_code, groups = _start_ranks(order, nodes, folder)
+    led = len(nodes) > 1 and site.launcher in LEADERS
+    leaders_exit_code = _start_leaders(site, nodes, folder) if led else None
+    sizes = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("leader-*.json")]
+    end = ProbeEnd(
+        nodes=tuple(node.name for node in nodes),
+        ranks=sum(len(node.gpus) for node in nodes),
+        exit_code=exit_code,
+        leaders_exit_code=leaders_exit_code,
+        mpi_sizes=tuple(sizes),
+        framework=order.framework,
+        groups=groups,
+    )
+    write_json(folder / END_FILE, encode(end))
+
+
+def _complete(folder: Path) -> ProbeOrder:
+    """Choose the framework, if that is left to the job, and tell the ranks."""
+    order = read_order(folder)
+    order = replace(order, framework=order.framework or framework_of_groups())
+    write_json(folder / ORDER_FILE, encode(order))
+    return order
+
+
+def _start_ranks(
+    order: ProbeOrder, nodes: Sequence[Node], folder: Path
+) -> tuple[int | None, tuple[GroupEnd, ...]]:
+    """Let a group of all GPUs report, and then, if it did, groups all-reduce; return how they ended."""
+    workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), order.framework)
+    try:
+        until = time.monotonic() + START_S
+        exit_code = _work(workers, Task(PROBE, str(folder), NAME), all_gpus(nodes), until)
+        can_go_on = exit_code == 0 and order.framework is not None
+        groups = tuple(_all_reduce(workers, nodes, folder)) if can_go_on else ()
+    finally:
+        workers.leave()
+    return exit_code, groups
+
+
+def _all_reduce(workers: WorkerPool, nodes: Sequence[Node], folder: Path) -> Iterator[GroupEnd]:
+    until = time.monotonic() + ALL_REDUCE_S
+    for name, placement in groups_on(nodes):
+        exit_code = _work(workers, all_reduce_task(folder, name), placement, until)
+        yield GroupEnd(name, tuple(place.node for place in placement), exit_code)
+        if exit_code != 0:
+            return
+
+
+def _work(workers: WorkerPool, task: Task, placement: tuple[Placement, ...], until: float) -> int | None:
+    """Have a group do a task; return its exit code, or None if it is not done by then."""
+    workers.start(task, placement)
+    while not (over := workers.reap()) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return over[0].exit_code if over else None
+
+
+def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | None:
+    pool = StepPool()
+    command = (sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder), "--leader")
+    step = LEADERS[site.launcher](site, NAME, [node.name for node in nodes], command)
+    pool.launch(step, folder / LEADERS_LOG)
+    end = time.monotonic() + LEADERS_S
+    while not (over := pool.reap()) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    pool.end(POLL_S)
+    return over[0].exit_code if over else None
+
+
+def lead(folder: Path) -> None:
+    """Write the size of this leader's MPI world."""
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    write_json(folder / f"leader-{node}-{os.getpid()}.json", _mpi_size())
+
+
+def _mpi_size() -> int:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return 0
+    return int(MPI.COMM_WORLD.Get_size())
+
+
+if __name__ == "__main__":
+    (lead if "--leader" in sys.argv[2:] else drive)(Path(sys.argv[1]))

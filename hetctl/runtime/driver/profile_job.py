@@ -1,0 +1,92 @@
+"""A profiling job: many points packed on the GPUs of one allocation, by one pool of workers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hetctl.control.ends import why_ended
+from hetctl.core.events import EventWriter, read_events
+from hetctl.core.layout import AgentFiles, make_private_folder
+from hetctl.core.measurement import Measurements, Point, read_measurements
+from hetctl.planners.packing import pack
+from hetctl.runtime.driver.nodes import nodes_of_this_job
+from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.logs import private_log
+from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
+from hetctl.runtime.worker.messages import MEASURE, Task
+
+POLL_S = 0.05
+
+
+def run_profile_job(folder: str) -> int:
+    """Measure every point of a profiling folder; return how many were measured.
+
+    A point that fails is reported in its event file and does not stop the others. When the job is
+    cancelled, its ranks are ended; submitit alone would pass over the signal.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
+    job = _ProfileJob(Path(folder))
+    job.run()
+    return job.measured
+
+
+class _ProfileJob:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._measurements: Measurements = read_measurements(folder)
+        self._logs = folder / "logs"
+        self._events = folder / "events"
+        for own in (self._logs, self._events):
+            make_private_folder(own)
+        site = self._measurements.site
+        framework = self._measurements.ensemble.framework
+        self._workers = WorkerPool(site, nodes_of_this_job(site), AgentFiles.within(folder), framework)
+        self.measured = 0
+
+    def run(self) -> None:
+        """Measure the points, then the preprocessing; no rank outlives the points."""
+        try:
+            self._measure_points()
+        finally:
+            self._workers.leave()
+        if self._measurements.preprocess_cores:
+            self._measure_preprocessing()
+
+    def _measure_points(self) -> None:
+        """Start each point as soon as its GPUs are free, the largest first."""
+        waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
+        while waiting or self._workers.busy:
+            for ended in self._workers.reap():
+                self._report(ended)
+            waiting = [point for point in waiting if not self._start(point)]
+            time.sleep(POLL_S)
+
+    def _start(self, point: Point) -> bool:
+        placed, left_out = pack(
+            [(point.member, point.gpus)], self._workers.free_nodes(), 1, self._workers.nodes
+        )
+        if left_out:
+            return False
+        self._workers.start(Task(MEASURE, str(self._folder), point.source), placed[point.member])
+        return True
+
+    def _report(self, ended: EndedGroup) -> None:
+        if ended.exit_code == 0:
+            self.measured += 1
+            return
+        path = self._events / f"{ended.name}.jsonl"
+        if not any(event.kind == "failed" for event in read_events(path)):
+            EventWriter(self._events, ended.name).write(
+                "failed", error=ended.cause(why_ended(ended.exit_code, ended.output))
+            )
+
+    def _measure_preprocessing(self) -> None:
+        """Run beside no rank, outside all of them: it wants every core of this node."""
+        command = [sys.executable, "-m", "hetctl.runtime.worker.measure_preprocessing", str(self._folder)]
+        with private_log(self._logs / f"{PREPROCESS}.log") as output:
+            subprocess.call(command, stdout=output, stderr=output)

@@ -1,0 +1,145 @@
+"""Opening a round: its events, and the groups of those who start together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
+from hetctl.core.events import DRIVER, EventWriter, SteadyWriter
+from hetctl.core.layout import RunFolder
+from hetctl.core.plan import Allocation
+from hetctl.core.run import RunSpec
+from hetctl.runtime.data.lineup import Lineup, shares_of
+from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.exchange_steps import Exchanges
+from hetctl.runtime.driver.planner_state import remember
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.worker.context import Share
+from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec
+
+
+@dataclass(frozen=True)
+class RoundLauncher:
+    """Opens the rounds of one job.
+
+    Parameters
+    ----------
+    deadline, longest_s
+        As in `TrainingSpec`.
+    on_failure : callable
+        Told of what cannot be written or launched.
+    """
+
+    folder: RunFolder
+    spec: RunSpec
+    job: int
+    deadline: float
+    longest_s: float
+    workers: WorkerPool
+    exchanges: Exchanges
+    on_failure: Callable[[OSError], None]
+
+    def open(
+        self,
+        index: int,
+        allocations: Sequence[Allocation],
+        members: Sequence[Member],
+        predicted_s: float,
+        memory: Any,
+    ) -> ActiveRound:
+        """Start members, each with its allocation, as one round.
+
+        Parameters
+        ----------
+        members : sequence of Member
+            In the order of their allocations, with the batch sizes that they are trained with.
+        memory : Any
+            What the planner remembers; the next job goes on from it.
+
+        Raises
+        ------
+        OSError
+            If the start of the round cannot be written; nothing is started then.
+        """
+        names = [allocation.member for allocation in allocations]
+        remember(self.folder, memory)
+        EventWriter(self.folder.events, DRIVER, index).write(
+            "round_started", job=self.job, predicted_s=predicted_s, members=names
+        )
+        events = SteadyWriter(self.folder.events, DRIVER, index, self.on_failure)
+        opened = ActiveRound(self.folder, index, events, time.time(), self.workers.stop)
+        lineup = self._lineup(index, allocations, members)
+        try:
+            self.exchanges.start(lineup)
+        except OSError as error:
+            self.on_failure(error)
+        shares = shares_of(lineup)
+        for allocation, member in zip(allocations, members, strict=True):
+            self._launch(opened, allocation, member, shares[member.name])
+        return opened
+
+    def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
+        return Lineup(
+            run=self.spec.run,
+            index=index,
+            ensemble=replace(self.spec.ensemble, members=tuple(members)),
+            allocations=tuple(allocations),
+            sharing=self.spec.sharing,
+            preprocess=self.spec.preprocess,
+            cores=self.spec.site.cores_per_node,
+            led=self.exchanges.needed(self.spec.sharing, allocations),
+            timeouts=self.spec.site.timeouts,
+        )
+
+    def _launch(
+        self, opened: ActiveRound, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+    ) -> None:
+        opened.events.write(
+            "step_started",
+            member=member.name,
+            gpus=allocation.gpus,
+            mode=allocation.mode,
+            rate=allocation.rate,
+            placement=encode(allocation.placement),
+            batch_size=member.batch_size,
+        )
+        training = self._training(opened.index, allocation, member, shares)
+        opened.expect_events_of(member.name)
+        try:
+            self.workers.start(
+                Task(TRAIN, str(self.folder.path), member.name, training), allocation.placement
+            )
+        except OSError as error:
+            self.on_failure(error)
+        else:
+            opened.active[member.name] = allocation
+
+    def _training(
+        self, index: int, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+    ) -> TrainingSpec:
+        site = self.spec.site
+        return TrainingSpec(
+            run=self.spec.run,
+            round=index,
+            ensemble=replace(self.spec.ensemble, members=(member,)),
+            allocation=allocation,
+            checkpoints=str(self.spec.checkpoint_folder(member.name)),
+            deadline=self.deadline,
+            shares=shares,
+            longest_s=self.longest_s,
+            sharing=self.spec.sharing,
+            preprocessors=site.cores_per_node // site.gpus_per_node,
+            gpu_type=self._gpu_type_of(allocation),
+            network=site.network,
+            timeouts=site.timeouts,
+        )
+
+    def _gpu_type_of(self, allocation: Allocation) -> str | None:
+        """Return the type of a member's GPUs, if they are of one."""
+        types = {node.name: node.gpu_type for node in self.workers.nodes}
+        held = {types.get(place.node) for place in allocation.placement}
+        return next(iter(held)) or None if len(held) == 1 else None

@@ -1,0 +1,534 @@
+"""The ranks of a batch job, as its driver sees them: groups at work, through agents.
+
+An agent holds a resource set. With ``launch: nodes`` that is a node for the whole job: a rank is forked on a
+GPU when that is first needed, and stays, so that the next member costs a regrouping, not the start of a
+framework. With ``launch: members`` it is the part of a node that a member has for one round: its step starts
+and ends with the group. A rank that fails, dies or hangs takes along the other ranks of its group alone. A
+node that is lost takes along the groups that it has ranks of.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hetctl.control.ends import MISPLACED
+from hetctl.core.codec import decode, encode
+from hetctl.core.ends import EXIT_CODES, Why
+from hetctl.core.layout import AgentFiles
+from hetctl.core.plan import Allocation, Placement
+from hetctl.core.pulse import Pulse
+from hetctl.core.site import MEMBERS, Node, Site
+from hetctl.launchers import ResourceSet, node_of_agent
+from hetctl.launchers.agents import (
+    CHOOSE_NODES,
+    Gpu,
+    agents_step,
+    gpus_of,
+    sets_by_step,
+)
+from hetctl.runtime.agent.binding import GPU
+from hetctl.runtime.agent.messages import (
+    ENDED,
+    FROM,
+    LEAVE,
+    OVERUSE,
+    SIGNAL,
+    START,
+    TO,
+    NodeFacts,
+    Overuse,
+    Welcome,
+)
+from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, Seat
+from hetctl.runtime.driver.steps import StepPool
+from hetctl.runtime.interfaces import control_address
+from hetctl.runtime.logs import append, end_of
+from hetctl.runtime.steady import say
+from hetctl.runtime.transport import Door, Wire
+from hetctl.runtime.worker.group import Place
+from hetctl.runtime.worker.messages import Assignment, Stop, Task, write_address
+
+WATCH_EVERY_S = 0.5
+"""Between two looks for groups that hang, and for agents that are silent."""
+KILL_DOUBT_S = 0.05
+"""A killed rank may be the first that is seen of the loss of its node, which shows within so long."""
+STEP_END_S = 1.0
+"""An agent that hangs up may have ended with the whole step, which ends within so long."""
+LEAVE_S = 5.0
+"""Steps whose agents are let go end within so long; they are terminated then, and killed after twice that."""
+PRESSURE = (None, signal.SIGTERM, signal.SIGKILL)
+KILLED = 128 + signal.SIGKILL
+
+
+@dataclass
+class _Agent:
+    """The connection to an agent.
+
+    Parameters
+    ----------
+    held : ResourceSet
+        As planned.
+    node : str
+        Where it is.
+    lost_at : float
+        When it counts as lost, by the monotonic clock, unless it is heard before.
+    gone : bool
+        True once its connection is broken.
+    killed : dict of Gpu to float
+        Ranks that were killed, and when they count as lost by themselves, by the same clock.
+    """
+
+    held: ResourceSet
+    node: str
+    wire: Wire
+    lost_at: float
+    gone: bool = False
+    killed: dict[Gpu, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Started:
+    """A running step of agents.
+
+    Parameters
+    ----------
+    sets : dict of str to ResourceSet
+        By their nodes as planned; those whose agents are not lost.
+    member : bool
+        Whether it is one member's, and ends with its group.
+    log : Path
+        Where the output of its agents and their launcher goes.
+    log_start : int
+        Length of the log when it was launched.
+    join_until : float
+        When the agents that have not connected by then are lost, by the monotonic clock.
+    agents : dict of str to _Agent
+        By the nodes of their sets; those that have connected and are not lost.
+    let_go : float or None
+        Since when its agents are to leave, by the same clock.
+    """
+
+    sets: dict[str, ResourceSet]
+    member: bool
+    log: Path
+    log_start: int
+    join_until: float
+    agents: dict[str, _Agent] = field(default_factory=dict)
+    let_go: float | None = None
+    signalled: signal.Signals | None = None
+
+    @property
+    def said(self) -> str:
+        """Output since it was launched, of a step of all nodes; that of a member's is in the member's log."""
+        return "" if self.member else end_of(self.log, self.log_start)
+
+    def expects(self, node: str) -> bool:
+        """Whether an agent on that node is not there already, and may still come."""
+        return self.let_go is None and all(agent.node != node for agent in self.agents.values())
+
+    def sets_on(self, node: str) -> list[str]:
+        """Return the keys of the sets on a node: where their agents are, or as planned."""
+        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
+        return [key for key, real in where.items() if real == node]
+
+
+class WorkerPool:
+    """The ranks of one batch job, and the groups they form.
+
+    Parameters
+    ----------
+    framework : str or None
+        Imported once on each node, for all its ranks.
+    """
+
+    def __init__(self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None) -> None:
+        self.nodes = tuple(nodes)
+        self._site = site.yielding_to(os.environ)
+        self._files = files
+        self._framework = framework
+        self._timeouts = site.timeouts
+        self._steps = StepPool()
+        self._started: dict[str, _Started] = {}
+        self._seats: dict[Gpu, Seat] = {}
+        self._running: dict[str, RunningTask] = {}
+        self._running_on: dict[Gpu, RunningTask] = {}
+        self._next_watch = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._door = Door(secrets.token_hex(32), control_address(site.network.control))
+        write_address(files.address, self._door.address)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs on all nodes that are not lost."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any group is at work."""
+        return bool(self._running)
+
+    def free_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes with the GPUs that no group holds, without full nodes."""
+        held = self._running_on
+        free = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self.nodes)
+        return tuple(node for node in free if node.gpus)
+
+    def can_hold(self, allocation: Allocation) -> bool:
+        """Whether the member is not at work, and nobody holds any of these GPUs."""
+        gpus = gpus_of(allocation.placement)
+        return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
+
+    def start(self, task: Task, placement: tuple[Placement, ...]) -> None:
+        """Let the ranks on some GPUs form a group and do a task; start those that are not there.
+
+        Raises
+        ------
+        OSError
+            If the agents cannot be started.
+        """
+        log_start = _length(task.log)
+        sets = sets_by_step(self._site, self.nodes, task.step_prefix, {task.name: placement})
+        own = tuple(sets) if self._site.launch == MEMBERS else ()
+        for name, held in sets.items():
+            self._start_agents(name, held, task.log if name in own else self._files.log)
+        step_on = {each.node: name for name, held in sets.items() for each in held}
+        seats = [self._seats.get(gpu) or self._start(gpu, step_on[gpu[0]]) for gpu in gpus_of(placement)]
+        running = RunningTask(
+            *(task, placement, seats, own, secrets.token_hex(32)),
+            *(log_start, time.time(), time.monotonic()),
+        )
+        self._running[task.name] = running
+        self._running_on |= dict.fromkeys(gpus_of(placement), running)
+        self._tell(running)
+
+    def reap(self) -> list[EndedGroup]:
+        """Return what the groups have come to that have ended since the last call; their GPUs are free."""
+        self._hear_agents()
+        self._reap_steps()
+        due = time.monotonic() >= self._next_watch
+        for running in self._running.values():
+            self._tell(running)
+            if due or running.ending is not None:
+                self._watch(running)
+        if due:
+            self._next_watch = time.monotonic() + WATCH_EVERY_S
+        over = [running for running in self._running.values() if self._has_left(running)]
+        for running in over:
+            del self._running[running.task.name]
+            for gpu in gpus_of(running.placement):
+                del self._running_on[gpu]
+        return [running.ended() for running in over]
+
+    def _has_left(self, running: RunningTask) -> bool:
+        """Whether a group is over, and with it the steps that are its own: its GPUs are free only then."""
+        if not running.over:
+            return False
+        for name in running.steps:
+            self._let_go(name)
+        return self._started.keys().isdisjoint(running.steps)
+
+    def stop(self, name: str, reason: str) -> None:
+        """Tell the ranks of the group with a task of that name to leave; the first reason stands."""
+        running = self._running.get(name)
+        if running is None or running.stop is not None:
+            return
+        running.stop = reason
+        for rank in running.told:
+            self._pass_on_stop(running, running.seats[rank])
+
+    def _pass_on_stop(self, running: RunningTask, seat: Seat) -> None:
+        if agent := self._agent_of(seat):
+            stop = Stop(running.key, running.stop or "")
+            self._send(agent, {TO: seat.gpu[1], "message": {"stop": encode(stop)}})
+
+    def pulses(self) -> dict[str, Pulse]:
+        """Return the live metrics of the groups that have sent any, by the names of their tasks."""
+        return {name: group.pulse for name, group in self._running.items() if group.pulse}
+
+    def signalled(self) -> tuple[str, ...]:
+        """Return the names of the tasks of groups of which a rank has got SIGTERM."""
+        return tuple(name for name, group in self._running.items() if group.signalled)
+
+    def send_signal(self, number: signal.Signals, name: str) -> None:
+        """Send a signal to the ranks of the group with a task of that name."""
+        if running := self._running.get(name):
+            self._signal(running, number)
+
+    def leave(self) -> None:
+        """Let all agents go, and with them their ranks; none outlives this."""
+        self._door.close()
+        for name, started in self._started.items():
+            self._let_go(name)
+            for agent in started.agents.values():
+                self._close(agent)
+            if not started.agents:
+                self._steps.signal(signal.SIGTERM, name)
+        self._steps.end(LEAVE_S)
+        self._files.address.unlink(missing_ok=True)
+
+    def _close(self, agent: _Agent) -> None:
+        if not agent.gone:
+            self._selector.unregister(agent.wire)
+        agent.wire.close()
+
+    def _agent_of(self, seat: Seat) -> _Agent | None:
+        started = self._started.get(seat.step)
+        return started.agents.get(seat.gpu[0]) if started else None
+
+    def _start_agents(self, name: str, sets: Sequence[ResourceSet], log: Path) -> None:
+        """Start an agent for each resource set, unless they are there."""
+        if name in self._started:
+            return
+        log_start = _length(log)
+        step = agents_step(self._site, name, sets, self._files.address, self._framework, sys.executable)
+        self._steps.launch(step, log)
+        by_node = {each.node: each for each in sets}
+        member = self._site.launch == MEMBERS
+        join_until = time.monotonic() + self._timeouts.join_s
+        self._started[name] = _Started(by_node, member, log, log_start, join_until)
+
+    def _let_go(self, name: str) -> None:
+        """Let the agents of a step leave; those that are not there yet are sent away when they come."""
+        started = self._started.get(name)
+        if started is None or started.let_go is not None:
+            return
+        started.let_go = time.monotonic()
+        for agent in started.agents.values():
+            self._send(agent, {LEAVE: True})
+
+    def _start(self, gpu: Gpu, step: str) -> Seat:
+        """Let a rank be forked on a GPU, now or when its agent has come."""
+        seat = self._seats[gpu] = Seat(gpu, step)
+        if agent := self._agent_of(seat):
+            self._send(agent, {START: gpu[1]})
+        return seat
+
+    def _hear_agents(self) -> None:
+        for facts, wire in self._door.guests():
+            self._welcome(facts, wire)
+        for key, _ in self._selector.select(0):
+            self._hear_agent(key.data)
+        self._watch_agents(time.monotonic())
+
+    def _hear_agent(self, agent: _Agent) -> None:
+        now = time.monotonic()
+        try:
+            for message in agent.wire.arrived():
+                agent.lost_at = now + self._timeouts.silence_s
+                self._hear(agent, message)
+        except ConnectionError:
+            self._selector.unregister(agent.wire)
+            agent.gone = True
+            agent.lost_at = min(agent.lost_at, now + STEP_END_S)
+
+    def _watch_agents(self, now: float) -> None:
+        for name, started in list(self._started.items()):
+            if started.let_go is not None:
+                self._press(name, started, now - started.let_go)
+            elif started.member and any(agent.gone for agent in started.agents.values()):
+                # What becomes of the step tells why.
+                self._let_go(name)
+            else:
+                self._lose_silent(started, now)
+                if now > started.join_until:
+                    self._lose_absent(name, started)
+
+    def _press(self, name: str, started: _Started, waited_s: float) -> None:
+        """Make a step end whose agents were let go."""
+        number = PRESSURE[min(int(waited_s / LEAVE_S), len(PRESSURE) - 1)]
+        if number not in (None, started.signalled):
+            self._steps.signal(number, name)
+            started.signalled = number
+
+    def _lose_silent(self, started: _Started, now: float) -> None:
+        for agent in list(started.agents.values()):
+            if agent.killed and not agent.gone:
+                self._lose_killed_ranks(agent, now)
+            if now > agent.lost_at:
+                self._lose_node(agent.node)
+
+    def _lose_absent(self, name: str, started: _Started) -> None:
+        for node in [node for node in started.sets if node not in started.agents]:
+            self._do_without(name, started, node, f"no agent of {name} came from {node}")
+
+    def _welcome(self, facts: Any, wire: Wire) -> None:
+        """Give an agent its resource set and let it fork the ranks that wait for it."""
+        said = decode(NodeFacts, facts)
+        node = node_of_agent([node.name for node in self.nodes], said.variables, said.host)
+        started = self._started.get(said.step)
+        if node is None or started is None or not started.expects(node):
+            names = ", ".join(node.name for node in self.nodes)
+            say(f"an agent of step {said.step} on {said.host} {said.variables} is none of the job's: {names}")
+            wire.close()
+        elif held := self._set_on(node, started):
+            self._seat_agent(held, node, started, said, wire)
+        else:
+            wire.close()
+            words = f"{said.step} was to start on {', '.join(started.sets)}, and started on {node}"
+            self._give_up(said.step, started, words)
+
+    def _set_on(self, node: str, started: _Started) -> ResourceSet | None:
+        """Return the set that an agent holds on a node; a launcher that chooses nodes may use any alike."""
+        free = {name: held for name, held in started.sets.items() if name not in started.agents}
+        alike = (name for name in free if self._site.type_of(name) == self._site.type_of(node))
+        other = next(alike, "") if self._site.launcher in CHOOSE_NODES else ""
+        return free.get(node) or free.get(other)
+
+    def _seat_agent(
+        self, held: ResourceSet, node: str, started: _Started, said: NodeFacts, wire: Wire
+    ) -> None:
+        seen, given = len(said.gpus), len(held.gpus)
+        too_many = started.member and seen > given
+        if said.gpus and self._site.device == GPU and (seen < given or too_many):
+            wire.close()
+            words = f"{said.step} sees {seen} GPUs on {node}, and not {given}"
+            self._do_without(said.step, started, node, words)
+            return
+        planned = "" if node == held.node else f", planned on {held.node}"
+        where = f"{node} ({said.host}){planned}"
+        say(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
+        lost_at = time.monotonic() + self._timeouts.silence_s
+        agent = started.agents[held.node] = _Agent(held, node, wire, lost_at)
+        self._selector.register(wire, selectors.EVENT_READ, agent)
+        site = self._site
+        welcome = Welcome(
+            *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
+            site.timeouts.orphaned_s,
+        )
+        waiting = [seat.gpu[1] for seat in self._seats.values() if self._agent_of(seat) is agent]
+        self._send(agent, encode(welcome), *({START: number} for number in waiting))
+
+    def _do_without(self, name: str, started: _Started, node: str, words: str) -> None:
+        """Go on without an agent: a member's step ends, and of one of all nodes the node is lost."""
+        if started.member:
+            self._give_up(name, started, words)
+        else:
+            say(words)
+            self._lose_node(node)
+
+    def _give_up(self, name: str, started: _Started, words: str) -> None:
+        """End the step of a member that is not as planned, and its group; the log says why."""
+        say(f"{MISPLACED}: {words}")
+        append(started.log, f"{MISPLACED}: {words}\n")
+        self._let_go(name)
+        for gpu in [gpu for gpu, seat in self._seats.items() if seat.step == name]:
+            self._lose_rank(gpu, EXIT_CODES[Why.PROGRAM_ERROR])
+
+    def _send(self, agent: _Agent, *messages: Any) -> None:
+        """Send messages; that an agent is gone shows when it is heard."""
+        with suppress(ConnectionError):
+            for message in messages:
+                agent.wire.send(message)
+
+    def _hear(self, agent: _Agent, message: Any) -> None:
+        if FROM in message:
+            gpu = agent.held.node, message[FROM]
+            if seat := self._seats.get(gpu):
+                self._hear_rank(seat, message["message"])
+        elif ENDED in message:
+            gpu, exit_code = (agent.held.node, message[ENDED]), message["exit_code"]
+            if (overuse := message[OVERUSE]) and (group := self._running_on.get(gpu)):
+                group.note_overuse(decode(Overuse, overuse), f"the rank on GPU {gpu[1]} of {agent.node}")
+            self._hear_of_end(agent, gpu, exit_code)
+
+    def _hear_of_end(self, agent: _Agent, gpu: Gpu, exit_code: int) -> None:
+        if exit_code == KILLED and gpu in self._running_on:
+            agent.killed[gpu] = time.monotonic() + KILL_DOUBT_S
+        else:
+            self._lose_rank(gpu, exit_code)
+
+    def _hear_rank(self, seat: Seat, message: Any) -> None:
+        if "ready" in message:
+            seat.ready = True
+        elif (group := self._running_on.get(seat.gpu)) and seat in group.working:
+            group.hear(seat, message)
+
+    def _lose_killed_ranks(self, agent: _Agent, now: float) -> None:
+        for gpu in [gpu for gpu, due in agent.killed.items() if now >= due]:
+            del agent.killed[gpu]
+            self._lose_rank(gpu, KILLED)
+
+    def _lose_rank(self, gpu: Gpu, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
+        seat = self._seats.pop(gpu, None)
+        group = self._running_on.get(gpu)
+        if seat and group and seat in group.working:
+            group.lose(seat, exit_code, said, lost_node)
+
+    def _lose_node(self, node: str) -> None:
+        """Count a node as lost for this job: its groups end, and nothing is placed there any more."""
+        self.nodes = tuple(other for other in self.nodes if other.name != node)
+        say(f"the agent on {node} is gone, or did not come")
+        for name, started in self._started.items():
+            for planned in started.sets_on(node):
+                del started.sets[planned]
+                if agent := started.agents.pop(planned, None):
+                    self._close(agent)
+                there = [gpu for gpu, seat in self._seats.items() if (seat.step, gpu[0]) == (name, planned)]
+                for gpu in there:
+                    self._lose_rank(gpu, KILLED, started.said, node)
+
+    def _reap_steps(self) -> None:
+        """Let groups end whose step of agents has ended; one of all nodes is started again by the next."""
+        for step in self._steps.reap():
+            # What agents said before they ended comes first.
+            self._hear_agents()
+            started = self._started.pop(step.name)
+            for agent in started.agents.values():
+                self._close(agent)
+            for gpu in [gpu for gpu, seat in self._seats.items() if seat.step == step.name]:
+                self._lose_rank(gpu, step.exit_code, started.said)
+
+    def _tell(self, running: RunningTask) -> None:
+        """Give out the assignments that can be: rank 0 says where the others find it."""
+        if running.ending is not None or len(running.told) == len(running.seats):
+            return
+        for rank, seat in enumerate(running.seats):
+            ready = seat.ready and (rank == 0 or running.master is not None)
+            agent = self._agent_of(seat)
+            if not ready or not agent or rank in running.told:
+                continue
+            master = running.master if rank else None
+            place = Place(rank, len(running.seats), running.key, master)
+            running.told.add(rank)
+            assignment = encode(Assignment(running.task, place, running.started_at, bool(running.steps)))
+            self._send(agent, {TO: seat.gpu[1], "message": {"task": assignment}})
+            if running.stop is not None:
+                self._pass_on_stop(running, seat)
+
+    def _watch(self, running: RunningTask) -> None:
+        """Kill a group that hangs, and what is left of one that has failed: they can leave no checkpoint."""
+        now, ending_s = time.monotonic(), self._timeouts.ending_s
+        if running.over:
+            return
+        if running.ending is None and now - running.heard > self._timeouts.hang_s:
+            running.hung = True
+            running.end()
+            running.ending = now - ending_s
+        if running.ending is not None and now - running.ending >= ending_s:
+            running.killed = not running.hung
+            self._signal(running, signal.SIGKILL)
+
+    def _signal(self, running: RunningTask, number: signal.Signals) -> None:
+        for seat in running.working:
+            if agent := self._agent_of(seat):
+                self._send(agent, {SIGNAL: int(number), "gpu": seat.gpu[1]})
+
+
+def _gpu_list(facts: NodeFacts) -> str:
+    variables = (f", {name}={value}" for name, value in facts.devices.items())
+    gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
+    return "".join((*variables, *gpus))
+
+
+def _length(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0

@@ -1,0 +1,161 @@
+"""Members as planners see them: what is left to do, from the profile and the events of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from hetctl.core.ensemble import Member
+from hetctl.core.layout import RunFolder
+from hetctl.core.profile import Candidate
+from hetctl.core.run import RunSpec
+from hetctl.core.run_state import RunState
+from hetctl.core.steps import StepReport
+from hetctl.core.usage import Usage
+from hetctl.perf.work import Workloads
+from hetctl.planners.base import Held
+from hetctl.runtime.driver.active_round import ActiveRound
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The members of a run at one moment.
+
+    Parameters
+    ----------
+    left : mapping of str to Candidate
+        All that still need training, with what they have left at most.
+    waiting : tuple of Candidate
+        Those that hold no GPU.
+    held : tuple of Held
+        Those in training that were not told to leave, with what they are likely to have left.
+    """
+
+    left: Mapping[str, Candidate]
+    waiting: tuple[Candidate, ...]
+    held: tuple[Held, ...]
+
+
+class Members:
+    """The members of a run that still need training.
+
+    `left`, `seen` and `rates_seen` take in what is on the disk when they are called, and read each event
+    once; what else is asked for is as of then.
+
+    Parameters
+    ----------
+    gpus : int
+        Of the job.
+    """
+
+    def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int) -> None:
+        self._profiles = {profile.member: profile for profile in spec.profiles}
+        self._members = {member.name: member for member in spec.ensemble.members}
+        self._state = RunState(folder, spec.ensemble, spec.retries)
+        self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
+        self._look()
+        self._began_at = time.time() if self._state.began_at is None else self._state.began_at
+
+    @property
+    def began_at(self) -> float:
+        """Start of the run's first job, in seconds since the epoch; of this one if no other was before it."""
+        return self._began_at
+
+    @property
+    def next_round(self) -> int:
+        """Index that no round of the run had when it was last looked at."""
+        return self._state.next_round
+
+    def keep(self) -> None:
+        """Have the next reader of the run's files go on from here; OSError if the disk is full."""
+        self._look()
+        self._state.keep()
+
+    def left(self) -> Mapping[str, Candidate]:
+        """Return all, in training or not, as their finished epochs and their checkpoints tell."""
+        self._look()
+        return self._workloads.left
+
+    def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
+        """Return members with the batch sizes that they have come down to."""
+        progress = self._state.progress
+        members = (self._members[name] for name in names)
+        return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
+
+    def peak_memory(self, name: str) -> int:
+        """Return the most bytes that the member held when it was profiled; 0 if nobody knows."""
+        return self._profiles[name].peak_memory_bytes
+
+    def used(self, now: float) -> Usage:
+        """Return what the run has used; `now` is in seconds since the epoch."""
+        return self._state.used(now)
+
+    def seen(self, rounds: Iterable[ActiveRound], now: float) -> Seen:
+        """Look at all members; `now` is in seconds since the epoch."""
+        self._look()
+        left, rounds = self._workloads.left, tuple(rounds)
+        busy = {name for open_round in rounds for name in open_round.active}
+        waiting = tuple([candidate for name, candidate in left.items() if name not in busy])
+        in_training = (held for open_round in rounds for held in self._held(open_round, now))
+        return Seen(left, waiting, tuple(in_training))
+
+    def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
+        """Return the rate, in samples/s, of the last epoch of each member in training that has one."""
+        self._look()
+        return {
+            name: rate
+            for opened in rounds
+            for name, report in self._reports(opened).items()
+            if (rate := report.rate)
+        }
+
+    def _look(self) -> None:
+        """Take in what is new on the disk."""
+        progress = self._state.progress
+        self._workloads.update({name: progress[name] for name in self._state.look().members})
+
+    def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
+        """Return what the trainers of a round's members have reported."""
+        return {name: self._state.reports[opened.index, name] for name in opened.active}
+
+    def _held(self, opened: ActiveRound, now: float) -> Iterator[Held]:
+        """Return those in training of a round that were not told to leave."""
+        since = opened.opened_at - self._began_at
+        for name, report in self._reports(opened).items():
+            candidate = self._workloads.left.get(name)
+            if candidate is None or name in opened.leaving:
+                continue
+            allocation = opened.active[name]
+            # Of several types of GPU the allocation's rate is that of its own.
+            rates = {} if candidate.rates_by_type else candidate.rates
+            rate = rates.get(allocation.gpus, allocation.rate)
+            part_samples = self._state.progress[name].part_samples
+            yield Held(as_of_now(candidate, part_samples, rate, report.epoch_since, now), allocation, since)
+
+
+def as_of_now(
+    candidate: Candidate, part_samples: int, rate: float, epoch_since: float | None, now: float
+) -> Candidate:
+    """Return a member in training with what it is likely to have left.
+
+    Since its last epoch, or since its first step, it has trained at the predicted rate, but for no
+    longer than to the end of its epoch: the next event tells more. Where nobody knows how long an
+    epoch is, nothing but events counts.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        As its finished epochs and its last checkpoint tell.
+    part_samples : int
+        Samples of the unfinished epoch in that checkpoint.
+    rate : float
+        Samples/s, as allocated.
+    epoch_since, now : float
+        Seconds since the epoch; None: it has not made its first step.
+    """
+    if epoch_since is None or not candidate.samples_per_epoch:
+        return candidate
+    rest = min(max(candidate.samples_per_epoch - part_samples, 0), candidate.samples_left)
+    trained = min(max(now - epoch_since, 0.0) * rate, rest)
+    return replace(candidate, samples_left=candidate.samples_left - trained)

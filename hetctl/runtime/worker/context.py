@@ -1,0 +1,191 @@
+"""What a rank keeps from one member to the next: its device, its framework, and the samples."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from hetctl.core.ensemble import Ensemble, Member
+from hetctl.core.pulse import Pulse
+from hetctl.core.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.data.input_pipeline import OpenFeed, Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.loaders import Feed, Lockstep
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sources import as_sources
+from hetctl.runtime.frameworks import Framework, Network, load_framework
+from hetctl.runtime.transport import Address
+from hetctl.runtime.worker.group import Group, Place, SingleRank, join_group
+from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
+
+DATA_SEED = 0
+"""What ``input_fn`` chooses at random is the same for every member, on every rank, in every job."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a member comes by its batches on this rank.
+
+    Parameters
+    ----------
+    preprocessors : int or None
+        How many of the rank's work for it; None: all.
+    """
+
+    preprocessors: int | None = None
+    lockstep: Lockstep | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A member on this rank, ready to be trained."""
+
+    group: Group
+    framework: Framework
+    network: Network
+    training: Feed
+    validation: Feed
+
+
+@dataclass(frozen=True)
+class Supplies:
+    """What all members of an ensemble need.
+
+    Parameters
+    ----------
+    samples, held_out : int
+        Numbers of training and of validation samples.
+    """
+
+    framework: Framework
+    functions: UserFunctions
+    samples: int
+    open_feed: OpenFeed
+    held_out: int
+    open_validation: OpenFeed
+
+
+class WorkerContext:
+    """The place where a rank works on one member after another, all of one ensemble.
+
+    Parameters
+    ----------
+    binding : Binding
+        GPU and cores of the rank.
+    keep : ExitStack
+        Gives back what was taken of the node.
+    told : callable
+        Returns why the group with a key is to leave, or None.
+    announce : callable
+        Told where this rank waits for the others of a group that it leads.
+    give_sign : callable
+        Called every few seconds while there is progress.
+    send_pulse : callable
+        Takes the live metrics of the member in training.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        keep: ExitStack,
+        told: Callable[[str], str | None] = lambda _: None,
+        announce: Callable[[Address], None] = lambda _: None,
+        give_sign: Callable[[], None] = lambda: None,
+        send_pulse: Callable[[Pulse], None] = lambda _: None,
+    ) -> None:
+        self.group: Group = SingleRank()
+        self.binding = binding
+        self._keep = keep
+        self.announce = announce
+        self._give_sign = give_sign
+        self.send_pulse = send_pulse
+        self.told = told
+        self._next_sign = 0.0
+        self._supplies: Supplies | None = None
+
+    @property
+    def is_supplied(self) -> bool:
+        """Return true if what all members need is there."""
+        return self._supplies is not None
+
+    def supply(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
+        """Get what all members of the ensemble need, unless it is there."""
+        self._supplies = self._supplies or self._get_supplies(ensemble, sharing)
+        self.sign()
+        return self._supplies
+
+    def build(
+        self,
+        ensemble: Ensemble,
+        member: Member,
+        place: Place,
+        sharing: Sharing,
+        share: Share,
+        stack: ExitStack,
+        interfaces: NetworkInterfaces = ANY_INTERFACES,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
+    ) -> Built:
+        """Get supplies; meet the group; build the network.
+
+        Parameters
+        ----------
+        stack : ExitStack
+            Ends what is this member's own.
+        interfaces : NetworkInterfaces
+            By which the group meets.
+        timeouts : Timeouts
+            Of the group.
+        """
+        supplies = self.supply(ensemble, sharing)
+        self.group = SingleRank()
+        self.group = join_group(place, supplies.framework, self.announce, interfaces, timeouts)
+        self.sign()
+        # Meeting takes random numbers, too.
+        self._prepare(supplies.framework, member.seed)
+        chunk = member.batch_size * place.size
+        stream = Stream(supplies.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
+        feed = supplies.open_feed(stream, share.preprocessors, share.lockstep)
+        stack.callback(feed.close)
+        network = supplies.framework.build(member, supplies.functions, self.group, feed.sample)
+        validation = self._open_validation(supplies, member, place, share)
+        stack.callback(validation.close)
+        self.sign()
+        return Built(self.group, supplies.framework, network, feed, validation)
+
+    @staticmethod
+    def _open_validation(supplies: Supplies, member: Member, place: Place, share: Share) -> Feed:
+        chunk = member.rows_evaluated * place.size
+        stream = Stream(supplies.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
+        # In lockstep a rank may have no preprocessor for training samples, but nobody evaluates for it.
+        preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
+        return supplies.open_validation(stream, preprocessors)
+
+    def sign(self) -> None:
+        """Give a sign of life, if the last one was some time ago."""
+        now = time.monotonic()
+        if now >= self._next_sign:
+            self._next_sign = now + SIGN_EVERY_S
+            self._give_sign()
+
+    def clear(self) -> None:
+        """Let go of what the last member needed."""
+        if self._supplies is not None:
+            self._supplies.framework.clear()
+
+    def _prepare(self, framework: Framework, seed: int) -> None:
+        framework.prepare(self.binding.cores, self.binding.device, seed)
+
+    def _get_supplies(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
+        framework = load_framework(ensemble.framework)
+        self._prepare(framework, DATA_SEED)
+        functions = load_functions(ensemble)
+        training, validation = as_sources(functions.input_fn(ensemble.data))
+        open_feed = open_pipeline(training, sharing, self._keep)
+        open_held_out = open_validation(validation, sharing, self._keep)
+        # What stays need not be looked through each time that a member's leavings are collected.
+        gc.collect()
+        gc.freeze()
+        return Supplies(framework, functions, len(training), open_feed, len(validation), open_held_out)

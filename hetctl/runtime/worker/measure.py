@@ -1,0 +1,220 @@
+"""One profile point (FLEET, appendix B.3): the rate of full batches, and what else an epoch takes."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing
+from itertools import count
+from pathlib import Path
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
+from hetctl.core.measurement import Measurements, Point, read_measurements
+from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.loaders import Batch, Feed
+from hetctl.runtime.data.sampler import Order
+from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.runtime.worker.context import Built, Share, WorkerContext
+from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
+from hetctl.runtime.worker.messages import Assignment
+from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.step_clock import SteadyClock
+from hetctl.runtime.worker.trainer import check_metrics
+
+NO_END = 2**62
+SAVES = 2
+EPOCH_ENDS = 3
+"""So many ends of epochs are trained; the first may compile something, and does not count."""
+
+
+def measure(assignment: Assignment, context: WorkerContext) -> None:
+    """Measure one point; the result goes to its event file."""
+    folder = Path(assignment.task.folder)
+    measurements = read_measurements(folder)
+    point = next(point for point in measurements.points if point.source == assignment.task.name)
+    with ExitStack() as stack:
+        result, built = _measure_point(measurements, point, assignment, context, stack)
+    reporter(assignment.task, built.group).write("point", **encode(result))
+    built.group.leave()
+
+
+def _measure_point(
+    measurements: Measurements, point: Point, assignment: Assignment, context: WorkerContext, stack: ExitStack
+) -> tuple[ProfilePoint, Built]:
+    member, site = measurements.ensemble.member(point.member), measurements.site
+    sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
+    context.supply(measurements.ensemble, sharing)
+    began = time.perf_counter()
+    built = context.build(
+        *(measurements.ensemble, member, assignment.place, sharing, Share(), stack),
+        *(site.network, site.timeouts),
+    )
+    built_s = time.perf_counter() - began
+    steady = _train_steadily(built, member, context)
+    times = steady.result()
+    first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
+    first_evaluate_s, metrics = _timed_evaluation(built, 1, context)
+    evaluate_s, _ = _timed_evaluation(built, 2, context)
+    check_metrics(metrics | {"loss": 0.0}, member.stop.metric)
+    gpu_type, driver = gpu_and_driver()
+    once_s = (
+        max(0.0, (steady.first_step_s or 0.0) - times.mean_s)
+        + max(0.0, first_end_s - epoch_s)
+        + max(0.0, first_evaluate_s - evaluate_s)
+    )
+    scratch = Path(assignment.task.folder) / "scratch" / point.source
+    result = ProfilePoint(
+        member=point.member,
+        gpus=point.gpus,
+        rate=member.batch_size * point.gpus / times.mean_s,
+        fingerprint=member.fingerprint,
+        batch_size=member.batch_size,
+        measured_at=time.time(),
+        machine=Machine(site.gpu_type or gpu_type, driver, built.framework.version()),
+        samples_per_epoch=built.training.samples,
+        startup_s=built_s + once_s,
+        evaluate_s=evaluate_s,
+        checkpoint_s=_checkpoint_seconds(built, scratch),
+        save_s=_save_seconds(built, member, context, times.mean_s, scratch) if point.gpus == 1 else None,
+        peak_memory_bytes=peak_memory(),
+        epoch_s=epoch_s,
+        rate_error=times.error,
+        step_spread=times.spread,
+        steps=steady.steps,
+        slow_steps_s=times.outliers,
+    )
+    return result, built
+
+
+def _train_steadily(built: Built, member: Member, context: WorkerContext) -> SteadyClock:
+    """Train full batches until their rate is known."""
+    clock = SteadyClock()
+    feed = FullBatches(built.training, member.batch_size * built.group.size)
+
+    def after_step(_position: int) -> None:
+        clock.note(batches.loss)
+        context.sign()
+
+    batches = Batches(feed, 1, 0, built.group, lambda: clock.done, after_step)
+    built.network.train(batches)
+    return clock
+
+
+def _epoch_ends(built: Built, member: Member, context: WorkerContext, step_s: float) -> tuple[float, float]:
+    """Train the last full batch of an epoch and what is left behind it, a few times.
+
+    Returns
+    -------
+    tuple of float
+        Seconds that this takes beyond its samples at the rate: the first time, and later, at least 0.
+    """
+    chunk = member.batch_size * built.group.size
+    samples = built.training.samples
+    left = min(samples, chunk + samples % chunk)
+    beyond = []
+    for epoch in range(1, EPOCH_ENDS + 1):
+        feed = TimedFeed(built.training)
+        batches = Batches(
+            feed, epoch, samples - left, built.group, lambda: False, lambda _position: context.sign()
+        )
+        built.network.train(batches)
+        beyond.append(time.perf_counter() - feed.given_at - left / chunk * step_s)
+    return max(0.0, beyond[0]), max(0.0, statistics.fmean(beyond[1:]))
+
+
+def _save_seconds(built: Built, member: Member, context: WorkerContext, step_s: float, folder: Path) -> float:
+    """Return what training loses by a checkpoint that is written beside it, a few times on average."""
+    lost = [_save_beside(built, member, context, step_s, folder) for _ in range(SAVES)]
+    shutil.rmtree(folder, ignore_errors=True)
+    return max(0.0, statistics.fmean(lost))
+
+
+def _save_beside(built: Built, member: Member, context: WorkerContext, step_s: float, folder: Path) -> float:
+    written, steps = threading.Event(), 0
+
+    def after_step(_position: int) -> None:
+        nonlocal steps
+        steps += 1
+        context.sign()
+
+    feed = TimedFeed(FullBatches(built.training, member.batch_size * built.group.size))
+    began = time.perf_counter()
+    with closing(Saver(CheckpointFolder(folder))) as saver:
+        if built.group.rank == 0:
+            saver.save(built.network.save(), TrainingState(), lambda *_: written.set())
+        saved_s = time.perf_counter() - began
+        built.network.train(Batches(feed, 1, 0, built.group, written.is_set, after_step))
+        trained_s = time.perf_counter() - feed.given_at if feed.given_at else 0.0
+    return saved_s + trained_s - steps * step_s
+
+
+class FullBatches:
+    """One epoch without an end, of a feed's full batches alone; a smaller epoch is one batch."""
+
+    def __init__(self, feed: Feed, chunk: int) -> None:
+        self._feed = feed
+        self._chunk = min(chunk, feed.samples)
+        self.samples = NO_END
+        self.sample = feed.sample
+
+    @property
+    def waited_s(self) -> float:
+        """What the trainer has waited for batches."""
+        return self._feed.waited_s
+
+    def close(self) -> None:
+        """Leave the feed to whoever opened it."""
+
+    def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield batches for ever."""
+        for epoch in count(1):
+            for batch, chunk in self._feed.batches(epoch, 0):
+                if chunk.stop - chunk.start == self._chunk:
+                    yield batch, chunk
+
+
+class TimedFeed:
+    """A feed that notes when it gave its first batch."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.samples = feed.samples
+        self.sample = feed.sample
+        self.given_at = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """What the trainer has waited for batches."""
+        return self._feed.waited_s
+
+    def close(self) -> None:
+        """Leave the feed to whoever opened it."""
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield the feed's batches."""
+        for batch in self._feed.batches(epoch, start, order):
+            self.given_at = self.given_at or time.perf_counter()
+            yield batch
+
+
+def _timed_evaluation(built: Built, epoch: int, context: WorkerContext) -> tuple[float, dict[str, float]]:
+    began = time.perf_counter()
+    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.sign))
+    return time.perf_counter() - began, metrics
+
+
+def _checkpoint_seconds(built: Built, folder: Path) -> float:
+    if built.group.rank != 0:
+        return 0.0
+    began = time.perf_counter()
+    CheckpointFolder(folder).save(built.network.save(), TrainingState())
+    seconds = time.perf_counter() - began
+    shutil.rmtree(folder)
+    return seconds

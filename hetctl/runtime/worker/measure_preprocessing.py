@@ -1,0 +1,75 @@
+"""Throughput of preprocessors: ``python -m hetctl.runtime.worker.measure_preprocessing FOLDER``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Ensemble
+from hetctl.core.events import EventWriter
+from hetctl.core.measurement import Measurements, read_measurements
+from hetctl.core.profile import PreprocessPoint
+from hetctl.runtime.data.sampler import sample_rng
+from hetctl.runtime.data.sources import ArraySource, Source, as_sources
+from hetctl.runtime.worker.reporting import report_failure
+from hetctl.runtime.worker.user_functions import load_functions
+
+PREPROCESS = "preprocess"
+PREPROCESS_S = 1.0
+
+
+def main(folder: Path) -> int:
+    """Measure; the results go to an event file."""
+    try:
+        _measure(read_measurements(folder), folder / "events")
+    except Exception as error:
+        return report_failure(error, EventWriter(folder / "events", PREPROCESS))
+    return 0
+
+
+def _measure(measurements: Measurements, events: Path) -> None:
+    load_functions(measurements.ensemble)
+    for cores in measurements.preprocess_cores:
+        rate = _preprocessing_rate(measurements.ensemble, cores)
+        EventWriter(events, PREPROCESS).write("preprocess", **encode(PreprocessPoint(cores, rate)))
+
+
+def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
+    """Run ``input_fn`` in `cores` processes at once, each bound to a core; samples/s together."""
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
+        outcomes = list(pool.map(_preprocess, [ensemble] * cores, range(cores)))
+    seconds = max(end for _, _, end in outcomes) - min(start for _, start, _ in outcomes)
+    return sum(count for count, _, _ in outcomes) / seconds
+
+
+def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
+    """Return samples, start and end of calls that take `PREPROCESS_S` at least."""
+    available = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {available[core % len(available)]})
+    input_fn = load_functions(ensemble).input_fn
+    samples, start = 0, time.perf_counter()
+    training, validation = as_sources(input_fn(ensemble.data))
+    if not isinstance(training, ArraySource):
+        return _prepare(training)
+    while time.perf_counter() - start < PREPROCESS_S:
+        samples += len(training) + len(validation)
+        training, validation = as_sources(input_fn(ensemble.data))
+    return samples, start, time.perf_counter()
+
+
+def _prepare(source: Source) -> tuple[int, float, float]:
+    samples, start = 0, time.perf_counter()
+    while time.perf_counter() - start < PREPROCESS_S:
+        number = samples % len(source)
+        source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
+        samples += 1
+    return samples, start, time.perf_counter()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve()))

@@ -1,0 +1,301 @@
+"""Training one member in one round: from its last checkpoint to convergence, stop or deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hetctl.core.codec import encode
+from hetctl.core.ensemble import Member
+from hetctl.core.errors import BadInputError
+from hetctl.core.profile import EpochResult
+from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.loaders import Feed
+from hetctl.runtime.frameworks import Network
+from hetctl.runtime.worker.async_checkpoint import Report, Saver
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.hardware import peak_memory
+from hetctl.runtime.worker.step_clock import EpochClock
+
+Note = Callable[[int, int, Any], None]
+
+
+class Reporter(Protocol):
+    """Where events go; ranks other than 0 report nothing."""
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Append one event."""
+
+
+class StopSignal:
+    """Reason to pause training now, if there is one: the driver's word, or the deadline.
+
+    Parameters
+    ----------
+    told : callable
+        Returns why the driver wants the group to leave; None while it does not.
+    longest_s : float or None
+        What takes longer than this fits into no job, and is done in parts.
+    """
+
+    def __init__(
+        self, told: Callable[[], str | None], deadline: float, longest_s: float | None = None
+    ) -> None:
+        self._told = told
+        self._deadline = deadline
+        self._longest_s = longest_s
+        self.reason: str | None = None
+
+    def __call__(self) -> bool:
+        """Return true if it should."""
+        self.reason = self.reason or self._told() or ("deadline" if time.time() >= self._deadline else None)
+        return self.reason is not None
+
+    def leaves_room_for(self, seconds: float) -> bool:
+        """Whether something that takes `seconds` would end before the deadline, if it can at all."""
+        now = time.time()
+        in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
+        if in_parts or now + seconds <= self._deadline:
+            return True
+        self.reason = self.reason or "deadline"
+        return False
+
+
+@dataclass
+class Trainer:
+    """A member's training in one round.
+
+    Parameters
+    ----------
+    gpus : int
+        Ranks of the group, one on each GPU.
+    expected_epoch_s : float
+        What the plan expects an epoch to take; measured ones take its place.
+    launched_at : float
+        When the task was given out, in seconds since the epoch.
+    gpu_type : str or None
+        Of the ranks' GPUs, if the site has several types and these are of one.
+    restarted_at : float or None
+        When this rank turned to the member, in seconds since the epoch; None if it had to get the samples.
+    sign : callable
+        Called after each step of training and of an evaluation: a sign of life.
+    note : callable
+        Told after each step of the epoch, of the samples of it that are done, and of the last loss.
+    show : callable
+        Told of each finished epoch; on rank 0 alone, and not in the trainer's thread.
+    """
+
+    member: Member
+    network: Network
+    training: Feed
+    validation: Feed
+    checkpoints: CheckpointFolder
+    group: Group
+    events: Reporter
+    stop: StopSignal
+    gpus: int
+    expected_epoch_s: float
+    launched_at: float
+    gpu_type: str | None = None
+    restarted_at: float | None = None
+    sign: Callable[[], None] = lambda: None
+    note: Note = lambda *_: None
+    show: Callable[[EpochResult], None] = lambda _: None
+    state: TrainingState = field(default_factory=TrainingState)
+
+    def __post_init__(self) -> None:
+        self._saver = Saver(self.checkpoints)
+        self._trained_at: float | None = None
+
+    def run(self) -> None:
+        """Train until the member has converged or is told to stop; always leaves a checkpoint."""
+        with closing(self._saver):
+            self._train()
+
+    def _train(self) -> None:
+        self._restore()
+        self._rescale_learning_rate()
+        self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
+        while not (reason := self._reason_to_stop_for_good()):
+            if not self.group.agree(self.stop.leaves_room_for(self._epoch_seconds_left())):
+                break
+            if not self._train_epoch():
+                break
+        self._saver.wait()
+        if reason:
+            self.events.write("converged", reason=reason)
+        else:
+            why = self.group.agree(self.stop.reason)
+            self.events.write("stopped", reason=why, part_samples=self.state.part_samples)
+
+    def _reason_to_stop_for_good(self) -> str | None:
+        metric = self.member.stop.metric
+        history = tuple(epoch.metrics[metric] for epoch in self.state.epochs)
+        reason: str | None = self.group.agree(self.member.stop.reason_to_stop(history))
+        return reason
+
+    def _restore(self) -> None:
+        loaded = self.checkpoints.load()
+        for name in loaded.invalid:
+            self.events.write("checkpoint_invalid", name=name)
+            print(f"checkpoint {name} is damaged: going on from the one before it", flush=True)
+        if loaded.arrays is None:
+            return
+        self.state = loaded.state
+        self.network.restore(loaded.arrays)
+        _set_random_state(self.state.random_state)
+        if self.state.epochs:
+            # Its event is lost if the last process was killed between checkpoint and event.
+            self.events.write("epoch", **encode(self.state.epochs[-1]))
+
+    def _rescale_learning_rate(self) -> None:
+        """Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
+        if self.member.rescale_learning_rate and self.gpus != self.state.gpus:
+            self.network.scale_learning_rate(self.gpus / self.state.gpus)
+        self.state = replace(self.state, gpus=self.gpus)
+
+    def _epoch_seconds_left(self) -> float:
+        same_size = [epoch.seconds for epoch in self.state.epochs if epoch.gpus == self.gpus]
+        seconds = same_size[-1] if same_size else self.expected_epoch_s
+        return seconds * (1 - self.state.part_samples / self.training.samples)
+
+    def _train_epoch(self) -> bool:
+        """Train what is left of the epoch; False if told to stop before its end."""
+        number = len(self.state.epochs) + 1
+        clock = EpochClock(self.training.samples, self.member.batch_size * self.group.size)
+
+        def after_step(position: int) -> None:
+            clock.note(position, batches.loss)
+            self._after_step(number, position, batches.loss)
+
+        batches = Batches(
+            self.training,
+            number,
+            self.state.part_samples,
+            self.group,
+            self.stop,
+            after_step,
+            self.state.part_order or None,
+        )
+        began = time.perf_counter()
+        loss = self.network.train(batches)
+        ended = time.perf_counter()
+        self._account_part(batches, loss, ended - began)
+        last_s = None if self._trained_at is None or batches.start else ended - self._trained_at
+        self._trained_at = ended
+        if not batches.complete:
+            self._save(self._report_checkpoint)
+            return False
+        self._finish_epoch(number, clock.rate, last_s)
+        return True
+
+    def _after_step(self, epoch: int, position: int, loss: Any) -> None:
+        self._saver.check()
+        self.sign()
+        self.note(epoch, position, loss)
+        if self.launched_at:
+            self._report_first_step(time.time())
+            self.launched_at = 0.0
+
+    def _report_first_step(self, now: float) -> None:
+        self.events.write(
+            "first_step",
+            startup_s=now - self.launched_at,
+            restart_s=None if self.restarted_at is None else now - self.restarted_at,
+            peak_memory_bytes=peak_memory(),
+        )
+
+    def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
+        done = batches.position - batches.start
+        self.state = replace(
+            self.state,
+            part_samples=batches.position,
+            part_order=batches.order or (),
+            part_loss=self.state.part_loss + loss * done,
+            part_seconds=self.state.part_seconds + seconds,
+        )
+
+    def _finish_epoch(self, number: int, rate: float | None, last_s: float | None) -> None:
+        """Evaluate, and save and report the epoch, which has taken `last_s` with all that is not training."""
+        began = time.perf_counter()
+        metrics = self.network.evaluate(held_out_batches(self.validation, number, self.sign))
+        evaluate_s = time.perf_counter() - began
+        result = EpochResult(
+            epoch=number,
+            metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
+            seconds=self.state.part_seconds,
+            gpus=self.gpus,
+            finished_at=time.time(),
+            rate=rate,
+            batch_size=self.member.batch_size,
+            gpu_type=self.gpu_type,
+            overhead_s=max(0.0, last_s - self.training.samples / rate) if rate and last_s else None,
+        )
+        check_metrics(result.metrics, self.member.stop.metric)
+        self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)
+
+        def report(manifest: Manifest, seconds: float) -> None:
+            """Report the epoch, too, which is finished once it is in a checkpoint."""
+            self._report_checkpoint(manifest, seconds)
+            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
+            self.show(result)
+
+        self._save(report)
+
+    def _save(self, report: Report) -> None:
+        arrays = self.network.save()
+        self.state = replace(self.state, random_state=_random_state())
+        if self.group.rank == 0:
+            self._saver.save(arrays, self.state, report)
+
+    def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
+        self.events.write(
+            "checkpoint",
+            epoch=len(manifest.state.epochs),
+            part_samples=manifest.state.part_samples,
+            path=str(self.checkpoints.path / manifest.file),
+            bytes=manifest.bytes,
+            sha256=manifest.sha256,
+            seconds=seconds,
+        )
+
+
+def check_metrics(metrics: Mapping[str, float], wanted: str) -> None:
+    """Refuse results that no stop rule can work with.
+
+    Raises
+    ------
+    BadInputError
+        If the stop rule's metric is not among them, or one is not a finite number.
+    """
+    if wanted not in metrics:
+        raise BadInputError(
+            f"the stop rule's metric {wanted} is not among the results: {', '.join(sorted(metrics))}",
+            "name one of them in `stop:`, or compile the model with that metric",
+        )
+    for name, value in metrics.items():
+        if not np.isfinite(value):
+            raise BadInputError(f"{name} is {value} after the epoch: training diverged")
+
+
+def _random_state() -> Any:
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state = [kind, [int(key) for key in keys], position, has_gauss, gauss]
+    version, internal, gauss_next = random.getstate()
+    return {"numpy": numpy_state, "python": [version, list(internal), gauss_next]}
+
+
+def _set_random_state(state: Any) -> None:
+    if state is None:
+        return
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -1,0 +1,88 @@
+"""A member's training in one round, on one rank of its group."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from hetctl.core.layout import board_in
+from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.node_leaders import folder_of
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.context import Built, Share, WorkerContext
+from hetctl.runtime.worker.heartbeat import beating, cores_used, gpu_used
+from hetctl.runtime.worker.messages import Assignment, TrainingSpec
+from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.trainer import StopSignal, Trainer
+
+
+def train(assignment: Assignment, context: WorkerContext) -> None:
+    """Train a member as its round says: until it has converged, or is told to stop."""
+    restarted_at = _restarted_at(assignment, context)
+    spec, place = assignment.task.training, assignment.place
+    assert spec is not None
+    (member,) = spec.ensemble.members
+    share = spec.shares[place.rank]
+    sharing = _sharing(spec, share, context.binding.node)
+    with ExitStack() as stack:
+        built = context.build(
+            *(spec.ensemble, member, place, sharing, share, stack, spec.network, spec.timeouts)
+        )
+        _run(spec, assignment, built, context, restarted_at)
+    built.group.leave()
+
+
+def _restarted_at(assignment: Assignment, context: WorkerContext) -> float | None:
+    """Return since when this start is like any later one; None if that was the first of ranks that stay."""
+    if assignment.own_step:
+        return assignment.launched_at
+    return time.time() if context.is_supplied else None
+
+
+def _run(
+    spec: TrainingSpec,
+    assignment: Assignment,
+    built: Built,
+    context: WorkerContext,
+    restarted_at: float | None,
+) -> None:
+    (member,) = spec.ensemble.members
+    checkpoints = CheckpointFolder(Path(spec.checkpoints))
+    trainer = Trainer(
+        member=member,
+        network=built.network,
+        training=built.training,
+        validation=built.validation,
+        checkpoints=checkpoints,
+        group=built.group,
+        events=reporter(assignment.task, built.group),
+        stop=_stop_signal(context, spec, assignment),
+        gpus=spec.allocation.gpus,
+        expected_epoch_s=built.training.samples / spec.allocation.rate,
+        launched_at=assignment.launched_at,
+        gpu_type=spec.gpu_type,
+        restarted_at=restarted_at,
+        sign=context.sign,
+    )
+    if built.group.rank != 0:
+        trainer.run()
+        return
+    trainer.show = Board(board_in(checkpoints.path), built.training.samples).show
+    device = context.binding.device
+    busy = cores_used() if device is None else gpu_used(device)
+    with beating(context.send_pulse, built.training.samples, busy) as trainer.note:
+        trainer.run()
+
+
+def _sharing(spec: TrainingSpec, share: Share, node: str) -> Sharing:
+    """Say how this process comes by samples; a later member may want more preprocessors than this one."""
+    most = max(1, share.preprocessors or 0, spec.preprocessors)
+    return Sharing(spec.sharing, folder_of(spec.run, node), most, spec.timeouts)
+
+
+def _stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
+    started_up_s = time.time() - assignment.launched_at
+    longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
+    return StopSignal(lambda: context.told(assignment.place.key), spec.deadline, longest_s)

@@ -1,0 +1,53 @@
+"""The order of an epoch, and how a group shares it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sources import ArraySource
+
+
+class Rank:
+    def __init__(self, size, rank):
+        self.size, self.rank = size, rank
+
+    def agree(self, value):
+        return value
+
+
+def batches(samples, size, rank, batch_size, *, start=0, stop_after=10**9):
+    x = np.arange(samples)
+    feed = ArrayFeed(
+        ArraySource(x, x, "training"), Stream(samples, batch_size * size, 1, rank=rank, ranks=size)
+    )
+    calls = iter(range(10**9))
+    return Batches(feed, 1, start, Rank(size, rank), lambda: next(calls) >= stop_after)
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40))
+def test_a_group_sees_every_sample_once_an_epoch(samples, size, batch_size):
+    seen, weights = [], []
+    ranks = [batches(samples, size, rank, batch_size) for rank in range(size)]
+    for shares in zip(*ranks, strict=True):
+        for rank, (x, y) in zip(ranks, shares, strict=True):
+            assert len(x) == len(y) >= 1
+            if rank.weight:
+                seen.extend(x.tolist())
+        weights.append(sum(rank.weight for rank in ranks))
+    assert sorted(seen) == list(range(samples))
+    assert weights == pytest.approx([1.0] * len(weights))
+    assert all(rank.complete for rank in ranks)
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 10))
+def test_stopping_and_going_on_equals_not_stopping(samples, batch_size, steps):
+    whole = [x.tolist() for x, _ in batches(samples, 1, 0, batch_size)]
+    first = batches(samples, 1, 0, batch_size, stop_after=steps)
+    parts = [x.tolist() for x, _ in first]
+    assert len(parts) == min(steps, len(whole))
+    parts += [x.tolist() for x, _ in batches(samples, 1, 0, batch_size, start=first.position)]
+    assert parts == whole

@@ -1,0 +1,204 @@
+"""Values over wires, and doors that open to a key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import threading
+import time
+
+import pytest
+from workbench import wait_for
+
+from hetctl.runtime import transport as wires
+from hetctl.runtime.transport import Address, Door, knock
+
+
+@pytest.fixture
+def pair():
+    door = Door("key")
+    near = knock(door.address, "somebody", 5)
+    _, far = door.wait(5)
+    door.close()
+    yield near, far
+    near.close()
+    far.close()
+
+
+def test_values_arrive_whole_and_in_order(pair):
+    one, other = pair
+    values = [True, None, {"long": "x" * 200_000}, [1, 2.5], "a line\nand another"]
+    sender = threading.Thread(target=lambda: [one.send(value) for value in values])
+    sender.start()
+    assert [other.receive(10) for _ in values] == values
+    sender.join()
+    assert list(other.arrived()) == []
+    one.send("later")
+    wait_for(lambda: list(other.arrived()) == ["later"])
+
+
+def test_what_was_sent_before_the_end_still_arrives(pair):
+    one, other = pair
+    one.send("last words")
+    one.close()
+    assert other.receive(5) == "last words"
+    with pytest.raises(ConnectionError, match="gone"):
+        other.receive()
+
+
+def test_nothing_in_time(pair):
+    with pytest.raises(TimeoutError):
+        pair[0].receive(0.05)
+
+
+def test_guests_are_known_by_what_they_say():
+    door = Door("key")
+    guests = [knock(door.address, {"seat": number}, 5) for number in range(3)]
+    seen = sorted(door.wait(5)[0]["seat"] for _ in guests)
+    assert seen == [0, 1, 2]
+    assert list(door.guests()) == []
+    door.close()
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"",
+        b"no json\n",
+        b"[]\n",
+        b"{}\n",
+        json.dumps({"key": "wrong", "who": 1}).encode() + b"\n",
+        json.dumps({"key": 7, "who": 1}).encode() + b"\n",
+        b"x" * 100_000,
+    ],
+)
+def test_strangers_are_not_let_in(greeting):
+    door = Door("right")
+    with socket.create_connection(("127.0.0.1", door.address.port), 5) as stranger:
+        stranger.sendall(greeting)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert list(door.guests()) == []
+    door.close()
+
+
+def test_a_stranger_who_says_nothing_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(wires, "GREETING_S", 0.5)
+    door = Door("key")
+    with socket.create_connection(("127.0.0.1", door.address.port), 5) as stranger:
+        began = time.monotonic()
+        knock(door.address, "a friend", 5)
+        assert door.wait(5)[0] == "a friend"
+        assert stranger.recv(1) == b""
+        assert time.monotonic() - began < 5
+    door.close()
+
+
+def test_a_door_that_is_closed_opens_to_nobody():
+    door = Door("key")
+    address = door.address
+    door.close()
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        knock(Address("127.0.0.1", address.port, "key"), "late", 0.3)
+
+
+@contextlib.contextmanager
+def descriptors_up_to(limit):
+    """Let this process open descriptors below `limit`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
+    door = Door("key")
+    callers, came = [socket.socket(), socket.socket()], []
+    # Only 0, 1 and 2 are below this limit, and they are open: none that another thread closes now is of use.
+    with descriptors_up_to(3):
+        for who, caller in enumerate(callers):
+            caller.connect(("127.0.0.1", door.address.port))
+            caller.sendall(json.dumps({"key": "key", "who": who}).encode() + b"\n")
+        time.sleep(0.3)
+        came += [who for who, _ in door.guests()]
+    # A call of accept() that was under way had taken its descriptor before it waited (accept4(2) in Linux).
+    assert len(came) <= 1
+    came += [door.wait(5)[0] for _ in range(2 - len(came))]
+    assert sorted(came) == [0, 1]
+    for caller in callers:
+        caller.close()
+    door.close()
+
+
+def test_door_goes_on_accepting_after_an_aborted_connection(monkeypatch):
+    door = Door("key")
+    accept, errors = socket.socket.accept, [ConnectionAbortedError()]
+    monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
+    # The call of accept() that is under way now is not the patched one.
+    for name in ("first", "second"):
+        knock(door.address, name, 5)
+        assert door.wait(5)[0] == name
+    assert not errors
+    door.close()
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
+
+
+def opens(door, host):
+    """Return whether a door lets somebody in who comes by an address."""
+    try:
+        knock(Address(host, door.address.port, "key"), host, 0.1).close()
+    except ConnectionError:
+        return False
+    return door.wait(5)[0] == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_door_at_an_address_opens_there_alone(host):
+    door = Door("key", host)
+    assert door.address.host == host
+    others = {"127.0.0.1", "127.0.0.2", "::1"} - {host}
+    assert [opens(door, address) for address in (host, *others)] == [True, False, False]
+    door.close()
+
+
+@needs_ipv6
+def test_a_door_without_an_address_opens_for_ipv4_and_ipv6():
+    door = Door("key")
+    assert door.address.host == socket.gethostname()
+    assert [opens(door, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3
+    door.close()
+
+
+def _raise(error):
+    raise error
+
+
+def test_wires_work_on_descriptors_beyond_those_that_select_takes():
+    with descriptors_up_to(2048), contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.callback(os.close, os.dup(0))
+        door = Door("key")
+        near = knock(door.address, "somebody", 5)
+        _, far = door.wait(5)
+        assert min(near._end.fileno(), far._end.fileno()) >= 1024
+        near.send("far away")
+        assert far.receive(5) == "far away"
+        assert list(near.arrived()) == []
+        for end in (near, far, door):
+            end.close()
