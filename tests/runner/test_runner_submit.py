@@ -162,7 +162,7 @@ def test_ctrl_c_while_waiting_leaves_the_run_going(start):
 
 
 def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start):
-    project = start(*["{epochs: 25, epoch_s: 0.1}"] * 3)
+    project = start(*["{epochs: 25, epoch_s: 0.3}"] * 3)
     assert project.hetctl("submit").code == 0
     wait_for(lambda: len(project.epochs()) >= 2)
     cancelled = project.hetctl("cancel", "--json")

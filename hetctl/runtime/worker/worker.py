@@ -24,6 +24,7 @@ from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.logs import private_log
 from hetctl.runtime.transport import Wire
 from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import forget_peak
 from hetctl.runtime.worker.measure import measure
 from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, Stop
@@ -128,8 +129,11 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
         try:
             WORK[assignment.task.kind](assignment, context)
         except Exception as error:
-            if context.group.broken():
-                print(f"rank {context.group.rank} leaves, since another one is gone", file=sys.stderr)
+            if isinstance(error, LostPeerError) or context.group.broken():
+                print(
+                    f"rank {assignment.place.rank} leaves, since another one is gone: {error}",
+                    file=sys.stderr,
+                )
                 return LOST_PEER
             return report_failure(error, writer_of(assignment.task))
         context.clear()
