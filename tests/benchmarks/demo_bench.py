@@ -108,6 +108,16 @@ def _table(rounds: list[Round]) -> Table:
         for slots, errors in off.items()
         for name, error in errors.items()
     ]
+    rows += [
+        (
+            f"rates of one member in training, highest over lowest round, {slots} slots",
+            "",
+            "",
+            f"{spread:.3f}",
+        )
+        for slots in (1, 2)
+        if (spread := _spread(rounds, slots))
+    ]
     worst = {slots: max(map(abs, errors.values())) for slots, errors in off.items()}
     predicted = statistics.median(one.runs[OURS].predicted_s / one.runs[OURS].seconds - 1 for one in rounds)
     profile_s = statistics.median(one.profile_s for one in rounds)
@@ -129,6 +139,12 @@ def _table(rounds: list[Round]) -> Table:
         ),
         f"{NOTE.format(rounds=len(rounds), epochs=PAIR_EPOCHS).strip()} Profiling took {profile_s:.0f} s.",
     )
+
+
+def _spread(rounds: list[Round], slots: int) -> float:
+    """Return how far the machine's own speed goes apart from round to round, as the median of members."""
+    seen = [one.seen(slots) for one in rounds]
+    return statistics.median(max(r[name] for r in seen) / min(r[name] for r in seen) for name in seen[0])
 
 
 def _off(rounds: list[Round], slots: int) -> dict[str, float]:
