@@ -53,8 +53,9 @@ class ProgressFold:
     def restore(self, rows: Mapping[str, Row]) -> None:
         """Go on from what was folded; to be called before any event is added."""
         for name, (until, error, progress) in rows.items():
-            member, epochs, *others = progress
+            member, epochs, *others, restarts_s = progress
             done = tuple([EpochResult(*epoch) for epoch in epochs])
+            others = (*others, tuple(restarts_s))
             state = _State(Progress(member, done, *others), error)
             self._folds[name] = self._folds[name].onward(state, tuple(until))
             self._progress[name] = state.progress
