@@ -101,7 +101,7 @@ class RunState:
 
     @property
     def began_at(self) -> float | None:
-        """When the first job started, in seconds since the epoch; None if none has."""
+        """Start of the first job, in seconds since the epoch; None if none has started."""
         return self._usage.began_at
 
     @property

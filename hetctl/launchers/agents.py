@@ -15,7 +15,7 @@ Gpu = tuple[str, int]
 """A node and the number of one of its GPUs."""
 Sets = tuple[ResourceSet, ...]
 Placements = Mapping[str, tuple[Placement, ...]]
-"""Of members, by their names."""
+"""Placements of members, by their names."""
 
 AGENTS = "agents"
 """Name of the step of all nodes."""

@@ -17,7 +17,7 @@ from hetctl.files.durations import format_duration
 from hetctl.planners.base import Options, options_from
 
 MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
-"""Of members in a line, of lines in a message, and of characters in a value."""
+"""Limits: members in a line, lines in a message, and characters in a value."""
 TIME = "time"
 MANY = "*"
 """Stands for the members in the name of what has changed of several."""

@@ -1,4 +1,4 @@
-"""What all-reduces say of a site's links: how fast they are, and where GPUs do not use them."""
+"""Findings from all-reduces: the speed of a site's links, and GPUs that do not use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files and folders a run has: three a member and four a job, whatever the number of its rounds."""
+"""A run has three files a member and four a job, whatever the number of its rounds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Level:
 
     @property
     def nearly_full(self) -> bool:
-        """Whether the kernel may soon end a process of its own choice."""
+        """True if the kernel may soon end a process of its own choice."""
         return self.used > NEARLY * self.limit
 
 

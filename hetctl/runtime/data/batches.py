@@ -1,4 +1,4 @@
-"""What a ``train_fn`` iterates over."""
+"""Batches of an epoch, as a ``train_fn`` iterates over them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Batches:
 
     @property
     def complete(self) -> bool:
-        """Whether the epoch is done."""
+        """True if the epoch is done."""
         return self.position == self._feed.samples
 
     def __iter__(self) -> Iterator[Samples]:
@@ -75,7 +75,7 @@ class Batches:
 
 
 class TrainingData:
-    """What a ``train_fn`` iterates over: the same batches, each as a framework has it.
+    """Batches for a ``train_fn``, each as a framework has it.
 
     Iteration gives pairs (x, y), of which the last one of an epoch may be smaller than the others.
     A compiled step would be traced anew for its shape; `padded` gives batches of one size.
@@ -106,7 +106,7 @@ class TrainingData:
 
     @property
     def loss(self) -> Any:
-        """Of the last batch."""
+        """Loss of the last batch."""
         return self._batches.loss
 
     @loss.setter

@@ -52,7 +52,7 @@ class Lineup:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Of all ranks, by member and rank."""
+        """Roles of all ranks, by member and rank."""
         return roles_of(self.allocations, self.sharing, self.preprocess, self.cores)
 
     @property

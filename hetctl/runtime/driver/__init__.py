@@ -1,1 +1,1 @@
-"""What the driver of a batch job does: starts agents, gives out tasks, and follows what becomes of them."""
+"""The driver of a batch job: starts agents, gives out tasks, and follows what becomes of them."""

@@ -37,7 +37,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """What is to be tried.
+    """An order to try a site.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class EndedGroup:
-    """What a group has come to.
+    """Result of a group.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class EndedGroup:
 
     @property
     def got_sigterm(self) -> bool:
-        """Whether SIGTERM made it leave, or ended it."""
+        """True if SIGTERM made it leave, or ended it."""
         return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
     def cause(self, why: Why) -> str:
@@ -146,7 +146,7 @@ class RunningTask:
 
     @property
     def over(self) -> bool:
-        """Whether nobody is at work any more."""
+        """True if nobody is at work any more."""
         return len(self.done | self.gone) == len(self.seats)
 
     @property

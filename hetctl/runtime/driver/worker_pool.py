@@ -133,7 +133,7 @@ class _Started:
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
-        """Whether an agent on that node is not there already, and may still come."""
+        """Return true if an agent on that node is not there already, and may still come."""
         return self.let_go is None and all(agent.node != node for agent in self.agents.values())
 
     def sets_on(self, node: str) -> list[str]:
@@ -174,7 +174,7 @@ class WorkerPool:
 
     @property
     def busy(self) -> bool:
-        """Whether any group is at work."""
+        """True if any group is at work."""
         return bool(self._running)
 
     def free_nodes(self) -> tuple[Node, ...]:
@@ -184,7 +184,7 @@ class WorkerPool:
         return tuple(node for node in free if node.gpus)
 
     def can_hold(self, allocation: Allocation) -> bool:
-        """Whether the member is not at work, and nobody holds any of these GPUs."""
+        """Return true if the member is not at work, and nobody holds any of these GPUs."""
         gpus = gpus_of(allocation.placement)
         return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
 
@@ -230,7 +230,7 @@ class WorkerPool:
         return [running.ended() for running in over]
 
     def _has_left(self, running: RunningTask) -> bool:
-        """Whether a group is over, and with it the steps that are its own: its GPUs are free only then."""
+        """Return true if a group is over, and its own steps with it: its GPUs are free only then."""
         if not running.over:
             return False
         for name in running.steps:

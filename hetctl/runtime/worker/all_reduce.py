@@ -13,12 +13,12 @@ from hetctl.runtime.frameworks import GLOO, NCCL
 NAME = "all-reduce"
 GB = 1e9
 SIZE_BYTES = {NCCL: 64 * 2**20, GLOO: 8 * 2**20}
-"""Of each rank: so much that links of that kind are busy, and slow ones not for long."""
+"""Bytes of each rank: enough to keep links of that kind busy, and slow ones not for long."""
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """What one rank of a group found.
+    """Result of one rank of a group.
 
     Parameters
     ----------

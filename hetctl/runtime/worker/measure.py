@@ -166,7 +166,7 @@ class FullBatches:
 
     @property
     def waited_s(self) -> float:
-        """What the trainer has waited for batches."""
+        """Seconds that the trainer has waited for batches."""
         return self._feed.waited_s
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class TimedFeed:
 
     @property
     def waited_s(self) -> float:
-        """What the trainer has waited for batches."""
+        """Seconds that the trainer has waited for batches."""
         return self._feed.waited_s
 
     def close(self) -> None:

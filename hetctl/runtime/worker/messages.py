@@ -1,4 +1,4 @@
-"""What a rank is told to do, and what it is told of the driver."""
+"""Messages to a rank, and the address of the driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """What the ranks of a group have to know of their round to train a member.
+    """Specification of a member's training in a round, for the ranks of its group.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """What the ranks of one group do together.
+    """Work that the ranks of one group do together.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Task:
 
     @property
     def log(self) -> Path:
-        """Where the output of all ranks goes."""
+        """Log of all ranks."""
         return Path(self.folder) / "logs" / f"{self.name}.log"
 
 
