@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from workbench import new_project, python_without_training, wait_for
+from workbench import alive, new_project, python_without_training, wait_for
 
 from hetctl.batch.local import LocalBatch
 from hetctl.catalog.catalog import Catalog
@@ -95,6 +95,7 @@ def job_states(project):
 def cut_short(project):
     """Leave a run as a crash between the entry of its job and the call of the batch system does."""
     assert project.here("submit", "--wait").code == 0
+    wait_for(lambda: not alive(str(project.path)))
     save_last_job(project, JobState.SUBMITTING, batch_id="")
     with Catalog.open(project.home.catalog) as catalog:
         catalog.set_run_state(RUN, "queued")

@@ -8,7 +8,7 @@ import pytest
 from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.events import read_folder
+from hetctl.launchers.agents import round_prefix
 
 pytestmark = pytest.mark.slurm
 
@@ -136,10 +136,9 @@ def _state(project) -> str:
 
 def _started(project):
     """Members by round, as their steps are called, and on how many nodes each was placed."""
-    for folder in project.home.run(RUN).rounds():
-        for event in read_folder(folder.events):
-            if event.kind == "step_started":
-                yield f"{folder.path.name}/{event.data['member']}", len(event.data["placement"])
+    for event in project.driver_events(RUN):
+        if event.kind == "step_started":
+            yield f"{round_prefix(event.round)}/{event.data['member']}", len(event.data["placement"])
 
 
 def _steps(cluster, project):
