@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,11 +215,9 @@ def test_a_group_without_a_sign_of_life_is_ended(job, rank):
     job.start("other", 3, steps=1000)
     job.start("deaf", 0, 1, rank=rank, hang=True)
     wait_for(lambda: len(job.at_work("deaf")) == 2)
-    began = time.monotonic()
     (deaf,) = job.end_of("deaf")
     assert deaf.hung
     assert deaf.exit_code > 128
-    assert 1.0 < time.monotonic() - began < 12.0
     job.enough()
     (other,) = job.end_of("other")
     assert (other.exit_code, other.hung) == (0, False)
