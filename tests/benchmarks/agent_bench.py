@@ -24,7 +24,7 @@ from hetctl.core.plan import Placement
 from hetctl.core.site import Node, Queue, Site
 from hetctl.launchers import ResourceSet
 from hetctl.launchers.agents import AGENTS
-from hetctl.runtime.driver.worker_pool import LOG, WorkerPool
+from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.messages import TRAIN, Task
 
 POLL_S = 0.05
@@ -142,7 +142,7 @@ def _start(framework: str) -> tuple[float, float]:
     with _workers(START_NODES, START_RANKS, framework, sys.executable) as (workers, folder):
         began = time.monotonic()
         sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
-        workers._start_agents(AGENTS, sets, folder / "logs" / LOG)
+        workers._start_agents(AGENTS, sets, AgentFiles.within(folder).log)
         gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
         for gpu in gpus:
             workers._start(gpu, AGENTS)
@@ -223,7 +223,7 @@ def _sleepers(nodes: int) -> Iterator[tuple[WorkerPool, Path]]:
 
 @contextmanager
 def _workers(nodes: int, ranks: int, framework: str | None, python: str) -> Iterator[tuple[WorkerPool, Path]]:
-    """Yield a workers whose step starts its agents on this machine."""
+    """Yield a pool whose step starts its agents on this machine."""
     site = Site("s", "slurm", "srun", nodes, ranks, ranks, 2**36, (Queue("q"),), device="slot")
     path, executable = os.environ["PATH"], sys.executable
     with tempfile.TemporaryDirectory() as name:
