@@ -31,7 +31,7 @@ OF_SLURM = tuple(
     )
 )
 MISPLACED = "placement could not be kept"
-"""What the driver writes to the log of a member whose agents are not where its plan has them."""
+"""Words in the log of a member whose agents are not where its plan has them."""
 EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), Why.NOT_LAUNCHED))
 
 BY_CODE = {

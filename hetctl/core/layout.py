@@ -92,7 +92,7 @@ class JobFiles:
 
     @property
     def stop(self) -> Path:
-        """What the script writes when the job's end is near; the text says why, and may be missing."""
+        """Request of the script to end the job; the text is its reason, and may be missing."""
         return self._file("stop")
 
     @property
@@ -102,7 +102,7 @@ class JobFiles:
 
     @property
     def lineups(self) -> Path:
-        """Who trains where, for the nodes' leaders: a line for each round that has any."""
+        """Lineups of rounds for the nodes' leaders: a line for each round that has any."""
         return self._file("lineups.jsonl")
 
     @property
@@ -137,12 +137,12 @@ class RunFolder:
 
     @property
     def memory(self) -> Path:
-        """What the planner remembers, for the next job."""
+        """State of the planner, for the next job."""
         return self.path / "planner.json"
 
     @property
     def state(self) -> Path:
-        """What the events come to so far: a cache, from which readers go on."""
+        """Snapshot of the state that the events come to: a cache, from which readers go on."""
         return self.path / "state.json"
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from hetctl.core.links import NodeLinks
 
 NODES, MEMBERS = "nodes", "members"
-"""What an agent holds: a whole node for the whole job; a member's GPUs on a node for one of its rounds."""
+"""Resource sets of agents: whole nodes for the whole job, or each member's GPUs on a node for a round."""
 
 
 @dataclass(frozen=True)

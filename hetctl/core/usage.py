@@ -52,7 +52,7 @@ class UsageFold:
 
     @property
     def began_at(self) -> float | None:
-        """When the first job started, in seconds since the epoch; None if none has."""
+        """Start of the first job, in seconds since the epoch; None if none has started."""
         return self._jobs[0] if self._jobs else None
 
     def add(self, events: Iterable[Event], steps: Mapping[StepKey, Steps]) -> None:

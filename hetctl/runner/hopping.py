@@ -68,7 +68,7 @@ class HopperRequest:
 
     @property
     def search(self) -> SearchOptions:
-        """What a scheduler is told."""
+        """Options of the scheduler."""
         return SearchOptions(seed=self.seed, seconds=self.plan_seconds)
 
 

@@ -53,7 +53,7 @@ exec {python} -m hetctl.runtime.driver.probe {folder}
 
 @dataclass(frozen=True)
 class Probe:
-    """What the job found.
+    """Findings of the job.
 
     Parameters
     ----------

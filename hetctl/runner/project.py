@@ -25,7 +25,7 @@ from hetctl.files.site_file import detect_site, find_site, list_sites, trace_sit
 ENSEMBLE_FILE = "ensemble.yaml"
 DEFAULT_SITE = "local"
 SUBMIT_COMMANDS = {"sbatch": ("Slurm", "slurm"), "bsub": ("LSF", "lsf")}
-"""Of batch systems: the system's name, and that of the general site that others extend."""
+"""Batch systems by name, with the general site of each that others extend."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class RunWatch:
 
     @property
     def silent(self) -> bool:
-        """Whether the batch system did not answer when it was last asked."""
+        """True if the batch system did not answer when it was last asked."""
         return bool(self._answer[1])
 
     def look(self) -> RunStatus:

@@ -83,7 +83,7 @@ def next_job_of(spec: RunSpec, identity: str, jobs: Sequence[Job]) -> Job:
 
 
 def in_submission(jobs: Sequence[Job]) -> bool:
-    """Whether nobody knows if the batch system has the last one of a run's jobs."""
+    """Return true if it is not known whether the batch system has the last one of a run's jobs."""
     return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
 
 

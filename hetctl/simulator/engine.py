@@ -248,7 +248,7 @@ class Engine:
         return StepEnded(self.now, step.candidate.name, why, no_room)
 
     def _was_told(self, step: Step) -> bool:
-        """Whether the member in training was told to leave."""
+        """Return true if the member in training was told to leave."""
         return self._core.running[step.candidate.name].leaving
 
     def _set_pace(self, indices: Iterable[int]) -> None:

@@ -52,7 +52,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Supplies:
-    """What all members of an ensemble need.
+    """Data and functions that all members of an ensemble need.
 
     Parameters
     ----------

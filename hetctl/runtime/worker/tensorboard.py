@@ -14,9 +14,9 @@ from hetctl.core.profile import EpochResult
 VERSION = "brain.Event:2"
 """Of TensorBoard's files, said in the first record of each."""
 HEADER = struct.Struct("<QI")
-"""Of a record: the length of what is in it, and the checksum of that length."""
+"""Head of a record: the length of its content, and the checksum of that length."""
 FOOTER_BYTES = 4
-"""Of a record: the checksum of what is in it."""
+"""Foot of a record: the checksum of its content."""
 
 
 class Board:

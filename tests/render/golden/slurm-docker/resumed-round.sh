@@ -44,12 +44,12 @@ if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
 fi
 deadline=$((started + left - 300))
 
-# The driver is born deaf to USR2: near the limit some batch systems signal whatever belongs to the job.
+# USR2 is ignored in the driver: near the limit some batch systems signal whatever belongs to the job.
 trap '' USR2
 "$python" -m hetctl.runtime.driver "$folder" --job 3 --deadline "$deadline" --batch-id "$batch_id" &
 driver=$!
 
-# Driver and trainers look for this file, so that no signal has to reach them. On a full disk it is empty.
+# The driver looks for this file, so that no signal has to reach it. On a full disk it is empty.
 tell() {
     [ -e "$stop" ] || { echo "$1" >"$stop.new"; mv "$stop.new" "$stop"; } || kill -TERM "$driver"
 }
