@@ -76,6 +76,11 @@ class JobFiles:
         return self._file("sh")
 
     @property
+    def of_next(self) -> JobFiles:
+        """Files of the next job of the run; its script is there as soon as it may have been submitted."""
+        return JobFiles(self.folder, self.number + 1)
+
+    @property
     def log(self) -> Path:
         """Output of the script and of the driver."""
         return self._file("log")

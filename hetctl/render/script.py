@@ -125,6 +125,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "log": str(job.files.log),
         "stop": str(job.files.stop),
         "claim": str(job.files.claim),
+        "next": str(job.files.of_next.script),
         "site": job.site,
         "queue": job.queue.name,
         "nodes": job.nodes,

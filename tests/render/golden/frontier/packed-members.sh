@@ -25,6 +25,7 @@ run=digits-001
 folder=/shared/ann/digits/.hetctl/runs/digits-001
 stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.stop
 claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
+next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
 batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
 
 # Whoever comes first is this job: a link is made whole or not at all. A requeued job finds its own number.
@@ -34,6 +35,12 @@ rm -f "$claim-$batch_id"
 if [ "$(cat "$claim")" != "$batch_id" ]; then
     echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
     exit 0
+fi
+# Handed on already: the batch system has requeued this job after it submitted the next one, or lost it meanwhile.
+if [ -e "$next" ]; then
+    echo "job $batch_id leaves: job 1 of run $run takes its place" >&2
+    "$python" -m hetctl advance --after-job 0 -- "$run"
+    exit
 fi
 rm -f "$stop"
 
