@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -194,11 +195,17 @@ def test_memory_survives_a_file() -> None:
     assert decide(later).start == decide(copied).start != ()
 
 
-def test_later_decisions_follow_the_plan_at_once() -> None:
+def test_later_decisions_follow_the_plan_without_another_search(monkeypatch: pytest.MonkeyPatch) -> None:
     members, cluster = some_members(4, 100, 64), Cluster.of(64, 4)
-    result = run(members, cluster, Options(plan_seconds=0.3))
-    assert result.plan_seconds - result.slowest_plan_seconds < 0.3
-    assert result.rounds > 5
+    searches: list[Problem] = []
+
+    def counted(problem: Problem, *arguments: Any) -> list[Run]:
+        searches.append(problem)
+        return search(problem, *arguments)
+
+    monkeypatch.setattr("hetctl.planners.static.search", counted)
+    assert run(members, cluster).rounds > 5
+    assert len(searches) == 1
 
 
 def test_wrong_predictions_change_the_times_but_not_the_order() -> None:

@@ -208,7 +208,7 @@ def test_no_epoch_is_lost_or_trained_twice(story):
 def test_no_gpu_of_a_node_is_taken_by_two_ranks_at_once(story):
     records = story.witnesses()
     assert {record["kind"] for record in records} == {"held"}
-    assert {record["gpu"] for record in records} == {f"n{n}-{gpu}" for n in range(1, 5) for gpu in (0, 1)}
+    assert {record["gpu"] for record in records} <= {f"n{n}-{gpu}" for n in range(1, 5) for gpu in (0, 1)}
 
 
 def test_every_rank_sees_all_gpus_of_its_node(story):
