@@ -154,7 +154,7 @@ def new_project(folder: Path, ensemble: str = ENSEMBLE, **fields) -> ProjectFold
     return ProjectFolder(folder, **fields)
 
 
-def wait_for(condition, seconds: float = 30.0):
+def wait_for(condition, seconds: float = 60.0):
     """Wait until something is true; return it."""
     limit = time.monotonic() + seconds
     while not (found := condition()):

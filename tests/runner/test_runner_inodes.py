@@ -77,7 +77,7 @@ def test_a_run_of_several_jobs_and_an_elastic_planner_has_few_files(start):
     project = start("long", [8] * len(MEMBERS), 0.4)
     status = finish(project, "--planner", "doubling", "--time", "16s")
     assert len(status["jobs"]) > 1
-    assert len(status["rounds"]) > len(MEMBERS)
+    assert len(status["rounds"]) > JOB_FILES
     counts = counted(project)
     assert all(counts[member] <= MEMBER_FILES for member in MEMBERS)
     assert all(counts[job["number"]] <= JOB_FILES for job in status["jobs"])

@@ -83,7 +83,7 @@ class Run:
         return state == "finished"
 
     def finish(self):
-        wait_for(self.is_over, 90)
+        wait_for(self.is_over, 240)
         assert self.project.epochs() == {name: list(range(1, EPOCHS + 1)) for name in "abc"}
         return [job.state for job in self.jobs()]
 

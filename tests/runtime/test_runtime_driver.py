@@ -77,7 +77,7 @@ def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
 
 
 def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
-    job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 1.0}}, grace_s=2, wall_s=6)
+    job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 0.6}}, grace_s=3, wall_s=18)
     assert "ended: finished" in job.drive()
     assert job.trained("long") == [1, 2]
 
@@ -157,7 +157,7 @@ def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
 
 
 def test_a_step_that_hangs_is_terminated_and_then_killed_within_the_grace(tmp_path):
-    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=7, grace_s=3)
+    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
     job.drive()
     deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
     assert deaf.data["cause"] == "killed by SIGKILL"

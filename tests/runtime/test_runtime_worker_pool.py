@@ -26,7 +26,7 @@ from hetctl.runtime.transport import Address, knock
 from hetctl.runtime.worker.messages import TRAIN, Task
 
 SLOTS = 4
-TIMEOUTS = Timeouts(hang_s=3.0, ending_s=1.0)
+TIMEOUTS = Timeouts(hang_s=60.0, ending_s=5.0)
 SITE = Site(
     *("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),)), device="slot", timeouts=TIMEOUTS
 )
@@ -211,7 +211,8 @@ def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, ran
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_group_without_a_sign_of_life_is_ended(job, rank):
+def test_a_group_without_a_sign_of_life_is_ended(start, rank):
+    job = start(replace(SITE, timeouts=Timeouts(hang_s=10.0, ending_s=1.0)))
     job.start("other", 3, steps=1000)
     job.start("deaf", 0, 1, rank=rank, hang=True)
     wait_for(lambda: len(job.at_work("deaf")) == 2)
