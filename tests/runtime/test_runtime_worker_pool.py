@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from hetctl.core.codec import decode
 from hetctl.core.ends import EXIT_CODES, LOST_PEER, Why
 from hetctl.core.layout import AgentFiles
 from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.site import MEMBERS, NODES, Node, Queue, Site, Timeouts
+from hetctl.core.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import Welcome
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.transport import Address, knock
 from hetctl.runtime.worker.messages import TRAIN, Task
 
 SLOTS = 4
+PATIENCE_S = 60.0
 TIMEOUTS = Timeouts(hang_s=60.0, ending_s=5.0)
 SITE = Site(
     *("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),)), device="slot", timeouts=TIMEOUTS
@@ -174,6 +176,19 @@ def test_ranks_stay_and_form_group_after_group(job):
     job.end_of("alone", "other")
     assert (job.at_work("alone"), job.at_work("other")) == ([second], [first, third])
     assert job.workers.free_nodes() == (NODE,)
+
+
+def test_waiting_ends_with_what_ranks_come_to_and_not_with_signs_of_life(job):
+    job.start("first", 0, 1)
+    job.end_of("first")
+    began = time.monotonic()
+    job.start("second", 0, 1)
+    while not (over := job.workers.reap()):
+        job.workers.wait(PATIENCE_S)
+    assert ([step.name for step in over], time.monotonic() - began < PATIENCE_S) == (["second"], True)
+    began = time.monotonic()
+    job.workers.wait(1.5 * SIGN_EVERY_S)
+    assert time.monotonic() - began >= 1.5 * SIGN_EVERY_S
 
 
 def test_output_goes_to_the_log_of_whoever_is_at_work(job):

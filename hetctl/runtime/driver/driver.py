@@ -156,7 +156,7 @@ class Driver:
         except OSError as error:
             self._end_by_disk(error)
         if self._ended is None:
-            time.sleep(POLL_S)
+            self._workers.wait(POLL_S)
 
     def _look(self) -> None:
         """Look for steps that have ended, then whether all should end: a step may have heard it first."""

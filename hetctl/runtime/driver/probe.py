@@ -187,7 +187,7 @@ def _work(workers: WorkerPool, task: Task, placement: tuple[Placement, ...], unt
     """Have a group do a task; return its exit code, or None if it is not done by then."""
     workers.start(task, placement)
     while not (over := workers.reap()) and time.monotonic() < until:
-        time.sleep(POLL_S)
+        workers.wait(POLL_S)
     return over[0].exit_code if over else None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from hetctl.control.ends import why_ended
@@ -64,7 +63,7 @@ class _ProfileJob:
             for ended in self._workers.reap():
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
-            time.sleep(POLL_S)
+            self._workers.wait(POLL_S)
 
     def _start(self, point: Point) -> bool:
         placed, left_out = pack(

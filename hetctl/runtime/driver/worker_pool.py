@@ -68,6 +68,8 @@ LEAVE_S = 5.0
 """Steps whose agents are let go end within so long; they are terminated then, and killed after twice that."""
 PRESSURE = (None, signal.SIGTERM, signal.SIGKILL)
 KILLED = 128 + signal.SIGKILL
+NEWS = frozenset({"ready", "master", "signalled", "done"})
+"""Words of ranks that the driver acts on at once."""
 
 
 @dataclass
@@ -163,6 +165,7 @@ class WorkerPool:
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[Gpu, RunningTask] = {}
         self._next_watch = 0.0
+        self._has_news = False
         self._selector = selectors.DefaultSelector()
         self._door = Door(secrets.token_hex(32), control_address(site.network.control))
         write_address(files.address, self._door.address)
@@ -228,6 +231,13 @@ class WorkerPool:
             for gpu in gpus_of(running.placement):
                 del self._running_on[gpu]
         return [running.ended() for running in over]
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so long, or until a rank has said or come to what `reap` acts on."""
+        limit, self._has_news = time.monotonic() + seconds, False
+        while not self._has_news and (left := limit - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                self._hear_agent(key.data)
 
     def _has_left(self, running: RunningTask) -> bool:
         """Return true if a group is over, and its own steps with it: its GPUs are free only then."""
@@ -442,12 +452,15 @@ class WorkerPool:
             self._hear_of_end(agent, gpu, exit_code)
 
     def _hear_of_end(self, agent: _Agent, gpu: Gpu, exit_code: int) -> None:
+        self._has_news = True
         if exit_code == KILLED and gpu in self._running_on:
             agent.killed[gpu] = time.monotonic() + KILL_DOUBT_S
         else:
             self._lose_rank(gpu, exit_code)
 
     def _hear_rank(self, seat: Seat, message: Any) -> None:
+        # Signs of life and pulses call for nothing, and come from all ranks all the time.
+        self._has_news |= not NEWS.isdisjoint(message)
         if "ready" in message:
             seat.ready = True
         elif (group := self._running_on.get(seat.gpu)) and seat in group.working:
