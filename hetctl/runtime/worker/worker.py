@@ -75,6 +75,8 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             if code:
                 return code
             wire.send({"done": True})
+            # The driver plans the next round meanwhile.
+            context.clear()
     return 0
 
 
@@ -136,7 +138,6 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                 )
                 return LOST_PEER
             return report_failure(error, writer_of(assignment.task))
-        context.clear()
     return 0
 
 
