@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -256,7 +256,8 @@ class TensorFlow:
         """Shut it down."""
         _horovod().shutdown()
         if self._rendezvous is not None:
-            self._rendezvous.stop()
+            # It looks twice a second whether it is to end; the next member need not wait for that.
+            threading.Thread(target=self._rendezvous.stop, name="rendezvous", daemon=True).start()
             self._rendezvous = None
 
     def backend(self) -> str:
@@ -279,9 +280,8 @@ class TensorFlow:
         return ()
 
     def clear(self) -> None:
-        """Forget graphs and names."""
+        """Forget graphs and names, and collect what is left of them."""
         keras.backend.clear_session()
-        gc.collect()
 
     def _open_rendezvous(self, ranks: int) -> int:
         """Start the server through which the ranks find one another; return its port."""
