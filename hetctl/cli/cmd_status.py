@@ -16,12 +16,12 @@ def command(run: str | None, watch: bool, as_json: bool) -> None:
 
     Example: hetctl status --watch
     """
-    from hetctl.cli.following import follow, show
+    from hetctl.cli.following import follow, most_shown, show
     from hetctl.runner.project import Project
     from hetctl.runner.status import run_status
 
     project = Project.here()
-    status = run_status(project, run)
+    status = run_status(project, run, most_shown(as_json=as_json))
     if watch:
         follow(project, status.run, as_json=as_json, advancing=False)
     else:

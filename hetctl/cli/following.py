@@ -12,6 +12,7 @@ import click
 from hetctl.cli.output import console, leave, print_json, print_table
 from hetctl.core.codec import encode
 from hetctl.core.errors import LockedError, MembersFailedError
+from hetctl.core.status import MOST_MEMBERS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +50,11 @@ def follow(
     show(status, as_json=as_json, changed=changed)
 
 
+def most_shown(*, as_json: bool) -> int | None:
+    """Return how many members are shown at most, None: all."""
+    return None if as_json else MOST_MEMBERS
+
+
 def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None = None) -> None:
     """Print a run.
 
@@ -67,11 +73,11 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
 
 
 def _failure(status: RunStatus) -> MembersFailedError | None:
-    failed = [member.member for member in status.members if member.state == "failed"]
+    failed = [name for name, state in status.states.items() if state == "failed"]
     if not failed or status.state in UNDER_WAY:
         return None
     return MembersFailedError(
-        f"{len(failed)} of {len(status.members)} members failed: {', '.join(failed)}",
+        f"{len(failed)} of {len(status.states)} members failed: {', '.join(failed)}",
         "`hetctl status` shows the end of their logs",
     )
 
@@ -82,17 +88,18 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
     from hetctl.runner.status import RunWatch
 
     watch = RunWatch(project, run)
-    status = watch.look()
     quiet = as_json or not sys.stdout.isatty()
-    with Live(None if quiet else _screen(status), console=console(), transient=True) as live:
+    lines = 0 if quiet else console().height
+    status = watch.look(lines)
+    with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(POLL_S)
             if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
-            status = watch.look()
+            status = watch.look(lines)
             if not quiet:
-                live.update(_screen(status))
-    return status
+                live.update(_table(status))
+    return watch.look(most_shown(as_json=as_json))
 
 
 def _advance(project: Project, run: str) -> None:
@@ -103,13 +110,6 @@ def _advance(project: Project, run: str) -> None:
         advance(project, run)
     except LockedError:
         return
-
-
-def _screen(status: RunStatus) -> RenderableType:
-    """Show no more members than the terminal has lines."""
-    from hetctl.report.tables import status_table
-
-    return status_table(status, console().width, console().height)
 
 
 def _table(status: RunStatus) -> RenderableType:

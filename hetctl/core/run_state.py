@@ -29,12 +29,9 @@ class News:
     ----------
     members : set of str
         Whose progress may have changed; at the first look all.
-    steps : mapping of (int, str) to tuple of Step
-        Steps that have started or ended, by round and member; at the first look all.
     """
 
     members: set[str]
-    steps: Mapping[StepKey, Steps]
 
 
 class RunState:
@@ -86,8 +83,7 @@ class RunState:
         """
         if not self._news:
             return
-        open_steps = self._usage.open_steps
-        wanted = {*open_steps, *((index, DRIVER) for index, _ in open_steps)}
+        wanted = {*self.open_steps, *((index, DRIVER) for index, _ in self.open_steps)}
         parts = {
             "log": self._log.rows(),
             "progress": self._progress.rows(),
@@ -113,6 +109,15 @@ class RunState:
     def progress(self) -> Mapping[str, Progress]:
         """By member, in the ensemble's order."""
         return self._progress.progress
+
+    @property
+    def open_steps(self) -> Mapping[StepKey, Step]:
+        """Steps whose end nobody has reported, by round and member."""
+        return self._usage.open_steps
+
+    def steps_of(self, member: str) -> Mapping[int, Steps]:
+        """Return the steps of a member, by round."""
+        return self._steps.of(member)
 
     def used(self, now: float) -> Usage:
         """Return what the run has used; `now` is in seconds since the epoch."""
@@ -140,6 +145,5 @@ class RunState:
         self.facts.add(events)
         self._news = self._news or bool(events)
         members = self._progress.add(events) | self._untold
-        told = self._steps.steps if self._untold else steps
         self._untold = set()
-        return News(members, told)
+        return News(members)

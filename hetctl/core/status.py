@@ -9,6 +9,26 @@ from hetctl.core.job import Job
 from hetctl.core.profile import EpochResult
 from hetctl.core.pulse import Pulse
 
+FOREMOST = ("failed", "training", "waiting", "converged")
+"""States of members, those first that need to be seen."""
+MOST_MEMBERS = 200
+"""Most members that are shown; of more, some."""
+
+
+def foremost(states: Mapping[str, str], most: int) -> Mapping[str, str]:
+    """Choose whom to show of many members: those first that failed, then those in training, and that wait.
+
+    Parameters
+    ----------
+    states : mapping of str to str
+        By member; those chosen stay in its order.
+    """
+    if len(states) <= most:
+        return states
+    ranks = [FOREMOST.index(state) for state in states.values()]
+    chosen = set(sorted(range(len(ranks)), key=ranks.__getitem__)[:most])
+    return {name: state for number, (name, state) in enumerate(states.items()) if number in chosen}
+
 
 @dataclass(frozen=True)
 class MemberRate:
@@ -132,7 +152,7 @@ class RoundSpan:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run and all that is known of it.
+    """A run, and what is known of all its members or of those to be shown.
 
     Parameters
     ----------
@@ -143,6 +163,10 @@ class RunStatus:
         Of the whole run, by the plan that was submitted.
     measured_s : float
         From the start of the first job to the end of the last, or until now if the run is under way.
+    states : mapping of str to str
+        Of all members, in the ensemble's order.
+    members, steps, history
+        Of all members, or of those to be shown.
     history : mapping of str to tuple of EpochResult
         By member.
     warnings : tuple of str
@@ -162,6 +186,7 @@ class RunStatus:
     submitted_at: float
     predicted_s: float
     measured_s: float
+    states: Mapping[str, str]
     members: tuple[MemberStatus, ...]
     rounds: tuple[RoundSpan, ...]
     steps: tuple[StepSpan, ...]

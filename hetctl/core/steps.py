@@ -50,23 +50,36 @@ class StepFold:
     """The steps of a run, folded from the driver's events in whatever order they are read."""
 
     def __init__(self) -> None:
-        self._folds: dict[StepKey, OrderedFold[Steps]] = defaultdict(_unstarted)
+        self._folds: dict[str, dict[int, OrderedFold[Steps]]] = defaultdict(lambda: defaultdict(_unstarted))
 
     @property
     def steps(self) -> Mapping[StepKey, Steps]:
         """All that have been reported."""
-        return {key: fold.state for key, fold in self._folds.items()}
+        return {
+            (index, name): fold.state
+            for name, rounds in self._folds.items()
+            for index, fold in rounds.items()
+        }
 
-    def rows(self) -> list[Row]:
-        """Return what `restore` takes."""
-        return [[*key, fold.last, [row_of(step) for step in fold.state]] for key, fold in self._folds.items()]
+    def of(self, member: str) -> Mapping[int, Steps]:
+        """Return the steps of a member, by round."""
+        return {index: fold.state for index, fold in self._folds.get(member, {}).items()}
 
-    def restore(self, rows: Iterable[Row]) -> None:
+    def rows(self) -> dict[str, list[Row]]:
+        """Return what `restore` takes, by member."""
+        return {
+            name: [
+                [index, fold.last, [row_of(step) for step in fold.state]] for index, fold in rounds.items()
+            ]
+            for name, rounds in self._folds.items()
+        }
+
+    def restore(self, rows: Mapping[str, Iterable[Row]]) -> None:
         """Go on from what was folded; to be called before any event is added."""
-        for index, member, until, steps in rows:
-            self._folds[index, member] = OrderedFold(
-                tuple([Step(*step) for step in steps]), _after, tuple(until)
-            )
+        for name, rounds in rows.items():
+            for index, until, steps in rounds:
+                done = tuple([Step(*step) for step in steps])
+                self._folds[name][index] = OrderedFold(done, _after, tuple(until))
 
     def add(self, events: Iterable[Event]) -> Mapping[StepKey, Steps]:
         """Fold more events; return the steps that have changed."""
@@ -74,9 +87,9 @@ class StepFold:
         for event in events:
             if event.source == DRIVER and event.kind in ("step_started", "step_ended"):
                 fresh[event.round, str(event.data["member"])].append(event)
-        for key, told in fresh.items():
-            self._folds[key].add(told)
-        return {key: self._folds[key].state for key in fresh}
+        for (index, name), told in fresh.items():
+            self._folds[name][index].add(told)
+        return {(index, name): self._folds[name][index].state for index, name in fresh}
 
 
 def _unstarted() -> OrderedFold[Steps]:

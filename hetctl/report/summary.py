@@ -145,5 +145,5 @@ def gpus_by_round(counts: Sequence[int], width: int) -> str:
 
 def describe_states(status: RunStatus, states: Sequence[str] = STATES) -> str:
     """Count the members by state, ``7 converged, 1 failed``; states that nobody is in are left out."""
-    counts = Counter(member.state for member in status.members)
+    counts = Counter(status.states.values())
     return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])

@@ -34,26 +34,20 @@ WANTED_ERROR = 0.03
 """Points whose rates are less exact than this are named."""
 ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
 COUNTS_PER_BLOCK = 8
-MOST_MEMBERS = 200
-"""Most members that a table shows all of; of more it shows some."""
-FOREMOST = ("failed", "training", "waiting", "converged")
 MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
 RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
 
 
-def status_table(status: RunStatus, width: int = NARROW, most: int = MOST_MEMBERS) -> RenderableType:
+def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
     """Show a run: where it stands, one line per member, and why members failed.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; what goes beyond 80 shows more rounds.
-    most : int
-        Members that are shown: those that failed first, then those in training, and those that wait.
     """
-    shown = _foremost(status.members, most)
-    failures = [_failure(member) for member in shown if member.state == "failed"]
-    rest = len(status.members) - len(shown)
+    failures = [_failure(member) for member in status.members if member.state == "failed"]
+    rest = len(status.states) - len(status.members)
     more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
     held = device_word(status.device)
     note = Text(f"rate: samples/s on the {held} held last, profiled and seen; best: of all epochs", "dim")
@@ -61,11 +55,11 @@ def status_table(status: RunStatus, width: int = NARROW, most: int = MOST_MEMBER
     return Group(
         _status_header(status),
         Text(),
-        _member_table(status, shown, ROUNDS_WIDTH + max(0, width - NARROW)),
+        _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
         *more,
         note,
         *warnings,
-        *_live_table(status, shown),
+        *_live_table(status),
         *failures,
     )
 
@@ -158,17 +152,8 @@ def _early_ends(jobs: Sequence[Job]) -> str:
     return f"\nended early: {', '.join(ends)}" if ends else ""
 
 
-def _foremost(members: Sequence[MemberStatus], most: int) -> Sequence[MemberStatus]:
-    """Choose whom to show of many members; those chosen stay in order."""
-    if len(members) <= most:
-        return members
-    ranks = {state: rank for rank, state in enumerate(FOREMOST)}
-    order = sorted(range(len(members)), key=lambda i: ranks.get(members[i].state, len(ranks)))
-    return [members[i] for i in sorted(order[:most])]
-
-
-def _member_table(status: RunStatus, shown: Sequence[MemberStatus], rounds_width: int) -> Table:
-    metrics = sorted({member.metric for member in shown})
+def _member_table(status: RunStatus, rounds_width: int) -> Table:
+    metrics = sorted({member.metric for member in status.members})
     one_metric = len(metrics) == 1
     table = ruled_table(
         "member",
@@ -182,7 +167,7 @@ def _member_table(status: RunStatus, shown: Sequence[MemberStatus], rounds_width
         ">time\nmeasured",
         fold="member",
     )
-    for member in shown:
+    for member in status.members:
         best, rate = format_metric(member.best), member.last_rate
         table.add_row(
             Text(printable(member.member)),
@@ -198,9 +183,9 @@ def _member_table(status: RunStatus, shown: Sequence[MemberStatus], rounds_width
     return table
 
 
-def _live_table(status: RunStatus, shown: Sequence[MemberStatus]) -> list[RenderableType]:
+def _live_table(status: RunStatus) -> list[RenderableType]:
     """Show what those in training do just now; nothing if nobody is."""
-    alive = [(member.member, member.pulse) for member in shown if member.pulse]
+    alive = [(member.member, member.pulse) for member in status.members if member.pulse]
     if not alive:
         return []
     use = f">{device_word(status.device, 1)}\nin use"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hetctl.core.ensemble import Member
 from hetctl.core.profile import MemberProfile, Progress
 from hetctl.core.site import Site
-from hetctl.core.status import MemberRate, MemberStatus
+from hetctl.core.status import MemberRate
 from hetctl.perf.scaling import rate_curve, usable_rates
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 
@@ -33,22 +33,27 @@ def rates_of(
     )
 
 
-def wrong_rates(member: MemberStatus) -> list[str]:
+def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
     """Say which of a member's planned rates were off by more than `NOTEWORTHY`."""
     return [
-        f"{member.member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
-        for rate in member.rates
+        f"{member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
+        for rate in rates
         if rate.planned and rate.seen and is_noteworthy(rate.planned, rate.seen)
     ]
 
 
-def rate_warnings(members: Iterable[MemberStatus]) -> tuple[str, ...]:
-    """Say which of the plan's rates were off, and what follows; nothing where none was."""
-    off = [words for member in members for words in wrong_rates(member)]
-    if not off:
+def rate_warnings(wrong: Iterable[str]) -> tuple[str, ...]:
+    """Say which of the plan's rates were off, and what follows; nothing where none was.
+
+    Parameters
+    ----------
+    wrong : iterable of str
+        What `wrong_rates` said of all members.
+    """
+    if not (off := "; ".join(wrong)):
         return ()
     return (
-        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {'; '.join(off)}. Planners go by"
+        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {off}. Planners go by"
         " what is seen, in this run and in later ones; `hetctl profile --force` measures anew",
     )
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import chain
 
-from hetctl.core.ensemble import Member
 from hetctl.core.events import DRIVER, Event
 from hetctl.core.layout import RunFolder
 from hetctl.core.plan import Plan
@@ -16,16 +15,25 @@ from hetctl.core.pulse import Pulse
 from hetctl.core.run import RunSpec
 from hetctl.core.run_facts import RunFacts
 from hetctl.core.run_state import RunState
-from hetctl.core.status import MemberStatus, RoundSpan, StepSpan
-from hetctl.core.steps import Step, StepKey
+from hetctl.core.status import MemberRate, MemberStatus, RoundSpan, StepSpan
+from hetctl.core.steps import Step
 from hetctl.runner.logs import tail_of
 from hetctl.runner.run_rates import rate_warnings, rates_of, wrong_rates
 
 TRAINING = "training"
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The parts of a `RunStatus` that are of the members to be shown."""
+
+    members: tuple[MemberStatus, ...]
+    steps: tuple[StepSpan, ...]
+    history: Mapping[str, tuple[EpochResult, ...]]
+
+
 class RunView:
-    """The lines that are shown of a run; only those that have changed since the last look are made anew."""
+    """A run as people look at it; of its members, lines are made of those alone that are to be shown."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan) -> None:
         self.folder, self.spec = folder, spec
@@ -33,15 +41,7 @@ class RunView:
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._predicted_s = {forecast.member: forecast.training_s for forecast in plan.members}
         self._state = RunState(folder, spec.ensemble, spec.retries)
-        self._steps: dict[int, dict[str, tuple[Step, ...]]] = defaultdict(dict)
-        self._spans: dict[int, dict[str, tuple[StepSpan, ...]]] = defaultdict(dict)
-        self._rounds_of: dict[str, list[int]] = defaultdict(list)
-        self._lines: dict[str, MemberStatus] = {}
-        self._open: set[StepKey] = set()
-        self._pulses: Mapping[str, Pulse] = {}
-        self._wrong: set[str] = set()
-        self._changed: set[str] = set()
-        self._shown: tuple[float, bool, Sequence[int]] | None = None
+        self._wrong: dict[str, list[str]] = {}
 
     @property
     def facts(self) -> RunFacts:
@@ -53,58 +53,46 @@ class RunView:
         """By member, in the ensemble's order."""
         return self._state.progress
 
-    @property
-    def history(self) -> dict[str, tuple[EpochResult, ...]]:
-        """The finished epochs of each member."""
-        return {name: progress.epochs for name, progress in self.progress.items()}
-
     def look(self) -> None:
         """Take in what is new on the disk."""
-        news = self._state.look()
-        for (index, name), steps in news.steps.items():
-            if name not in self._steps[index]:
-                self._rounds_of[name] = sorted([*self._rounds_of[name], index])
-            self._steps[index][name] = steps
-            self._open.discard((index, name))
-            if steps and steps[-1].ended_at is None:
-                self._open.add((index, name))
-        self._changed |= news.members
-        self._changed |= {name for _, name in news.steps}
+        for name in self._state.look().members:
+            self._wrong[name] = wrong_rates(name, self._rates(name))
 
-    def show(self, start: float, under_way: bool, pulses: Mapping[str, Pulse]) -> None:
-        """Bring what is shown up to date.
+    def states(self, *, under_way: bool) -> dict[str, str]:
+        """Return the state of each member, in the ensemble's order.
 
         Parameters
         ----------
-        start : float
-            From when on seconds count.
         under_way : bool
             Whether steps without an end are running; else they ended with their last event.
+        """
+        training = {name for _, name in self._state.open_steps} if under_way else set()
+        return {name: _state_of(done, name in training) for name, done in self.progress.items()}
+
+    def shown(
+        self, states: Mapping[str, str], start: float, pulses: Mapping[str, Pulse], *, under_way: bool
+    ) -> Shown:
+        """Return the lines of members, with their steps by round, and in a round by start.
+
+        Parameters
+        ----------
+        states : mapping of str to str
+            By member: of some or all what `states` returned.
+        start : float
+            From when on seconds count.
         pulses : mapping of str to Pulse
             Live metrics of members in training.
         """
-        self._pulses = pulses
-        shown = start, under_way, tuple(self._begun)
-        open_steps = {name for _, name in self._open}
-        changed = self._changed if under_way else self._changed | open_steps
-        if shown != self._shown:
-            changed = set(self._members)
-        self._shown, self._changed = shown, set()
-        for name in changed & self._members.keys() if self._lines else self._members:
-            self._show_member(self._members[name], start, under_way)
-        for name in open_steps - changed:
-            self._show_pulse(name)
-
-    @property
-    def members(self) -> tuple[MemberStatus, ...]:
-        """In the ensemble's order."""
-        return tuple(self._lines.values())
-
-    @property
-    def steps(self) -> tuple[StepSpan, ...]:
-        """By round, and in a round by start."""
-        rounds = (chain.from_iterable(self._spans[index].values()) for index in sorted(self._spans))
-        return tuple(chain.from_iterable(sorted(r, key=lambda s: (s.start_s, s.member)) for r in rounds))
+        spans = {name: self._spans_of(name, start, under_way) for name in states}
+        return Shown(
+            members=tuple(
+                self._line(name, state, spans[name], pulses.get(name)) for name, state in states.items()
+            ),
+            steps=tuple(
+                sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
+            ),
+            history={name: self.progress[name].epochs for name in states},
+        )
 
     def rounds(self, start: float) -> tuple[RoundSpan, ...]:
         """Return the rounds that have begun."""
@@ -112,70 +100,67 @@ class RunView:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Doubts about the rates."""
-        return rate_warnings(line for name, line in self._lines.items() if name in self._wrong)
+        """Doubts about the rates, of all members."""
+        return rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
 
     @property
     def _begun(self) -> list[int]:
         return sorted(index for index, told in self.facts.rounds.items() if "round_started" in told)
 
-    def _show_member(self, member: Member, start: float, under_way: bool) -> None:
-        name = member.name
-        for index in self._rounds_of[name]:
-            self._spans[index][name] = self._spans_of(index, name, start, under_way)
-        own = [span for index in self._rounds_of[name] for span in self._spans[index][name]]
-        self._lines[name] = self._line(member, self.progress[name], own)
-        self._wrong.discard(name)
-        if wrong_rates(self._lines[name]):
-            self._wrong.add(name)
+    def _rates(self, name: str) -> tuple[MemberRate, ...]:
+        profile = self._profiles.get(name)
+        return rates_of(self._members[name], profile, self.progress[name], self.spec.site)
 
-    def _show_pulse(self, name: str) -> None:
-        line = self._lines[name]
-        if line.state == TRAINING and (pulse := self._pulses.get(name)) != line.pulse:
-            self._lines[name] = replace(line, pulse=pulse)
+    def _spans_of(self, name: str, start: float, under_way: bool) -> list[StepSpan]:
+        return [
+            span
+            for index, steps in sorted(self._state.steps_of(name).items())
+            for step in steps
+            for span in step_spans(step, index, name, start, self._open_until(index, name, under_way))
+        ]
 
-    def _spans_of(self, index: int, name: str, start: float, under_way: bool) -> tuple[StepSpan, ...]:
-        steps = self._steps[index][name]
-        last_at = self._last_heard(index, name) if (index, name) in self._open else start
-        return tuple(
-            span for step in steps for span in step_spans(step, index, name, start, under_way, last_at)
-        )
-
-    def _last_heard(self, index: int, name: str) -> float:
-        """Return when a member in training, or the driver of its round, was last heard of."""
+    def _open_until(self, index: int, name: str, under_way: bool) -> float | None:
+        """Return when a step without an end ended: when it, or the driver of its round, was last heard of."""
+        if under_way or (index, name) not in self._state.open_steps:
+            return None
         reports = self._state.reports
         heard = (reports[index, source].last_at for source in (name, DRIVER))
         return max(at for at in heard if at is not None)
 
-    def _line(self, member: Member, progress: Progress, own: Sequence[StepSpan]) -> MemberStatus:
+    def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Pulse | None) -> MemberStatus:
+        member, progress = self._members[name], self.progress[name]
         held: dict[int, int] = defaultdict(int)
         for step in own:
             held[step.round] += len(step.gpus)
         metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
-        state = _state_of(progress, own)
-        profile = self._profiles.get(member.name)
         return MemberStatus(
-            member=member.name,
+            member=name,
             state=state,
             gpus_by_round=tuple(held.get(index, 0) for index in self._begun),
             epochs=len(progress.epochs),
             max_epochs=member.stop.max_epochs,
             metric=member.stop.metric,
             best=_best(metrics, member.stop.mode),
-            predicted_s=self._predicted_s.get(member.name),
+            predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             cause=progress.failed or progress.converged,
-            log_tail=tail_of(self.folder.log_of(member.name)) if progress.failed else (),
-            rates=rates_of(member, profile, progress, self.spec.site),
-            pulse=self._pulses.get(member.name) if state == TRAINING else None,
+            log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
+            rates=self._rates(name),
+            pulse=pulse if state == TRAINING else None,
         )
 
 
 def step_spans(
-    step: Step, index: int, member: str, start: float, under_way: bool, last_at: float
+    step: Step, index: int, member: str, start: float, open_until: float | None
 ) -> Iterable[StepSpan]:
-    """Return a step's time on each of its nodes; one that a killed job left open ends with `last_at`."""
-    open_until = None if under_way else last_at - start
+    """Return a step's time on each of its nodes.
+
+    Parameters
+    ----------
+    open_until : float or None
+        When a step without an end ended, in seconds since the epoch; None: it is running.
+    """
+    ended_at = open_until if step.ended_at is None else step.ended_at
     for place in step.placement:
         yield StepSpan(
             member=member,
@@ -183,7 +168,7 @@ def step_spans(
             node=place["node"],
             gpus=tuple(place["gpus"]),
             start_s=step.began_at - start,
-            end_s=open_until if step.ended_at is None else step.ended_at - start,
+            end_s=None if ended_at is None else ended_at - start,
             exit_code=step.exit_code,
         )
 
@@ -200,12 +185,12 @@ def _round_span(index: int, told: Mapping[str, Event], start: float) -> RoundSpa
     )
 
 
-def _state_of(progress: Progress, steps: Sequence[StepSpan]) -> str:
+def _state_of(progress: Progress, training: bool) -> str:
     if progress.failed:
         return "failed"
     if progress.converged:
         return "converged"
-    return TRAINING if any(step.end_s is None for step in steps) else "waiting"
+    return TRAINING if training else "waiting"
 
 
 def _best(metrics: Sequence[float], mode: str) -> float | None:

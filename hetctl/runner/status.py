@@ -14,7 +14,7 @@ from hetctl.core.events import Event, in_order
 from hetctl.core.garbage import without_collections
 from hetctl.core.job import Job, JobState
 from hetctl.core.pulse import read_pulses
-from hetctl.core.status import RunStatus
+from hetctl.core.status import RunStatus, foremost
 from hetctl.runner.collect import current_jobs, ended_by_files
 from hetctl.runner.next_state import QUEUED, RUNNING
 from hetctl.runner.project import Project
@@ -26,10 +26,16 @@ ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
 """While a run is watched, its batch system is not asked again sooner than that."""
 
 
-def run_status(project: Project, run: str | None) -> RunStatus:
-    """Return the status of a run, by default the newest; asks the batch system once."""
+def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
+    """Return the status of a run, by default the newest; asks the batch system once.
+
+    Parameters
+    ----------
+    most : int or None
+        Members that are to be shown at most; None: all.
+    """
     with without_collections():
-        return RunWatch(project, run).look()
+        return RunWatch(project, run).look(most)
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
@@ -61,8 +67,8 @@ class RunWatch:
         """True if the batch system did not answer when it was last asked."""
         return bool(self._answer[1])
 
-    def look(self) -> RunStatus:
-        """Return the status as it is now."""
+    def look(self, most: int | None = None) -> RunStatus:
+        """Return the status as it is now, of at most so many members or, by default, of all."""
         record, jobs = self._stored()
         view = self._view_of(record)
         view.look()
@@ -71,7 +77,7 @@ class RunWatch:
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.facts.jobs)
-        return _status(record, *self._answer, view)
+        return _status(record, *self._answer, view, most)
 
     def compared(self, status: RunStatus) -> RunStatus:
         """Return the status of the last look with simulations of the run beside it, if it has finished."""
@@ -109,7 +115,7 @@ class RunWatch:
             return jobs, f"state of the jobs as last seen: {error.message}"
 
 
-def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView) -> RunStatus:
+def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None) -> RunStatus:
     spec, facts = record.spec, view.facts
     start = record.created_at if facts.began_at is None else facts.began_at
     done = not any(member.active for member in view.progress.values())
@@ -121,7 +127,9 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView) ->
     under_way = goes_on and bool(alive)
     files = [view.folder.job(job.number).pulses for job in alive]
     pulses = {name: pulse for file in files for name, pulse in read_pulses(file).items()}
-    view.show(start, under_way, pulses)
+    states = view.states(under_way=under_way)
+    chosen = foremost(states, len(states) if most is None else most)
+    shown = view.shown(chosen, start, pulses, under_way=under_way)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,
@@ -135,11 +143,12 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView) ->
         submitted_at=record.created_at,
         predicted_s=record.plan.predicted_makespan_s,
         measured_s=_measured_s(events, start, under_way),
-        members=view.members,
+        states=states,
+        members=shown.members,
         rounds=view.rounds(start),
-        steps=view.steps,
+        steps=shown.steps,
         jobs=tuple(jobs),
-        history=view.history,
+        history=shown.history,
         warnings=view.warnings,
     )
 

@@ -279,11 +279,11 @@ def decisions(run: Sample, rounds: list[ActiveRound], happenings: Iterable[list[
 def looks(run: Sample) -> list[float]:
     """Return the seconds of looks of ``status --watch`` but the first, shown in 40 lines."""
     watch, console = RunWatch(run.project, RUN), Console(file=io.StringIO(), width=120, height=40)
-    watch.look()
+    watch.look(console.height)
     seconds = []
     for _ in news(run, TIMES):
         began = time.process_time()
-        console.print(status_table(watch.look(), console.width, console.height))
+        console.print(status_table(watch.look(console.height), console.width))
         seconds.append(time.process_time() - began)
     return seconds
 

@@ -180,10 +180,10 @@ def test_looks_see_what_was_written_since_the_last(tmp_path):
     assert state.reports[0, "a"].rate == 7.0
     driver.write("step_ended", member="a", exit_code=1, why="killed", cause="killed by SIGKILL")
     news = state.look()
-    assert (news.members, list(news.steps)) == ({"a"}, [(0, "a")])
+    assert (news.members, list(state.steps_of("a")), state.open_steps) == ({"a"}, [0], {})
     assert state.progress["a"].failures == 1
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
-    (step,) = news.steps[0, "a"]
+    (step,) = state.steps_of("a")[0]
     assert state.used(time.time()) == Usage(1, pytest.approx(step.gpu_seconds))
 
 

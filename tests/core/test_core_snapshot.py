@@ -29,12 +29,12 @@ def state_of(run):
 
 def told(state, news):
     """Return all that a state says."""
-    open_steps = {key for key, steps in news.steps.items() if steps and steps[-1].ended_at is None}
-    reports = {key: state.reports[key] for key in open_steps}
+    steps = {name: state.steps_of(name) for name in NAMES}
+    reports = {key: state.reports[key] for key in state.open_steps}
     rounds = {index: dict(events) for index, events in state.facts.rounds.items()}
     facts = rounds, state.facts.jobs, state.facts.first_step, state.facts.last, state.facts.began_at
     moments = state.began_at, state.next_round
-    return dict(state.progress), state.used(NOW), news.members, news.steps, reports, facts, moments
+    return dict(state.progress), state.used(NOW), news.members, steps, reports, facts, moments
 
 
 def without_snapshot(run):

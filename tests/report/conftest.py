@@ -41,6 +41,7 @@ def _history(best: float, epochs: int) -> tuple[EpochResult, ...]:
 def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunStatus:
     """Give each member its own GPU, four to a node, for 80 of the 100 seconds of each round."""
     bests = {name: 0.9 + 0.01 * i for i, name in enumerate(names)}
+    members = tuple(_member(name, bests[name], rounds) for name in names)
     steps = tuple(
         StepSpan(name, r, f"node-{i // 4}", (i % 4,), 100.0 * r, 100.0 * r + 80, 0)
         for r in range(rounds)
@@ -58,7 +59,8 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
         submitted_at=1e9,
         predicted_s=93.0 * rounds,
         measured_s=100.0 * rounds,
-        members=tuple(_member(name, bests[name], rounds) for name in names),
+        states={member.member: member.state for member in members},
+        members=members,
         rounds=tuple(RoundSpan(r, 0, 100.0 * r, 100.0 * (r + 1), 93.0, "converged") for r in range(rounds)),
         steps=steps,
         jobs=(Job(0, "hetctl-digits-1-0-a", "4711", JobState.FINISHED, 1, 600, 1e9),),

@@ -11,10 +11,10 @@ from hetctl.core.events import Event
 from hetctl.core.profile import EpochResult, MemberProfile, Progress
 from hetctl.core.run import RunSpec
 from hetctl.core.site import Queue, Site
-from hetctl.core.status import MemberRate, MemberStatus
+from hetctl.core.status import MemberRate
 from hetctl.runner.baseline import comparison_of
 from hetctl.runner.planning import ROUND_OVERHEAD_S
-from hetctl.runner.run_rates import rate_warnings, rates_of
+from hetctl.runner.run_rates import rate_warnings, rates_of, wrong_rates
 
 SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
 STOP = StopRule(max_epochs=40, expected_epochs=40)
@@ -83,10 +83,7 @@ def test_rates_are_those_of_the_profile_of_the_plan_and_of_the_last_epochs() -> 
 
 
 def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so() -> None:
-    def member(name: str, *rates: MemberRate) -> MemberStatus:
-        return MemberStatus(name, "converged", (), 1, 1, "loss", None, None, None, rates=rates)
-
-    near = member("near", MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None))
-    assert rate_warnings([near]) == ()
-    (warning,) = rate_warnings([near, member("far", MemberRate(2, None, 593.0, 593.0, 1300.0))])
+    near = [MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None)]
+    assert rate_warnings(wrong_rates("near", near)) == ()
+    (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
     assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning

@@ -19,6 +19,7 @@ from hetctl.core.profile import MemberProfile
 from hetctl.core.pulse import Pulse, write_pulses
 from hetctl.core.run import RunSpec, write_spec
 from hetctl.core.site import Queue, Site
+from hetctl.core.status import foremost
 from hetctl.runner.project import Project
 from hetctl.runner.status import RunWatch
 
@@ -118,12 +119,24 @@ def unhurried(status):
     return replace(status, measured_s=0.0)
 
 
+def assert_cut(cut, whole):
+    """Hold that a look at some members tells the same of them, and what is told of all."""
+    names = [member.member for member in cut.members]
+    assert names == list(foremost(whole.states, 2))
+    assert cut.members == tuple(member for member in whole.members if member.member in names)
+    assert cut.steps == tuple(step for step in whole.steps if step.member in names)
+    assert cut.history == {name: whole.history[name] for name in names}
+    assert (cut.states, cut.warnings, cut.rounds) == (whole.states, whole.warnings, whole.rounds)
+
+
 def test_a_watched_run_is_shown_as_at_a_first_look(project):
     watch, states = RunWatch(project, RUN), set()
     for _ in course(project):
         seen = watch.look()
         assert unhurried(seen) == unhurried(RunWatch(project, RUN).look())
-        states |= {member.state for member in seen.members}
+        assert_cut(RunWatch(project, RUN).look(2), seen)
+        assert seen.states == {member.member: member.state for member in seen.members}
+        states |= set(seen.states.values())
     assert states == {"waiting", "training", "converged", "failed"}
     assert [len(member.gpus_by_round) for member in seen.members] == [3, 3, 3]
     assert (seen.members[1].cause, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
