@@ -1,4 +1,7 @@
-"""The project that a command runs in: its folder, its home, its ensemble and its site."""
+"""The project that a command runs in: its folder, its home, its ensemble and its site.
+
+Pydantic, which checks the files that people write, is only imported when one is read.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ from hetctl.core.ensemble import Ensemble
 from hetctl.core.errors import BadInputError
 from hetctl.core.layout import Home
 from hetctl.core.site import Site, SiteKey
-from hetctl.files.ensemble_file import read_ensemble
-from hetctl.files.site_file import detect_site, find_site, list_sites, trace_site
 
 ENSEMBLE_FILE = "ensemble.yaml"
 DEFAULT_SITE = "local"
@@ -79,6 +80,8 @@ class Project:
 
     def ensemble(self, reference: str | None) -> Ensemble:
         """Return the ensemble of a file or a catalog name; by default the project's only one."""
+        from hetctl.files.ensemble_file import read_ensemble
+
         path = Path(reference) if reference else self.folder / ENSEMBLE_FILE
         if path.suffix in {".yaml", ".yml"} and (reference or path.exists()):
             return read_ensemble(path)
@@ -93,14 +96,20 @@ class Project:
             If there is no such site, or its file is wrong; or none is named and none fits, although
             jobs could be submitted from this machine.
         """
+        from hetctl.files.site_file import find_site
+
         return find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
 
     def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
         """Return a site by name or file, and where each of its keys stands."""
+        from hetctl.files.site_file import trace_site
+
         return trace_site(name, project=self.folder, home=Path.home())
 
     def sites(self) -> list[tuple[str, Path]]:
         """Return the names of all site files, and where each comes from."""
+        from hetctl.files.site_file import list_sites
+
         return list_sites(project=self.folder, home=Path.home())
 
     def batch_system(self, site: Site) -> BatchSystem:
@@ -108,6 +117,8 @@ class Project:
         return batch_system_of(site, self.home.path / "local-jobs")
 
     def _site_of_this_machine(self) -> str:
+        from hetctl.files.site_file import detect_site
+
         host = socket.getfqdn()
         if found := detect_site(host, [self.site(known) for known, _ in self.sites()]):
             return found
