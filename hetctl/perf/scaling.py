@@ -65,6 +65,13 @@ def rate_curve(
     return {m: rates[m] for m in range(1, max_gpus + 1)}, tuple(notes)
 
 
+def rate_on(gpus: int, measured: Mapping[int, float], gpus_per_node: int) -> float | None:
+    """Return the rate on a number of GPUs, measured or else of the curve; None if no rate is usable."""
+    if _usable(measured.get(gpus, 0.0)):
+        return measured[gpus]
+    return rate_curve(measured, gpus, gpus_per_node)[0][gpus] if usable_rates(measured) else None
+
+
 def _usable(rate: float) -> bool:
     return math.isfinite(rate) and rate > 0
 

@@ -8,7 +8,7 @@ from hetctl.core.ensemble import Member
 from hetctl.core.profile import MemberProfile, Progress
 from hetctl.core.site import Site
 from hetctl.core.status import MemberRate
-from hetctl.perf.scaling import rate_curve, usable_rates
+from hetctl.perf.scaling import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 
 
@@ -21,15 +21,11 @@ def rates_of(
     better = known_rates(profile) if profile and profile.seen_rates else profile
     types = {gpu_type for gpu_type, _ in known} or {""}
     points = sorted({*known, *((gpu_type, 1) for gpu_type in types)})
+    profiled = [_rate(profile, *point, site) for point in points]
+    planned = profiled if better is profile else [_rate(better, *point, site) for point in points]
     return tuple(
-        MemberRate(
-            gpus=count,
-            gpu_type=gpu_type or None,
-            profiled=_rate(profile, gpu_type, count, site),
-            planned=_rate(better, gpu_type, count, site),
-            seen=known.get((gpu_type, count)),
-        )
-        for gpu_type, count in points
+        MemberRate(count, gpu_type or None, measured, wanted, known.get((gpu_type, count)))
+        for (gpu_type, count), measured, wanted in zip(points, profiled, planned, strict=True)
     )
 
 
@@ -62,7 +58,4 @@ def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) 
     """Return a profile's rate on a number of GPUs, measured or predicted."""
     if profile is None:
         return None
-    rates = profile.rates_by_type.get(gpu_type, profile.rates)
-    if not (points := usable_rates(rates)):
-        return None
-    return points.get(count) or rate_curve(rates, count, site.gpus_per_node)[0][count]
+    return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
