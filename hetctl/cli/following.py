@@ -89,17 +89,21 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
 
     watch = RunWatch(project, run)
     quiet = as_json or not sys.stdout.isatty()
-    lines = 0 if quiet else console().height
-    status = watch.look(lines)
+    status = watch.look(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(POLL_S)
             if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
-            status = watch.look(lines)
+            status = watch.look(_room(quiet))
             if not quiet:
                 live.update(_table(status))
     return watch.look(most_shown(as_json=as_json))
+
+
+def _room(quiet: bool) -> int:
+    """Return how many members can be seen: no more than the terminal has lines, which may change."""
+    return 0 if quiet else console().height
 
 
 def _advance(project: Project, run: str) -> None:
