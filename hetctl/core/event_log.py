@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,10 @@ class EventLog:
     """The events of a run, from its first job to whatever is appended while somebody looks.
 
     A member's file grows from the start of its step to the end. The files that are there at the first look
-    are found by listing the folder, later ones follow from the drivers' events. A driver that was killed
-    leaves steps open: their files are followed until the member's next step has ended, since a trainer may
-    outlive its driver for a moment.
+    are found by listing the folder, later ones follow from the drivers' events: a file is read when its
+    member's step has started or ended. In between, all files in training are read, or only those that have
+    grown, if trainers tell. A driver that was killed leaves steps open: their files count as in training
+    until the member's next step has ended, since a trainer may outlive its driver for a moment.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -83,6 +84,7 @@ class EventLog:
         self._driver = self._file(DRIVER)
         self._files: dict[str, EventFile] = {}
         self._in_training: dict[str, None] = {}
+        self._lengths: dict[str, int] = {}
         self._listed = False
 
     def rows(self) -> list[Any]:
@@ -97,8 +99,14 @@ class EventLog:
         self._driver = self._files.pop(DRIVER)
         self._in_training = dict.fromkeys(in_training)
 
-    def fresh(self) -> list[Event]:
+    def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
         """Read what is new, first of the drivers: what members wrote before their ends is then there.
+
+        Parameters
+        ----------
+        lengths : mapping of str to int or None
+            Lengths that files have grown to, in bytes, by member, as their trainers have told since the last
+            call; files in training that are not in it are not opened. None: nobody tells.
 
         Raises
         ------
@@ -109,9 +117,17 @@ class EventLog:
         self._listed = True
         told = self._driver.fresh()
         changed = self._understand(told)
-        growing = dict.fromkeys([*sources, *changed, *self._in_training])
+        grown = self._in_training if lengths is None else self._expected(lengths)
+        growing = dict.fromkeys([*sources, *changed, *grown])
         files = [self._known(source) for source in growing if _may_name_a_file(source)]
         return [*told, *(event for file in files for event in file.fresh())]
+
+    def _expected(self, lengths: Mapping[str, int]) -> list[str]:
+        """Return whose files have grown; one that does not show it yet, as on NFS, is looked at again."""
+        self._lengths |= lengths
+        unread = [source for source, length in self._lengths.items() if length > self._known(source).offset]
+        self._lengths = {source: self._lengths[source] for source in unread}
+        return unread
 
     def _understand(self, told: Iterable[Event]) -> list[str]:
         """Note who is in training; return the members whose steps have started or ended."""

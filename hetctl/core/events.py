@@ -65,11 +65,20 @@ class EventWriter:
     ----------
     round_index : int or None
         Of the round that all its events tell of; None where there are no rounds.
+    on_written : callable
+        Told of the length of the file, in bytes, after each event, once that is on the disk.
     """
 
-    def __init__(self, folder: Path, source: str, round_index: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: str,
+        round_index: int | None = None,
+        on_written: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.path = folder / f"{source}.jsonl"
         self._common = {} if round_index is None else {"round": round_index}
+        self._on_written = on_written
         self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
@@ -83,9 +92,10 @@ class EventWriter:
         event = {"kind": kind, "time": time.time(), **self._common, **data}
         line = (json.dumps(event, allow_nan=False) + "\n").encode()
         with self._lock:
-            self._append(line)
+            self._on_written(self._append(line))
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes) -> int:
+        """Append a line; return the length of the file then."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
@@ -97,6 +107,7 @@ class EventWriter:
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
+            return os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
 

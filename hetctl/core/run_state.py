@@ -123,19 +123,25 @@ class RunState:
         """Return what the run has used; `now` is in seconds since the epoch."""
         return self._usage.used(now)
 
-    def look(self) -> News:
-        """Read and fold what has been appended to the run's files since the last look."""
+    def look(self, lengths: Mapping[str, int] | None = None) -> News:
+        """Read and fold what has been appended to the run's files since the last look.
+
+        Parameters
+        ----------
+        lengths : mapping of str to int or None
+            As of `EventLog.fresh`.
+        """
         try:
-            return self._look()
+            return self._look(lengths)
         except StaleSnapshotError:
             self._begin(None)
-            return self._look()
+            return self._look(lengths)
 
-    def _look(self) -> News:
+    def _look(self, lengths: Mapping[str, int] | None) -> News:
         if not self._untold:
-            return self._folded(self._log.fresh())
+            return self._folded(self._log.fresh(lengths))
         with without_collections():
-            return self._folded(self._log.fresh())
+            return self._folded(self._log.fresh(lengths))
 
     def _folded(self, events: Sequence[Event]) -> News:
         for event in events:

@@ -207,6 +207,63 @@ def test_trainers_that_outlive_their_driver_are_heard_until_the_next_step_ends(r
     assert opened == [DRIVER, "b"]
 
 
+def test_where_trainers_tell_only_what_has_grown_is_opened(run, opened):
+    begin(run, 0, "a", "b", "c", job=0)
+    log = EventLog(run)
+    log.fresh({})
+    for name in ("a", "b"):
+        write(run, 0, name, "started")
+    length = run.events_of("a").stat().st_size
+    opened.clear()
+    assert kinds(log.fresh({"a": length})) == [(0, "a", "started")]
+    assert opened == [DRIVER, "a"]
+    opened.clear()
+    assert log.fresh({"a": length}) == log.fresh({}) == []
+    assert opened == [DRIVER, DRIVER]
+
+
+def test_what_was_not_told_is_read_when_the_step_has_ended(run):
+    begin(run, 0, "a", job=0)
+    log = EventLog(run)
+    log.fresh({})
+    write(run, 0, "a", "stopped", reason="alpha")
+    assert log.fresh({}) == []
+    end(run, 0, "a")
+    assert (0, "a", "stopped") in kinds(log.fresh({}))
+
+
+def test_what_a_killed_driver_was_not_told_is_read_by_the_next_one(run):
+    begin(run, 0, "a", job=0)
+    EventLog(run).fresh({})
+    write(run, 0, "a", "started")
+    log = EventLog(run)
+    assert (0, "a", "started") in kinds(log.fresh({}))
+    write(run, 0, "a", "stopped", reason="late")
+    begin(run, 1, "a", job=1)
+    assert (0, "a", "stopped") in kinds(log.fresh({}))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_length_that_does_not_show_yet_is_looked_for_again(run, opened, ended):
+    begin(run, 0, "a", job=0)
+    path = run.create().events_of("a")
+    log = EventLog(run)
+    log.fresh({})
+    write(run, 0, "a", "started")
+    write(run, 0, "a", "first_step")
+    whole = path.read_bytes()
+    if ended:
+        end(run, 0, "a")
+    path.unlink()
+    log.fresh({"a": len(whole)})
+    for length, seen in ((10, []), (whole.index(b"\n") + 1, ["started"]), (len(whole), ["first_step"])):
+        path.write_bytes(whole[:length])
+        assert [event.kind for event in log.fresh({})] == seen
+    opened.clear()
+    assert log.fresh({}) == []
+    assert opened == [DRIVER]
+
+
 @pytest.mark.parametrize("name", ["", "../../x", "\0", "x" * 5000, "\ud800", "driver"])
 def test_names_that_were_garbled_open_no_file(run, name):
     begin(run, 0, name)

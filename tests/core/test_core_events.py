@@ -110,13 +110,29 @@ def test_after_a_torn_line_the_next_event_starts_a_line_of_its_own(tmp_path):
     assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2), ("d", 3)]
 
 
+def test_the_length_of_the_file_is_told_when_the_event_can_be_read(tmp_path):
+    path, told = tmp_path / "m.jsonl", []
+
+    def hear(length):
+        told.append((length, [event.kind for event in read_events(path)]))
+
+    path.write_text('{"kind": "torn')
+    writer = EventWriter(tmp_path, "m", on_written=hear)
+    writer.write("a")
+    first = path.stat().st_size
+    writer.write("b")
+    assert told == [(first, ["a"]), (path.stat().st_size, ["a", "b"])]
+
+
 def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
-    writer = EventWriter(tmp_path, "a")
+    told = []
+    writer = EventWriter(tmp_path, "a", on_written=told.append)
     writer.write("first")
     whole = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, line: whole(descriptor, line[:9]))
     with pytest.raises(OSError, match="No space left"):
         writer.write("second")
     monkeypatch.undo()
+    assert told == [writer.path.stat().st_size]
     writer.write("third")
     assert [event.kind for event in read_events(writer.path)] == ["first", "third"]
