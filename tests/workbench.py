@@ -21,13 +21,13 @@ from pathlib import Path
 
 from hetctl.core.codec import encode
 from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.events import EventWriter
 from hetctl.core.layout import Home
 from hetctl.core.measurement import read_measurements
 from hetctl.core.profile import EpochResult, Machine, ProfilePoint
 from hetctl.core.progress import events_in
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker.messages import MEASURE, TRAIN, Task
+from hetctl.runtime.worker.reporting import reporter
 
 TINY = Path(__file__).parent / "ensembles"
 AGENT = "hetctl.runtime.agent"
@@ -213,7 +213,8 @@ def led(pretend):
         def told():
             return context.told(assignment.place.key)
 
-        if context.group.rank == 0 and (code := pretend(task, told)):
+        events = reporter(task, context.group, context.send_written)
+        if context.group.rank == 0 and (code := pretend(task, events, told)):
             os._exit(code)
         context.group.leave()
 
@@ -235,7 +236,7 @@ class NoLink:
         pass
 
 
-def measure(task: Task, _told) -> int:
+def measure(task: Task, events, _told) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
 
     ``fail``: report an error.
@@ -247,7 +248,6 @@ def measure(task: Task, _told) -> int:
     time.sleep(member.config.get("measure_s", 0.1))
     while not Path(member.config.get("gate", "/")).exists():
         time.sleep(0.05)
-    events = EventWriter(task.events, task.name)
     if member.config.get("fail"):
         events.write("failed", error="no such layer")
         return 1
@@ -259,7 +259,7 @@ def measure(task: Task, _told) -> int:
     return 0
 
 
-def train(task: Task, told) -> int:
+def train(task: Task, events, told) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
@@ -272,7 +272,6 @@ def train(task: Task, told) -> int:
     training = task.training
     member = training.ensemble.member(task.name)
     config = member.config
-    events = EventWriter(task.events, task.name, task.round)
     state = Path(training.checkpoints) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0

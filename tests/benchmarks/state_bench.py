@@ -62,7 +62,7 @@ from hetctl.runtime.driver.workloads import Members
 from hetctl.runtime.driver.planner_state import last_memory
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)
-members = Members(folder, spec, spec.gpus)
+members = Members(folder, spec, spec.gpus, dict)
 last_memory(folder)
 assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
 """

@@ -11,6 +11,7 @@ from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError, Place
 from hetctl.runtime.worker.messages import MEASURE, Assignment, Task
+from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import WORK, work
 
 FAILURES = {
@@ -31,11 +32,26 @@ def test_a_rank_is_not_blamed_for_what_its_group_has_lost(
     def fail(_assignment: Assignment, _context: WorkerContext) -> None:
         raise error
 
-    for name in ("events", "logs"):
-        (tmp_path / name).mkdir()
+    told: list[int] = []
     monkeypatch.setitem(WORK, MEASURE, fail)
-    assignment = Assignment(Task(MEASURE, str(tmp_path), "m"), Place(1, 2), 0.0)
     with ExitStack() as keep:
-        assert work(assignment, WorkerContext(Binding("n1", 0, None, (0,)), keep)) == code
+        context = WorkerContext(Binding("n1", 0, None, (0,)), keep, send_written=told.append)
+        assert work(_assignment(tmp_path), context) == code
     assert [event.kind for event in read_folder(tmp_path / "events")] == events
+    assert told == [path.stat().st_size for path in (tmp_path / "events").iterdir()]
     assert str(error) in capsys.readouterr().err
+
+
+def test_an_event_that_cannot_be_told_is_on_the_disk(tmp_path: Path) -> None:
+    def refuse(_length: int) -> None:
+        raise ConnectionResetError
+
+    task = _assignment(tmp_path).task
+    writer_of(task, refuse).write("started")
+    assert [event.kind for event in read_folder(task.events)] == ["started"]
+
+
+def _assignment(folder: Path) -> Assignment:
+    for name in ("events", "logs"):
+        (folder / name).mkdir()
+    return Assignment(Task(MEASURE, str(folder), "m"), Place(1, 2), 0.0)

@@ -42,6 +42,7 @@ from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker import worker
+from hetctl.runtime.worker.reporting import reporter
 
 class NoLink:
     needs = "nothing"
@@ -60,6 +61,8 @@ def work(assignment, context):
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
+    for kind in how.get("tell", ()):
+        reporter(assignment.task, ranks, context.send_written).write(kind)
     if how.get("rank", 0) == ranks.rank:
         if how.get("raise"): raise ValueError("no such layer")
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
@@ -251,6 +254,15 @@ def test_a_signal_reaches_one_group_alone(job, number):
     job.enough()
     (other,) = job.end_of("other")
     assert (other.exit_code, other.signalled) == (0, False)
+
+
+def test_rank_0_tells_how_long_its_event_file_has_become(job):
+    job.start("a", 0, 1, tell=["started", "first_step"])
+    job.start("b", 2)
+    job.end_of("a", "b")
+    length = (job.folder / "events" / "a.jsonl").stat().st_size
+    assert job.workers.take_written() == {"a": length}
+    assert job.workers.take_written() == {}
 
 
 def test_sigterm_to_any_rank_is_said_and_leaves_the_rank_for_the_next_task(job):

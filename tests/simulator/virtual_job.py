@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import KILLED
 from hetctl.runtime.worker.messages import Task
+from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import AskAgain, Command
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import Event
@@ -151,6 +153,7 @@ class VirtualPool:
     job: int
     lockstep: bool = False
     groups: list[Group] = field(default_factory=list)
+    written: dict[str, int] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -189,6 +192,10 @@ class VirtualPool:
 
     def pulses(self) -> dict[str, Pulse]:
         return {}
+
+    def take_written(self) -> dict[str, int]:
+        written, self.written = self.written, {}
+        return written
 
     def signalled(self) -> tuple[str, ...]:
         return ()
@@ -243,7 +250,7 @@ class VirtualPool:
         """Train until now; return the lost nodes of a group that is over, None of any other."""
         name, now = group.task.name, time.time()
         profile, done = self.profiles[name], self.trained[name]
-        events = EventWriter(group.task.events, name, group.task.round)
+        events = writer_of(group.task, partial(self._note_written, name))
         assert profile.samples is not None
         assert profile.samples_per_epoch is not None
         if now >= group.ready and not group.began:
@@ -270,6 +277,9 @@ class VirtualPool:
         if now >= group.ready and group.told:
             return self._stop(group, events, group.told)
         return None
+
+    def _note_written(self, name: str, length: int) -> None:
+        self.written[name] = length
 
     def _stop(self, group: Group, events: EventWriter, reason: str) -> tuple[str, ...]:
         samples = group.part + (time.time() - group.since) * group.rate

@@ -83,7 +83,7 @@ class Driver:
         self._nodes = [node.name for node in nodes]
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._members = Members(folder, self._spec, self._workers.gpus)
+        self._members = Members(folder, self._spec, self._workers.gpus, self._workers.take_written)
         self._began_at = self._members.began_at
         first_round = self._members.next_round
         self._events = SteadyWriter(folder.events, DRIVER, first_round, self._end_by_disk)

@@ -164,6 +164,7 @@ class WorkerPool:
         self._seats: dict[Gpu, Seat] = {}
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[Gpu, RunningTask] = {}
+        self._written: dict[str, int] = {}
         self._next_watch = 0.0
         self._has_news = False
         self._selector = selectors.DefaultSelector()
@@ -264,6 +265,11 @@ class WorkerPool:
     def pulses(self) -> dict[str, Pulse]:
         """Return the live metrics of the groups that have sent any, by the names of their tasks."""
         return {name: group.pulse for name, group in self._running.items() if group.pulse}
+
+    def take_written(self) -> dict[str, int]:
+        """Return to which lengths event files have grown, in bytes, since the last call, by their tasks."""
+        written, self._written = self._written, {}
+        return written
 
     def signalled(self) -> tuple[str, ...]:
         """Return the names of the tasks of groups of which a rank has got SIGTERM."""
@@ -465,6 +471,8 @@ class WorkerPool:
             seat.ready = True
         elif (group := self._running_on.get(seat.gpu)) and seat in group.working:
             group.hear(seat, message)
+            if "written" in message:
+                self._written[group.task.name] = message["written"]
 
     def _lose_killed_ranks(self, agent: _Agent, now: float) -> None:
         for gpu in [gpu for gpu, due in agent.killed.items() if now >= due]:

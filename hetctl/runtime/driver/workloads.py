@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hetctl.core.ensemble import Member
@@ -40,19 +40,24 @@ class Seen:
 class Members:
     """The members of a run that still need training.
 
-    `left`, `seen` and `rates_seen` take in what is on the disk when they are called, and read each event
-    once; what else is asked for is as of then.
+    `left`, `seen` and `rates_seen` take in what has been written until they are called, as far as trainers
+    have told, and read each event once; what else is asked for is as of then.
 
     Parameters
     ----------
     gpus : int
         Of the job.
+    take_written : callable
+        Returns which lengths of event files trainers have told since it was last called (`EventLog.fresh`).
     """
 
-    def __init__(self, folder: RunFolder, spec: RunSpec, gpus: int) -> None:
+    def __init__(
+        self, folder: RunFolder, spec: RunSpec, gpus: int, take_written: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._members = {member.name: member for member in spec.ensemble.members}
         self._state = RunState(folder, spec.ensemble, spec.retries)
+        self._take_written = take_written
         self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
         self._look()
         self._began_at = time.time() if self._state.began_at is None else self._state.began_at
@@ -113,7 +118,8 @@ class Members:
     def _look(self) -> None:
         """Take in what is new on the disk."""
         progress = self._state.progress
-        self._workloads.update({name: progress[name] for name in self._state.look().members})
+        news = self._state.look(self._take_written())
+        self._workloads.update({name: progress[name] for name in news.members})
 
     def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
         """Return what the trainers of a round's members have reported."""

@@ -85,6 +85,8 @@ class WorkerContext:
         Called every few seconds while there is progress.
     send_pulse : callable
         Takes the live metrics of the member in training.
+    send_written : callable
+        Takes the length of the task's event file, in bytes, after each event.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class WorkerContext:
         announce: Callable[[Address], None] = lambda _: None,
         give_sign: Callable[[], None] = lambda: None,
         send_pulse: Callable[[Pulse], None] = lambda _: None,
+        send_written: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.group: Group = SingleRank()
         self.binding = binding
@@ -102,6 +105,7 @@ class WorkerContext:
         self.announce = announce
         self._give_sign = give_sign
         self.send_pulse = send_pulse
+        self.send_written = send_written
         self.told = told
         self._next_sign = 0.0
         self._supplies: Supplies | None = None

@@ -41,7 +41,7 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     point = next(point for point in measurements.points if point.source == assignment.task.name)
     with ExitStack() as stack:
         result, built = _measure_point(measurements, point, assignment, context, stack)
-    reporter(assignment.task, built.group).write("point", **encode(result))
+    reporter(assignment.task, built.group, context.send_written).write("point", **encode(result))
     built.group.leave()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from hetctl.core.ends import EXIT_CODES, Why
@@ -28,14 +29,25 @@ class _Silent:
         """Ranks other than 0 report nothing."""
 
 
-def writer_of(task: Task) -> EventWriter:
-    """Return what writes the events of a task."""
-    return EventWriter(task.events, task.name, task.round)
+def writer_of(task: Task, send_written: Callable[[int], None]) -> EventWriter:
+    """Return what writes the events of a task.
+
+    Parameters
+    ----------
+    send_written : callable
+        Takes the length of the file after each event, in bytes; a connection that is gone is no matter here.
+    """
+
+    def tell(length: int) -> None:
+        with contextlib.suppress(ConnectionError):
+            send_written(length)
+
+    return EventWriter(task.events, task.name, task.round, tell)
 
 
-def reporter(task: Task, group: Group) -> Any:
-    """Return rank 0's event writer, and a silent one for the others."""
-    return writer_of(task) if group.rank == 0 else _Silent()
+def reporter(task: Task, group: Group, send_written: Callable[[int], None]) -> Any:
+    """Return rank 0's event writer, as of `writer_of`, and a silent one for the others."""
+    return writer_of(task, send_written) if group.rank == 0 else _Silent()
 
 
 def report_failure(error: Exception, events: EventWriter) -> int:

@@ -57,7 +57,7 @@ def _run(
         validation=built.validation,
         checkpoints=checkpoints,
         group=built.group,
-        events=reporter(assignment.task, built.group),
+        events=reporter(assignment.task, built.group, context.send_written),
         stop=_stop_signal(context, spec, assignment),
         gpus=spec.allocation.gpus,
         expected_epoch_s=built.training.samples / spec.allocation.rate,

@@ -67,6 +67,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             announce=lambda address: wire.send({"master": encode(address)}),
             give_sign=lambda: wire.send({}),
             send_pulse=lambda pulse: wire.send({"pulse": encode(pulse)}),
+            send_written=lambda length: wire.send({"written": length}),
         )
         wire.send({"ready": True})
         for assignment in inbox.assignments():
@@ -137,7 +138,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                     file=sys.stderr,
                 )
                 return LOST_PEER
-            return report_failure(error, writer_of(assignment.task))
+            return report_failure(error, writer_of(assignment.task, context.send_written))
     return 0
 
 
