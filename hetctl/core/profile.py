@@ -233,6 +233,13 @@ class Candidate:
         """What it costs to stop this member and start it again."""
         return self.checkpoint_s + (self.startup_s if self.restart_s is None else self.restart_s)
 
+    def with_left(self, samples_left: float) -> Candidate:
+        """Return the member with other work left; a driver asks for all in training at each decision."""
+        other = object.__new__(Candidate)
+        # `dataclasses.replace` takes six times as long.
+        vars(other).update(vars(self), samples_left=samples_left)
+        return other
+
     def interrupted(self, samples_left: float) -> Candidate:
         """Return the member as it is after a step that did not finish it."""
         startup_s = self.startup_s if self.restart_s is None else self.restart_s

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reporting_ranks import ReportingRanks, reporting_ranks
 from rich.console import Console
 from tables import Figure, Table
 
@@ -85,10 +86,19 @@ class Sample:
         """The members in training."""
         return [member.name for member in self.spec.ensemble.members[:IN_TRAINING]]
 
+    @property
+    def in_training(self) -> tuple[Allocation, ...]:
+        """Where they train."""
+        return _allocations(self.spec.ensemble)[:IN_TRAINING]
+
+    def events(self) -> dict[str, EventWriter]:
+        """Return what writes the events of those in training; nobody is told."""
+        return {name: EventWriter(self.folder.events, name, LAST) for name in self.training}
+
     def open_round(self) -> ActiveRound:
         events = EventWriter(self.folder.events, DRIVER, LAST)
         opened = ActiveRound(self.folder, LAST, events, time.time(), lambda *_: None)
-        opened.active = {a.member: a for a in _allocations(self.spec.ensemble)[:IN_TRAINING]}
+        opened.active = {a.member: a for a in self.in_training}
         return opened
 
 
@@ -231,48 +241,49 @@ def _append(path: Path, index: int, events: Iterable[dict[str, Any]]) -> None:
         file.writelines(json.dumps({**event, "round": index}) + "\n" for event in events)
 
 
-def news(run: Sample, times: int) -> Iterator[list[str]]:
-    """Have some members in training finish an epoch, again and again; return who it was."""
-    for turn in range(times):
-        at = turn * NEWS % IN_TRAINING
+def news(run: Sample, events: Mapping[str, EventWriter], epoch: int) -> Iterator[list[str]]:
+    """Have some members in training finish an epoch, and then others; return who it was."""
+    for at in range(0, TIMES * NEWS, NEWS):
         for number in range(at, at + NEWS):
-            epoch = {
-                **_epoch(number, ROUNDS + 1 + turn * NEWS // IN_TRAINING, time.time()),
-                "evaluate_s": 5.0,
-            }
-            _append(run.folder.events_of(f"net-{number:05d}"), LAST, [epoch])
+            events[run.training[number]].write(**_epoch(number, epoch, time.time()), evaluate_s=5.0)
         yield run.training[at : at + NEWS]
 
 
-def last_to_leave(run: Sample) -> Iterator[list[str]]:
+def last_to_leave(run: Sample, events: Mapping[str, EventWriter]) -> Iterator[list[str]]:
     """End the steps of the members in training: of most at once, of the last ones a few at a time."""
     stay = run.training[-TIMES * NEWS :]
-    _end(run, run.training[: -TIMES * NEWS])
+    _end(run, run.training[: -TIMES * NEWS], events)
     for at in range(0, len(stay), NEWS):
-        _end(run, stay[at : at + NEWS])
+        _end(run, stay[at : at + NEWS], events)
         yield stay[at : at + NEWS]
 
 
-def _end(run: Sample, names: list[str]) -> None:
+def _end(run: Sample, names: list[str], events: Mapping[str, EventWriter]) -> None:
     end = {"exit_code": 0, "why": "told", "cause": "told to leave", "fault": False}
     for name in names:
-        stopped = {"kind": "stopped", "time": time.time(), "reason": "alpha", "part_samples": 300}
-        _append(run.folder.events_of(name), LAST, [stopped])
+        events[name].write("checkpoint", **_checkpoint(name, ROUNDS, 700))
+        events[name].write("stopped", reason="alpha", part_samples=700)
     ends = ({"kind": "step_ended", "time": time.time(), "member": name, **end} for name in names)
     _append(run.folder.events_of(DRIVER), LAST, ends)
 
 
-def decisions(run: Sample, rounds: list[ActiveRound], happenings: Iterable[list[str]]) -> list[float]:
+def decisions(
+    run: Sample, ranks: ReportingRanks, rounds: list[ActiveRound], happenings: Iterable[list[str]]
+) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
-    members, seconds = Members(run.folder, run.spec, run.spec.gpus), []
-    members.seen(rounds, time.time())
+    members = Members(run.folder, run.spec, run.spec.gpus, ranks.workers.take_written)
+    before = dict(members.seen(rounds, time.time()).left)
+    seconds = []
     for names in happenings:
         began = time.process_time()
-        members.seen(rounds, time.time())
+        ranks.workers.reap()
+        seen = members.seen(rounds, time.time())
         members.left()
         members.used(time.time())
         members.as_they_are(names)
         seconds.append(time.process_time() - began)
+        assert all(seen.left[name] != before[name] for name in names), "what was told has not been read"
+        before = dict(seen.left)
     return seconds
 
 
@@ -281,7 +292,7 @@ def looks(run: Sample) -> list[float]:
     watch, console = RunWatch(run.project, RUN), Console(file=io.StringIO(), width=120, height=40)
     watch.look(console.height)
     seconds = []
-    for _ in news(run, TIMES):
+    for _ in news(run, run.events(), ROUNDS + 1):
         began = time.process_time()
         console.print(status_table(watch.look(console.height), console.width))
         seconds.append(time.process_time() - began)
@@ -308,8 +319,9 @@ def table(quick: bool = False) -> Table:
         restarts = [seconds_of("-c", RESTART, run.folder.path, folder=folder) for _ in times]
         statuses = [seconds_of("-m", "hetctl", "status", RUN, folder=folder) for _ in times]
         watched = looks(run)
-        training = decisions(run, [run.open_round()], news(run, TIMES))
-        ending = decisions(run, [], last_to_leave(run))
+        with reporting_ranks(run.folder.path, run.spec, LAST, run.in_training) as ranks:
+            training = decisions(run, ranks, [run.open_round()], news(run, ranks.events, ROUNDS + 2))
+            ending = decisions(run, ranks, [], last_to_leave(run, ranks.events))
         files = [path.read_bytes() for path in run.folder.events.glob("*.jsonl")]
     found = (
         ("a decision as the round's last members leave, ms", [1000 * seconds for seconds in ending], 10.0),
@@ -328,9 +340,10 @@ def table(quick: bool = False) -> Table:
         tuple(Figure(what, statistics.median(values), bar) for what, values, bar in found),
         f"Processor time, files in the page cache: {MEMBERS:,} members, {ROUNDS} rounds, {events:,} events "
         f"in {len(files):,} files. Between two decisions or looks {NEWS} of {IN_TRAINING:,} members in "
-        "training finish an epoch, or leave. A decision is all but the planner's part, with two looks at the "
-        "files. A restart is imports, run.json, the snapshot of the state, later events, and the work left; "
-        f"`status` is the whole command. Since the snapshot all {IN_TRAINING:,} in training have reported.",
+        "training finish an epoch, or leave, and tell the driver. A decision is all but the planner's part: "
+        "hearing the ranks, and two looks at the files. A restart is imports, run.json, the snapshot of the "
+        "state, later events, and the work left; `status` is the whole command. Since the snapshot all "
+        f"{IN_TRAINING:,} in training have reported.",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +34,11 @@ def test_before_its_first_step_a_member_has_trained_nothing():
 
 def test_samples_count_from_the_first_step_on():
     assert left(event("started", 1.0), event("first_step", 2.0), now=4.0) == 320
+
+
+def test_all_else_of_a_member_stays_as_it_is():
+    assert CANDIDATE.with_left(3.0) == replace(CANDIDATE, samples_left=3.0)
+    assert CANDIDATE.samples_left == 340
 
 
 def test_no_more_is_counted_than_the_epoch_holds():

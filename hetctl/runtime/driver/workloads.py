@@ -128,15 +128,16 @@ class Members:
     def _held(self, opened: ActiveRound, now: float) -> Iterator[Held]:
         """Return those in training of a round that were not told to leave."""
         since = opened.opened_at - self._began_at
+        left, progress = self._workloads.left, self._state.progress
         for name, report in self._reports(opened).items():
-            candidate = self._workloads.left.get(name)
+            candidate = left.get(name)
             if candidate is None or name in opened.leaving:
                 continue
             allocation = opened.active[name]
             # Of several types of GPU the allocation's rate is that of its own.
             rates = {} if candidate.rates_by_type else candidate.rates
             rate = rates.get(allocation.gpus, allocation.rate)
-            part_samples = self._state.progress[name].part_samples
+            part_samples = progress[name].part_samples
             yield Held(as_of_now(candidate, part_samples, rate, report.epoch_since, now), allocation, since)
 
 
@@ -164,4 +165,4 @@ def as_of_now(
         return candidate
     rest = min(max(candidate.samples_per_epoch - part_samples, 0), candidate.samples_left)
     trained = min(max(now - epoch_since, 0.0) * rate, rest)
-    return replace(candidate, samples_left=candidate.samples_left - trained)
+    return candidate.with_left(candidate.samples_left - trained)

@@ -1,0 +1,120 @@
+"""Ranks that only report: a driver's pool of workers hears them, through agents that are played here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hetctl.core.codec import encode
+from hetctl.core.events import EventWriter
+from hetctl.core.layout import AgentFiles
+from hetctl.core.plan import Allocation
+from hetctl.core.run import RunSpec
+from hetctl.core.site import Node, Timeouts
+from hetctl.launchers.agents import AGENTS
+from hetctl.runtime.agent.messages import FROM, NodeFacts
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.transport import Wire, knock
+from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec, read_address
+from hetctl.runtime.worker.reporting import writer_of
+from hetctl.runtime.worker.worker import output_to
+
+PATIENCE_S = 60.0
+SILENT = Timeouts(hang_s=3600.0, silence_s=3600.0)
+SRUN = "#!/bin/sh\nexec sleep 3600\n"
+"""Starts no agents."""
+
+
+@dataclass(frozen=True)
+class ReportingRanks:
+    """The ranks of members in training, each on a GPU of its own.
+
+    Parameters
+    ----------
+    workers : WorkerPool
+        The driver's.
+    events : mapping of str to EventWriter
+        By member, as its trainer has it: each event is told to the driver.
+    """
+
+    workers: WorkerPool
+    events: dict[str, EventWriter]
+
+
+@contextmanager
+def reporting_ranks(
+    folder: Path, spec: RunSpec, index: int, allocations: Sequence[Allocation]
+) -> Iterator[ReportingRanks]:
+    """Yield the ranks that train so in a round."""
+    site = replace(spec.site, timeouts=SILENT)
+    gpus: dict[str, list[int]] = {}
+    for allocation in allocations:
+        for place in allocation.placement:
+            gpus.setdefault(place.node, []).extend(place.gpus)
+    nodes = [Node(name, tuple(numbers)) for name, numbers in gpus.items()]
+    with tempfile.TemporaryDirectory() as name, _srun_in(Path(name)):
+        files = AgentFiles.within(Path(name))
+        workers = WorkerPool(site, nodes, files, None)
+        try:
+            tasks = {a.member: _task(folder, spec, index, a) for a in allocations}
+            for allocation in allocations:
+                workers.start(tasks[allocation.member], allocation.placement)
+            agents = {node.name: _agent(files, node.name) for node in nodes}
+            events = {a.member: _writer(tasks[a.member], a, agents) for a in allocations}
+            with output_to(files.log):
+                _until_all_train(workers, agents)
+            yield ReportingRanks(workers, events)
+        finally:
+            workers.leave()
+
+
+@contextmanager
+def _srun_in(folder: Path) -> Iterator[None]:
+    (folder / "logs").mkdir()
+    (folder / "srun").write_text(SRUN)
+    (folder / "srun").chmod(0o755)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{path}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = path
+
+
+def _task(folder: Path, spec: RunSpec, index: int, allocation: Allocation) -> Task:
+    alone = replace(spec.ensemble, members=(spec.ensemble.member(allocation.member),))
+    training = TrainingSpec(spec.run, index, alone, allocation, spec.checkpoints, time.time() + 3600, ())
+    return Task(TRAIN, str(folder), allocation.member, training)
+
+
+def _agent(files: AgentFiles, node: str) -> Wire:
+    facts = NodeFacts(AGENTS, node, {"SLURMD_NODENAME": node}, ())
+    return knock(read_address(files.address), encode(facts), PATIENCE_S)
+
+
+def _writer(task: Task, allocation: Allocation, agents: dict[str, Wire]) -> EventWriter:
+    """Return the event writer of a rank, once that has said that it is ready."""
+    (place,) = allocation.placement
+    say = partial(_say, agents[place.node], place.gpus[0])
+    say({"ready": True})
+    return writer_of(task, lambda length: say({"written": length}))
+
+
+def _say(agent: Wire, gpu: int, message: Any) -> None:
+    agent.send({FROM: gpu, "message": message})
+
+
+def _until_all_train(workers: WorkerPool, agents: dict[str, Wire]) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while not all(running.told for running in workers._running.values()):
+        assert time.monotonic() < limit, "not all ranks have begun"
+        workers.reap()
+        for agent in agents.values():
+            list(agent.arrived())
