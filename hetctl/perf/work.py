@@ -73,11 +73,11 @@ class Workloads:
 
     def _with(self, found: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
         """Return the active members with those that have been looked at anew, in the ensemble's order."""
-        left = self._left | {name: candidate for name, candidate in found.items() if candidate}
-        for name in found.keys() & left.keys():
-            if found[name] is None:
-                del left[name]
-        if left.keys() <= self._left.keys():
+        active = {name: candidate for name, candidate in found.items() if candidate}
+        left = self._left | active
+        for name in found.keys() - active.keys():
+            left.pop(name, None)
+        if active.keys() <= self._left.keys():
             return left
         return {name: left[name] for name in self._members if name in left}
 

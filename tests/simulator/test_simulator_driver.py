@@ -60,7 +60,7 @@ def profile(
 
 
 @dataclass(frozen=True)
-class Scenario:
+class RunCase:
     """A run: who trains where, how long a job is, which nodes fail when, and how members share data."""
 
     planner: str
@@ -72,7 +72,7 @@ class Scenario:
     options: Mapping[str, Any]
 
 
-def simulate(ensemble: Ensemble, run: Scenario, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
     members = candidates(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
@@ -103,7 +103,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
             tmp_path, monkeypatch, profiles, planner, options, cluster, usable_s, failed_at_s
         )
         run = (profiles, cluster, usable_s, failed_at_s or {}, False, options)
-        steps = simulate(virtual.ensemble, Scenario(planner, *run), monkeypatch)
+        steps = simulate(virtual.ensemble, RunCase(planner, *run), monkeypatch)
         by_round = defaultdict(list)
         for step in steps:
             by_round[step.round_index].append(step)
@@ -204,7 +204,7 @@ SCENARIOS = 200
 EVERY_PLANNER = [*PLANNERS, "fixed-1", "fixed-2"]
 
 
-def scenario(number: int) -> Scenario:
+def scenario(number: int) -> RunCase:
     """Draw a run from a grid on which much happens at the same time."""
     draw = random.Random(number)
     planner = EVERY_PLANNER[number % len(EVERY_PLANNER)]
@@ -214,7 +214,7 @@ def scenario(number: int) -> Scenario:
     types = {"v100": 2.0, "p100": 1.0} if several else {}
     failing = draw.sample(cluster.nodes, draw.choice([0, 0, 1, len(cluster.nodes) - 1]))
     failed_at_s = {node.name: draw.randrange(1, 160) / 4 for node in failing}
-    return Scenario(
+    return RunCase(
         planner,
         [drawn_profile(draw, f"m{i}", types) for i in range(draw.randint(2, 7))],
         cluster,
