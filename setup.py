@@ -77,8 +77,8 @@ setup(
     entry_points={
         "console_scripts": ["hetctl = hetctl.cli.main:main"],
         "submitit": [
-            "executor = hetctl.batch.lsf_executor:LsfExecutor",
-            "job_environment = hetctl.batch.lsf_executor:LsfJobEnvironment",
+            "executor = hetctl.cluster.batch.lsf_executor:LsfExecutor",
+            "job_environment = hetctl.cluster.batch.lsf_executor:LsfJobEnvironment",
         ],
     },
     classifiers=[

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 

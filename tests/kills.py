@@ -17,12 +17,16 @@ from typing import Any
 from workbench import ProjectFolder
 
 TRACED = (
-    *("/hetctl/runner/submission.py", "/hetctl/runner/running.py", "/hetctl/runner/collect.py"),
-    *("/hetctl/runner/rendering.py", "/hetctl/runner/next_state.py", "/hetctl/runner/profile_jobs.py"),
-    *("/hetctl/runner/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
-    *("/hetctl/core/layout.py", "/hetctl/core/measurement.py"),
-    *("/hetctl/batch/process.py", "/hetctl/batch/local.py", "/hetctl/batch/functions.py"),
-    *("/hetctl/batch/slurm.py", "/hetctl/batch/ends.py", subprocess.__file__),
+    *("/hetctl/app/run/submission.py", "/hetctl/app/run/lifecycle.py", "/hetctl/app/run/collect.py"),
+    *("/hetctl/app/run/spec.py", "/hetctl/app/run/next_state.py", "/hetctl/app/profile/jobs.py"),
+    *("/hetctl/app/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
+    *("/hetctl/storage/paths.py", "/hetctl/storage/profile_request.py"),
+    *(
+        "/hetctl/cluster/batch/command.py",
+        "/hetctl/cluster/batch/local.py",
+        "/hetctl/cluster/batch/submitit_jobs.py",
+    ),
+    *("/hetctl/cluster/batch/slurm.py", "/hetctl/cluster/batch/local_records.py", subprocess.__file__),
 )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from workbench import ProjectFolder, new_project, python_without_training
 
-from hetctl.core.events import Event, read_folder
+from hetctl.model.events import Event
+from hetctl.storage.event_files import read_folder
 
 ENSEMBLE = """\
 name: many

@@ -13,10 +13,10 @@ import pytest
 from test_house import MAY_IMPORT
 
 from hetctl.cli.main import cli
-from hetctl.core import errors
-from hetctl.core.site import Timeouts
-from hetctl.files.durations import format_duration
-from hetctl.planners import PLANNERS
+from hetctl.inputs.durations import format_duration
+from hetctl.model import errors
+from hetctl.model.site import Timeouts
+from hetctl.scheduling.planners import PLANNERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -161,7 +161,7 @@ def keys_of(schema):
 
 @pytest.mark.parametrize(("kind", "page"), [("ensemble", "ensemble.md"), ("site", "sites.md")])
 def test_every_key_is_described(kind, page):
-    schema = importlib.resources.files("hetctl.files").joinpath(f"{kind}.schema.json").read_text("utf-8")
+    schema = importlib.resources.files("hetctl.inputs").joinpath(f"{kind}.schema.json").read_text("utf-8")
     text = (DOCS / page).read_text(encoding="utf-8")
     keys = set(keys_of(json.loads(schema)))
     assert len(keys) > 15

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 LOOK = """
 import importlib.resources as resources, hetctl
 from pathlib import Path
-from hetctl.files.site_file import list_sites
-from hetctl.runner.starting import examples
+from hetctl.inputs.site_file import list_sites
+from hetctl.app.init_project import examples
 print(Path(hetctl.__file__).parent.parent)
 names = [path.name for path in resources.files("hetctl_templates").iterdir()]
 print(sorted(name for name in names if name.endswith(".j2")))

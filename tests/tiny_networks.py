@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.core.ensemble import Functions
+from hetctl.model.ensemble import Functions
 from hetctl.runtime.frameworks import load_framework
 
 ENSEMBLES = Path(__file__).parent / "ensembles"
@@ -20,7 +20,7 @@ MODULES = {"tensorflow": "tiny", "pytorch": "tiny_torch"}
 RANKS = """
 import contextlib, json, sys
 import numpy as np
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.worker.context import WorkerContext, Share

@@ -19,15 +19,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetctl.core.codec import encode
-from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.layout import Home
-from hetctl.core.measurement import read_measurements
-from hetctl.core.profile import EpochResult, Machine, ProfilePoint
-from hetctl.core.progress import events_in
+from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.serialization import encode
+from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker.messages import MEASURE, TRAIN, Task
 from hetctl.runtime.worker.reporting import reporter
+from hetctl.storage.paths import Home
+from hetctl.storage.profile_request import read_measurements
+from hetctl.storage.progress_fold import events_in
 
 TINY = Path(__file__).parent / "ensembles"
 AGENT = "hetctl.runtime.agent"

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
+from hetctl.app.project import Project
+from hetctl.app.run.status import compared, run_status
 from hetctl.report.page import render_page
 from hetctl.report.tables import status_table
-from hetctl.runner.project import Project
-from hetctl.runner.status import compared, run_status
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 1200, 1055

@@ -49,15 +49,16 @@ from hetctl.catalog.schema import (
     RUNS,
     SITES,
 )
-from hetctl.core.codec import decode, encode
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.errors import BadInputError
-from hetctl.core.events import DRIVER, Event
-from hetctl.core.job import Job
-from hetctl.core.plan import Plan
-from hetctl.core.profile import EpochResult, PreprocessPoint, ProfilePoint
-from hetctl.core.run import RunSpec
-from hetctl.core.site import Site
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.job import Job
+from hetctl.model.plan import Plan
+from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import Site
+from hetctl.model.training_progress import EpochResult
 
 QUEUED = "queued"
 

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
 from hetctl.catalog.schema import REVISION
-from hetctl.core.errors import BadInputError, HetctlError, LockedError
-from hetctl.core.layout import make_private_folder
+from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.storage.atomic_io import make_private_folder
 
 BUSY_TIMEOUT_S = 5.0
 COUNTER = slice(24, 28)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.errors import BadInputError
-from hetctl.core.events import DRIVER, Event
-from hetctl.core.profile import EpochResult
+from hetctl.model.errors import BadInputError
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.serialization import decode, encode
+from hetctl.model.training_progress import EpochResult
 
 Row = dict[str, Any]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.errors import BadInputError, LockedError
-from hetctl.core.layout import make_private_folder
-from hetctl.core.processes import Machine, Process
+from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.serialization import decode, encode
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.processes import Machine, Process
 
 HEARTBEAT_S = 5.0
 SILENT_S = 120.0

@@ -21,8 +21,8 @@ def command(run: str | None, after_job: int | None, chain_behind: int | None, as
 
     Example: hetctl advance
     """
-    from hetctl.runner.project import Project
-    from hetctl.runner.running import advance, chain
+    from hetctl.app.project import Project
+    from hetctl.app.run.lifecycle import advance, chain
 
     if chain_behind is not None:
         if run is None:

@@ -9,7 +9,7 @@ import click
 
 from hetctl.cli.options import given_options, json_option
 from hetctl.cli.output import print_json, print_table
-from hetctl.core.codec import encode
+from hetctl.model.serialization import encode
 
 ALGORITHMS = ("cpu", "gpu", "curve")
 PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
@@ -88,7 +88,7 @@ def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
     """
     if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
         raise click.UsageError("--predictor goes with --algorithm cpu alone", context)
-    from hetctl.runner.balancing import BalanceRequest, simulate_balancing
+    from hetctl.app.balance import BalanceRequest, simulate_balancing
 
     fields = encode(simulate_balancing(BalanceRequest(**wishes)))
     if as_json:

@@ -16,8 +16,8 @@ def command(run: str | None, as_json: bool) -> None:
 
     Example: hetctl cancel digits-001
     """
-    from hetctl.runner.project import Project
-    from hetctl.runner.running import cancel
+    from hetctl.app.project import Project
+    from hetctl.app.run.lifecycle import cancel
 
     outcome = cancel(Project.here(), run)
     if as_json:

@@ -34,9 +34,9 @@ def command(
     """
     if framework and not job:
         raise click.UsageError("--framework goes with --job alone")
+    from hetctl.app.doctor.doctor import examine
+    from hetctl.app.project import Project
     from hetctl.report.site_tables import findings_table
-    from hetctl.runner.doctor import examine
-    from hetctl.runner.project import Project
 
     examination = examine(Project.here(), site, account, queue, job=job, framework=framework)
     if as_json:

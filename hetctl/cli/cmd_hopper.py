@@ -12,11 +12,11 @@ import click
 
 from hetctl.cli.options import OutputFile, Seconds, given_options, json_option
 from hetctl.cli.output import print_json, print_table
-from hetctl.files.visit_log import MOST_EPOCHS
+from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
+    from hetctl.app.hopper import HopperOutcome, HopperRequest
     from hetctl.report.hopper_table import HopperFigures
-    from hetctl.runner.hopping import HopperOutcome, HopperRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,7 +107,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
 
     Example: hetctl hopper plan --unit-times times.csv --scheduler best --trace hops.jsonl
     """
-    from hetctl.runner.hopping import plan_hops
+    from hetctl.app.hopper import plan_hops
 
     _show(plan_hops(_request(**wishes)), trace, report, as_json=as_json)
 
@@ -149,7 +149,7 @@ def simulate(
 
     Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --away w3@10m-30m --report hops.html
     """
-    from hetctl.runner.hopping import replay_hops, run_hops
+    from hetctl.app.hopper import replay_hops, run_hops
 
     if replay:
         _refuse_planning(context)
@@ -172,14 +172,14 @@ def _refuse_planning(context: click.Context) -> None:
 
 
 def _request(**wishes: Any) -> HopperRequest:
-    from hetctl.runner.hopping import HopperRequest
+    from hetctl.app.hopper import HopperRequest
 
     return HopperRequest(**wishes)
 
 
 def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as_json: bool) -> None:
+    from hetctl.app.hopper import trace_of
     from hetctl.report.hopper_table import hopper_table
-    from hetctl.runner.hopping import trace_of
 
     figures, units = _figures(outcome), outcome.units
     if trace:
@@ -197,7 +197,7 @@ def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as
 
 
 def _save(path: Path, text: str) -> None:
-    from hetctl.core.errors import BadInputError
+    from hetctl.model.errors import BadInputError
 
     try:
         path.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ def command(folder: Path, example: str) -> None:
 
     Example: hetctl init demo --example digits
     """
-    from hetctl.runner.starting import start_project
+    from hetctl.app.init_project import start_project
 
     for path in start_project(folder, example):
         click.echo(f"wrote {path}")

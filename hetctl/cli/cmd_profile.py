@@ -9,13 +9,13 @@ import click
 
 from hetctl.cli.options import ensemble_option, given_options, json_option, resolve, site_options
 from hetctl.cli.output import leave, print_json, print_table
-from hetctl.core.errors import MembersFailedError
+from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
-    from hetctl.core.ensemble import Ensemble
-    from hetctl.core.site import Site
-    from hetctl.runner.profile_outcome import JobUnderWay, ProfileOutcome
-    from hetctl.runner.project import Project
+    from hetctl.app.profile.outcome import JobUnderWay, ProfileOutcome
+    from hetctl.app.project import Project
+    from hetctl.model.ensemble import Ensemble
+    from hetctl.model.site import Site
 
 
 @click.group("profile", invoke_without_command=True)
@@ -47,9 +47,9 @@ def command(
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
+    from hetctl.app.profile.profiling import Spread, profile
+    from hetctl.app.project import Project
     from hetctl.cli.profile_display import ProfileDisplay
-    from hetctl.runner.profiling import Spread, profile
-    from hetctl.runner.project import Project
 
     project = Project.here()
     ensemble, site, size = resolve(project, **wishes)
@@ -73,8 +73,8 @@ def show(as_json: bool, **wishes: Any) -> None:
 
     Example: hetctl profile show
     """
-    from hetctl.runner.profile_outcome import known_profile
-    from hetctl.runner.project import Project
+    from hetctl.app.profile.outcome import known_profile
+    from hetctl.app.project import Project
 
     project = Project.here()
     ensemble, site, _ = resolve(project, **wishes)
@@ -101,8 +101,8 @@ def import_table(
 
     Example: hetctl profile import rates.csv
     """
-    from hetctl.runner.project import Project
-    from hetctl.runner.rates import import_rates
+    from hetctl.app.profile.rate_tables import import_rates
+    from hetctl.app.project import Project
 
     project = Project.here()
     if name is not None:
@@ -118,8 +118,8 @@ def import_table(
 
 
 def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool) -> None:
-    from hetctl.runner.profiles import IMPORTED
-    from hetctl.runner.rates import import_ensemble
+    from hetctl.app.profile.known import IMPORTED
+    from hetctl.app.profile.rate_tables import import_ensemble
 
     ensemble, count = import_ensemble(project, name, table)
     members = len(ensemble.members)
@@ -139,8 +139,8 @@ def export_table(output: Any, **wishes: Any) -> None:
 
     Example: hetctl profile export -o rates.csv
     """
-    from hetctl.runner.project import Project
-    from hetctl.runner.rates import export_rates
+    from hetctl.app.profile.rate_tables import export_rates
+    from hetctl.app.project import Project
 
     project = Project.here()
     ensemble, site, _ = resolve(project, **wishes)
@@ -171,8 +171,8 @@ def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
 
 
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
+    from hetctl.app.profile.known import stale_points
     from hetctl.report.tables import profile_table
-    from hetctl.runner.profiles import stale_points
 
     stale = stale_points(outcome.points, ensemble, site)
     print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
@@ -191,8 +191,8 @@ def _line(job: JobUnderWay) -> str:
 
 
 def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> dict[str, Any]:
-    from hetctl.core.codec import encode
-    from hetctl.runner.profiles import stale_points
+    from hetctl.app.profile.known import stale_points
+    from hetctl.model.serialization import encode
 
     stale = sorted(stale_points(outcome.points, ensemble, site))
     fields: dict[str, Any] = encode(outcome)

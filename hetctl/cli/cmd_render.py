@@ -32,8 +32,8 @@ def command(run: str, as_json: bool, **wishes: Any) -> None:
 
     Example: hetctl render --site summit --gpus 24 --time 2h --account ABC123
     """
-    from hetctl.runner.project import Project
-    from hetctl.runner.rendering import render
+    from hetctl.app.project import Project
+    from hetctl.app.run.spec import render
 
     project = Project.here()
     submission = render(project, run, plan_request(project, **wishes)[0])

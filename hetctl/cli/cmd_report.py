@@ -26,12 +26,12 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
 
     Example: hetctl report -o report.html
     """
-    from hetctl.core.codec import encode
-    from hetctl.core.errors import BadInputError
+    from hetctl.app.project import Project
+    from hetctl.app.run.status import compared_status
+    from hetctl.model.errors import BadInputError
+    from hetctl.model.serialization import encode
     from hetctl.report.page import render_page
     from hetctl.report.summary import describe_comparison
-    from hetctl.runner.project import Project
-    from hetctl.runner.status import compared_status
 
     project = Project.here()
     status = compared_status(project, run)

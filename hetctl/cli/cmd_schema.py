@@ -14,8 +14,8 @@ def command(kind: str) -> None:
 
     Example: hetctl schema ensemble > ensemble.schema.json
     """
-    from hetctl.files.ensemble_file import ensemble_schema
-    from hetctl.files.site_file import site_schema
+    from hetctl.inputs.ensemble_file import ensemble_schema
+    from hetctl.inputs.site_file import site_schema
 
     schemas = {"ensemble": ensemble_schema, "site": site_schema}
     click.echo(json.dumps(schemas[kind](), indent=2))

@@ -20,8 +20,8 @@ from hetctl.cli.options import (
 from hetctl.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from hetctl.runner.project import Project
-    from hetctl.runner.simulating import Outcome, SimulateRequest
+    from hetctl.app.project import Project
+    from hetctl.app.simulate import Outcome, SimulateRequest
 
 MOST_GPUS = MOST_JOBS = 1_000_000
 LEAST_MTBF_S = 600
@@ -80,8 +80,8 @@ def command(
     """
     if wishes["name"] and "ensemble" in given_options(context):
         raise click.UsageError("an ensemble is given twice: as NAME and with --ensemble", context)
-    from hetctl.runner.project import Project
-    from hetctl.runner.simulating import run_simulation
+    from hetctl.app.project import Project
+    from hetctl.app.simulate import run_simulation
 
     project = Project.here()
     request = _request(project, **wishes)
@@ -96,7 +96,7 @@ def command(
 def _request(
     project: Project, name: str | None, ensemble: str | None, sharing: str, work: str, **wishes: Any
 ) -> SimulateRequest:
-    from hetctl.runner.simulating import SimulateRequest
+    from hetctl.app.simulate import SimulateRequest
 
     names = set(SimulateRequest.__dataclass_fields__)
     return SimulateRequest(
@@ -110,7 +110,7 @@ def _request(
 
 def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Outcome) -> None:
     if trace:
-        from hetctl.runner.simulating import trace_of
+        from hetctl.app.simulate import trace_of
 
         _save(trace, trace_of(outcome.simulation))
     if report:
@@ -120,7 +120,7 @@ def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Outc
 
 
 def _save(path: Path, text: str) -> None:
-    from hetctl.core.errors import BadInputError
+    from hetctl.model.errors import BadInputError
 
     try:
         path.write_text(text, encoding="utf-8")
@@ -131,7 +131,7 @@ def _save(path: Path, text: str) -> None:
 def _fields(request: SimulateRequest, outcome: Outcome) -> dict[str, Any]:
     from dataclasses import replace
 
-    from hetctl.core.codec import encode
+    from hetctl.model.serialization import encode
 
     fields: dict[str, Any] = encode(replace(outcome.simulation, intervals=()))
     del fields["intervals"]

@@ -40,8 +40,8 @@ def show(name: str, as_json: bool) -> None:
 
     Example: hetctl sites show summit
     """
+    from hetctl.app.project import Project
     from hetctl.report.site_tables import keys_table
-    from hetctl.runner.project import Project
 
     site, keys = Project.here().traced_site(name)
     if as_json:
@@ -61,9 +61,9 @@ def check(site: str, as_json: bool) -> None:
 
     Example: hetctl sites check site-configs/mycluster.yaml
     """
+    from hetctl.app.doctor.site_check import check_site
+    from hetctl.app.project import Project
     from hetctl.report.site_tables import check_table
-    from hetctl.runner.project import Project
-    from hetctl.runner.site_check import check_site
 
     checked = check_site(Project.here(), site)
     if as_json:
@@ -73,8 +73,8 @@ def check(site: str, as_json: bool) -> None:
 
 
 def _print_list(*, as_json: bool) -> None:
+    from hetctl.app.project import Project
     from hetctl.report.tables import sites_table
-    from hetctl.runner.project import Project
 
     project = Project.here()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]

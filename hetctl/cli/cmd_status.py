@@ -16,9 +16,9 @@ def command(run: str | None, watch: bool, as_json: bool) -> None:
 
     Example: hetctl status --watch
     """
-    from hetctl.cli.following import follow, most_shown, show
-    from hetctl.runner.project import Project
-    from hetctl.runner.status import run_status
+    from hetctl.app.project import Project
+    from hetctl.app.run.status import run_status
+    from hetctl.cli.watch import follow, most_shown, show
 
     project = Project.here()
     status = run_status(project, run, most_shown(as_json=as_json))

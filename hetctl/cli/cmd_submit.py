@@ -20,12 +20,12 @@ from hetctl.cli.options import (
 from hetctl.cli.output import print_json
 
 if TYPE_CHECKING:
-    from hetctl.core.ensemble import Ensemble
-    from hetctl.core.run import Budget
-    from hetctl.runner.asked import Asked
-    from hetctl.runner.project import Project
-    from hetctl.runner.rendering import SubmitRequest
-    from hetctl.runner.running import Advance
+    from hetctl.app.project import Project
+    from hetctl.app.run.lifecycle import Advance
+    from hetctl.app.run.request import Asked
+    from hetctl.app.run.spec import SubmitRequest
+    from hetctl.model.ensemble import Ensemble
+    from hetctl.model.run import Budget
 
 WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue", "planner", "sharing"}
 """The other shared options are the planner's own."""
@@ -67,11 +67,11 @@ def command(
 
     Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
     """
-    from hetctl.core.run import Budget
-    from hetctl.runner.project import Project
-    from hetctl.runner.records import unfinished_run
-    from hetctl.runner.rendering import SubmitRequest
-    from hetctl.runner.running import go_on
+    from hetctl.app.project import Project
+    from hetctl.app.run.lifecycle import go_on
+    from hetctl.app.run.select_run import unfinished_run
+    from hetctl.app.run.spec import SubmitRequest
+    from hetctl.model.run import Budget
 
     project = Project.here()
     asked = _asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours))
@@ -89,7 +89,7 @@ def command(
 
 def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) -> Asked:
     """Return what was said of a run, without the defaults of what was not."""
-    from hetctl.runner.asked import Asked
+    from hetctl.app.run.request import Asked
 
     said = {name: context.params[name] for name in said_options(context)}
     return Asked(
@@ -109,9 +109,9 @@ def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) ->
 
 
 def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: bool, as_json: bool) -> None:
+    from hetctl.app.run.lifecycle import submit
+    from hetctl.app.run.spec import preview
     from hetctl.cli.cmd_render import print_submission, submission_fields
-    from hetctl.runner.rendering import preview
-    from hetctl.runner.running import submit
 
     if not dry_run:
         outcome = submit(project, request)
@@ -125,9 +125,9 @@ def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: boo
 
 def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, *, as_json: bool) -> None:
     """Print the next job of an unfinished run; stdout has its script alone."""
+    from hetctl.app.run.spec import preview_next
     from hetctl.cli.cmd_render import print_submission, submission_fields
-    from hetctl.core.codec import encode
-    from hetctl.runner.rendering import preview_next
+    from hetctl.model.serialization import encode
 
     shown = preview_next(project, run, ensemble, asked)
     if as_json:
@@ -149,7 +149,7 @@ def _tell(project: Project, outcome: Advance, *, wait: bool, as_json: bool) -> N
         for change in outcome.changed:
             click.echo(str(change))
     if wait:
-        from hetctl.cli.following import follow
+        from hetctl.cli.watch import follow
 
         follow(project, outcome.run, as_json=as_json, advancing=True, changed=outcome.changed)
     else:

@@ -12,7 +12,7 @@ import click
 
 from hetctl import __version__
 from hetctl.cli.output import fail, last_words, wants_json
-from hetctl.core.errors import HetctlError, InterruptedCommandError
+from hetctl.model.errors import HetctlError, InterruptedCommandError
 
 COMMANDS = {
     "init": "Start a project from an example.",

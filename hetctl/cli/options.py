@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 if TYPE_CHECKING:
-    from hetctl.core.ensemble import Ensemble
-    from hetctl.core.job import JobSize
-    from hetctl.core.run import Budget
-    from hetctl.core.site import Site
-    from hetctl.runner.planning import PlanRequest
-    from hetctl.runner.project import Project
-    from hetctl.runner.sizing import Sizing
+    from hetctl.app.plan.planning import PlanRequest
+    from hetctl.app.plan.size_options import Sizing
+    from hetctl.app.project import Project
+    from hetctl.model.ensemble import Ensemble
+    from hetctl.model.job import JobSize
+    from hetctl.model.run import Budget
+    from hetctl.model.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse, with the file readers' own rule."""
-        from hetctl.files.durations import parse_duration
+        from hetctl.inputs.durations import parse_duration
 
         if isinstance(value, int):
             return value
@@ -107,7 +107,7 @@ class GpusByType(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
         """Parse, with the file readers' own rule."""
-        from hetctl.files.gpus import parse_gpus
+        from hetctl.inputs.gpu_spec import parse_gpus
 
         if isinstance(value, dict):
             return value
@@ -221,9 +221,9 @@ def plan_request(
     **options: Any,
 ) -> tuple[PlanRequest, Sizing]:
     """Build what is to be planned from the values of all shared options."""
-    from hetctl.core.run import Budget
-    from hetctl.runner.planning import PlanRequest
-    from hetctl.runner.sizing import Wishes, sizing
+    from hetctl.app.plan.planning import PlanRequest
+    from hetctl.app.plan.size_options import Wishes, sizing
+    from hetctl.model.run import Budget
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
@@ -234,7 +234,7 @@ def plan_request(
 
 def warn(project: Project, request: PlanRequest) -> None:
     """Say on stderr what is doubtful about the profile that a plan was made from."""
-    from hetctl.runner.profiles import warnings_of
+    from hetctl.app.profile.known import warnings_of
 
     for warning in warnings_of(project, request.ensemble, request.site):
         click.echo(f"warning: {warning}", err=True)
@@ -251,7 +251,7 @@ def resolve(
     launch: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
     """Find the ensemble and the site, and what of it a job may use where nothing is known of the work."""
-    from hetctl.runner.jobs import job_size
+    from hetctl.app.plan.job_size import job_size
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     return members, machine, job_size(machine, gpus, time, queue)
@@ -269,7 +269,7 @@ def _who_and_where(
     """
     from dataclasses import replace
 
-    from hetctl.runner.profiles import IMPORTED
+    from hetctl.app.profile.known import IMPORTED
 
     named: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
     machine = replace(project.site(site), **named)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.core.codec import encode
-from hetctl.core.errors import HetctlError
+from hetctl.model.errors import HetctlError
+from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -10,7 +10,7 @@ from types import TracebackType
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hetctl.runner.profile_following import Observer, naming
+from hetctl.app.profile.follow import Observer, naming
 
 CANCEL, DETACH = "c", "d"
 

@@ -8,8 +8,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from operator import neg
 
-from hetctl.core.profile import Candidate
-from hetctl.perf.course import Course
+from hetctl.model.workload import Candidate
+from hetctl.perf.epoch_timeline import Course
 
 PRECISION = 1e-12
 """Of the bound, which is approached from below, and of equal GPU-seconds: fewer GPUs are taken."""

@@ -6,8 +6,8 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from hetctl.core.profile import Candidate
-from hetctl.perf.fluid import envelope_of, fluid_time
+from hetctl.model.workload import Candidate
+from hetctl.perf.fluid_bound import envelope_of, fluid_time
 
 
 def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:

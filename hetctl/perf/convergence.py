@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hetctl.core.ensemble import StopRule
+from hetctl.model.ensemble import StopRule
 
 if TYPE_CHECKING:
     from numpy import float64

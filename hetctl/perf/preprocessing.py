@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hetctl.core.profile import PreprocessPoint
+from hetctl.model.profile import PreprocessPoint
 
 
 def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most: int) -> int:

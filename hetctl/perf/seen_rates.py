@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from hetctl.core.profile import EpochResult, MemberProfile
+from hetctl.model.profile import MemberProfile
+from hetctl.model.training_progress import EpochResult
 
 RECENT = 3
 """The rate is the median of so many epochs, the newest: what runs beside a member changes."""

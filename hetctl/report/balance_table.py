@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.report.ruled import ruled_table
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import NONE, format_seconds, printable
 
 

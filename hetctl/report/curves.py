@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from hetctl.core.status import MemberStatus, RunStatus
+from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.report.figures import Tips, draw_svg, time_unit
 from hetctl.report.palette import GREY, INK, RULE, ink_on
 from hetctl.report.summary import prediction_error, ranked

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.core.plan import Plan, Round
+from hetctl.model.plan import Plan, Round
 from hetctl.report.plan_table import ROUNDS_SHOWN, more_rounds
-from hetctl.report.ruled import ruled_table
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import format_seconds, printable
 
 MOST_WAITING = 6

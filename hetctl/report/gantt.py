@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
-from hetctl.core.status import StepSpan
+from hetctl.model.run_status import StepSpan
 from hetctl.report.figures import WIDTH, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.report.palette import GREY, IDLE, INK, RULE, ink_on
 from hetctl.report.summary import Spans, end_of, job_spans, now_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hetctl.core.status import StepSpan
+from hetctl.model.run_status import StepSpan
 from hetctl.report.gantt import HOPS, gantt_svg
 from hetctl.report.hopper_table import HopperFigures, headline
 from hetctl.report.page import fill

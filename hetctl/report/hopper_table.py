@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.report.ruled import ruled_table
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import format_percent, format_seconds, printable
 
 

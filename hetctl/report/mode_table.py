@@ -7,8 +7,8 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.core.plan import DATA_PARALLEL, HOPPER, Phase, Plan
-from hetctl.report.ruled import ruled_table
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import format_seconds, printable
 
 MOST_NAMES = 3

@@ -8,9 +8,10 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from hetctl.core.status import RunStatus
+from hetctl.model.run_status import RunStatus
 from hetctl.report.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
 from hetctl.report.gantt import gantt_svg
+from hetctl.report.page_template import BASE, RUN
 from hetctl.report.palette import colours_of, ink_on
 from hetctl.report.summary import (
     STATES,
@@ -24,7 +25,6 @@ from hetctl.report.summary import (
     ranked,
     spans_of,
 )
-from hetctl.report.template import BASE, RUN
 from hetctl.report.units import (
     NONE,
     device_word,

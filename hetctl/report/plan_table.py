@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.core.plan import Plan, Round
+from hetctl.model.plan import Plan, Round
 from hetctl.report.palette import colours_of, ink_on
-from hetctl.report.ruled import ruled_table
 from hetctl.report.summary import IDLE_MARK
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import device_word, format_rate, format_seconds, printable
 
 ROUNDS_SHOWN = 20

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from hetctl.core.simulation import Interval, Simulation
-from hetctl.core.status import RoundSpan, StepSpan
+from hetctl.model.run_status import RoundSpan, StepSpan
+from hetctl.model.simulation import Interval, Simulation
 from hetctl.report.gantt import gantt_svg
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.core.simulation import Simulation
-from hetctl.report.ruled import ruled_table
+from hetctl.model.simulation import Simulation
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import device_word, format_percent, format_seconds, printable
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.core.finding import Finding, Outcome
-from hetctl.core.site import SiteKey
-from hetctl.report.ruled import ruled_table
+from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.site import SiteKey
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import printable
 
 STYLES = {Outcome.OK: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "bold red"}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.core.job import JobSize, Prospect
-from hetctl.report.ruled import ruled_table
+from hetctl.model.job import JobSize, Prospect
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import device_word, format_seconds
 
 

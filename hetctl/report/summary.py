@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetctl.core.status import MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.report.units import format_percent, format_seconds
 
 IDLE_MARK = "·"

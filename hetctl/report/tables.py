@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.core.job import Job, JobState
-from hetctl.core.profile import PreprocessPoint, ProfilePoint
-from hetctl.core.site import Site
-from hetctl.core.status import MemberStatus, RunStatus
+from hetctl.model.job import Job, JobState
+from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.site import Site
 from hetctl.report.plan_table import plan_table
-from hetctl.report.ruled import ruled_table
 from hetctl.report.summary import describe_states, describe_time, gpus_by_round
+from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
     NONE,
     device_word,

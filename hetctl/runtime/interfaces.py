@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.core.plan import Allocation
+from hetctl.model.plan import Allocation
 
 TRAIN = "train"
 """The task of training a member until it has converged or is told to leave."""

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.control.flotilla import should_stop
-from hetctl.core.ends import ENDS_THE_JOB, IN_ORDER, Why
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import Candidate
-from hetctl.perf.course import has_room, least_step_s
-from hetctl.perf.rounds import round_s, step_s
+from hetctl.model.exit_reason import ENDS_THE_JOB, IN_ORDER, Why
+from hetctl.model.plan import Allocation
+from hetctl.model.workload import Candidate
+from hetctl.perf.epoch_timeline import has_room, least_step_s
+from hetctl.perf.round_time import round_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
-from hetctl.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
 from hetctl.scheduling.events import Event
+from hetctl.scheduling.flotilla_stop import should_stop
 from hetctl.scheduling.observer import Observer, Seen
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling.pool import Pool
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL, Round, Running
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.core.ends import Why
-from hetctl.core.site import Node
-from hetctl.perf.course import PART_SHARE
+from hetctl.model.exit_reason import Why
+from hetctl.model.site import Node
+from hetctl.perf.epoch_timeline import PART_SHARE
 
 
 @dataclass(frozen=True, slots=True)

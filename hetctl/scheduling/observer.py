@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import Candidate
-from hetctl.core.site import Node
-from hetctl.planners.base import Held
+from hetctl.model.plan import Allocation
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import Running
 
 

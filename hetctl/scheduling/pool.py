@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetctl.core.plan import Allocation
-from hetctl.core.site import Node
+from hetctl.model.plan import Allocation
+from hetctl.model.site import Node
 
 
 class Pool:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from tables import Figure, Table
 
-from hetctl.core.layout import AgentFiles
-from hetctl.core.plan import Placement
-from hetctl.core.site import Node, Queue, Site
-from hetctl.launchers import ResourceSet
-from hetctl.launchers.agents import AGENTS
+from hetctl.cluster.launchers import ResourceSet
+from hetctl.cluster.launchers.agents import AGENTS
+from hetctl.model.plan import Placement
+from hetctl.model.site import Node, Queue, Site
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.messages import TRAIN, Task
+from hetctl.storage.paths import AgentFiles
 
 POLL_S = 0.05
 """As of the driver."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 from tables import Figure, Table
 
-from hetctl.control.batch_size.base import BatchSizeManager, Observation, equal_batches
-from hetctl.control.batch_size.cpu import CpuManager
-from hetctl.control.batch_size.curve import CurveManager
-from hetctl.control.batch_size.gpu import GpuManager
-from hetctl.perf.predictors import PREDICTORS
-from hetctl.perf.time_curve import TimeCurve
-from hetctl.simulator.balancing import Conditions, Iteration, Phase, iterate, phases
+from hetctl.methods.balance.cpu_manager import CpuManager
+from hetctl.methods.balance.curve_manager import CurveManager
+from hetctl.methods.balance.gpu_manager import GpuManager
+from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
+from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.simulate import Conditions, Iteration, Phase, iterate, phases
+from hetctl.methods.balance.step_time import TimeCurve
 
 EACH, CHANGE, ITERATIONS = 32, 150, 300
 SIZES = (2, 4, 16, 96)

@@ -42,17 +42,17 @@ import static_bench
 import waiting_bench
 from tables import Figure, Table
 
-from hetctl.core.profile import Candidate
-from hetctl.core.simulation import Simulation
-from hetctl.core.site import Cluster
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
 from hetctl.perf.allotments import allotment_bound, allotments_of
-from hetctl.planners import PLANNERS, planner_named
-from hetctl.planners.base import Options
-from hetctl.planners.doubling import double
-from hetctl.planners.static_schedule import Problem, list_schedule, placeable
-from hetctl.simulator.sight import SHARES, Sight
-from hetctl.simulator.simulate import simulate
-from hetctl.simulator.world import Arrival, World
+from hetctl.scheduling.planners import PLANNERS, planner_named
+from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.planners.doubling import double
+from hetctl.scheduling.planners.static_schedule import Problem, list_schedule, placeable
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.work_estimator import SHARES, Sight
 
 Epochs = tuple[int, int]
 PLAN_SECONDS = 2.0

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.core.profile import Candidate
-from hetctl.core.simulation import Simulation
-from hetctl.core.site import Cluster
-from hetctl.planners import planner_named
-from hetctl.planners.base import MEAN_JCT, Options
-from hetctl.simulator.simulate import simulate
-from hetctl.simulator.world import Arrival, World
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import MEAN_JCT, Options
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
 
 MINUTES = {1: 368, 2: 232, 4: 126, 8: 84}
 """Table 2: a job's minutes to convergence by GPUs."""

@@ -20,9 +20,9 @@ from itertools import product
 import numpy as np
 from tables import Figure, Table
 
-from hetctl.planners.hopper import SCHEDULERS, SearchOptions
-from hetctl.planners.hopper.schedule import violations
-from hetctl.planners.hopper.units import UnitTimes, lower_bound
+from hetctl.methods.hopper import SCHEDULERS, SearchOptions
+from hetctl.methods.hopper.schedule import violations
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 COSTS = (
     *(727, 724, 837, 360, 727, 2000, 3000, 2000, 2000, 2000, 16000, 16000, 20000, 2000, 2000, 4000, 4000),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tables import Figure, Table
 
-from hetctl.core.ensemble import Member
+from hetctl.model.ensemble import Member
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayFeed
 from hetctl.runtime.data.sampler import Stream

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-from hetctl.core.profile import Candidate
-from hetctl.planners.elastic import Job
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.elastic import Job
 
 Curve = Callable[[random.Random], dict[int, float]]
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 import random
 
-from hetctl.core.profile import Candidate
-from hetctl.perf.scaling import largest_profile, rate_curve
+from hetctl.model.workload import Candidate
+from hetctl.perf.rate_extrapolation import largest_profile, rate_curve
 
 SIZES = tuple(range(20, 161, 20))
 MEMBERS = 100

@@ -16,14 +16,14 @@ from pathlib import Path
 from hetpipe_networks import BATCH, FILES, LINKS, NETWORKS, PLENTY, cluster, network, random_network
 from tables import Figure, Table
 
-from hetctl.core.errors import InfeasibleError
-from hetctl.planners.pipeline.costs import StageCosts
-from hetctl.planners.pipeline.layers import LayerProfile
-from hetctl.planners.pipeline.partition import Partitioner
-from hetctl.planners.pipeline.plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.planners.pipeline.stages import virtual_worker
-from hetctl.planners.pipeline.waves import LOCAL, ROUND_ROBIN
-from hetctl.simulator.pipelines import simulate_plan
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.partition import Partitioner
+from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
+from hetctl.methods.pipeline.simulation_input import simulate_plan
+from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stages import virtual_worker
+from hetctl.methods.pipeline.sync_cost import LOCAL, ROUND_ROBIN
+from hetctl.model.errors import InfeasibleError
 
 WORKERS = (("VVVV",), ("RRRR",), ("GGGG",), ("QQQQ",), ("V", "R", "G", "Q"), ("VV", "QQ"), ("RR", "GG"))
 """The virtual workers of the paper's Table 3, by node."""

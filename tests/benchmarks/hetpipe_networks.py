@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.files.layers import read_layers
-from hetctl.planners.pipeline.cluster import PipelineCluster
-from hetctl.planners.pipeline.communication import Links
-from hetctl.planners.pipeline.layers import Layer, LayerProfile
-from hetctl.runner.pipeline_inputs import measured_profile
+from hetctl.app.pipeline.inputs import measured_profile
+from hetctl.inputs.layer_profile import read_layers
+from hetctl.methods.pipeline.communication import Links
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.layers import Layer, LayerProfile
 
 PROFILED_BATCH, BATCH = 128, 32
 GIB = 2**30

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from tables import Figure, Table
 
-from hetctl.planners.hopper import SCHEDULERS, SearchOptions
-from hetctl.planners.hopper.dense import dense
-from hetctl.planners.hopper.schedule import Schedule, violations
-from hetctl.planners.hopper.solver import refine
-from hetctl.planners.hopper.units import UnitTimes, lower_bound
+from hetctl.methods.hopper import SCHEDULERS, SearchOptions
+from hetctl.methods.hopper.dense_schedule import dense
+from hetctl.methods.hopper.schedule import Schedule, violations
+from hetctl.methods.hopper.solver import refine
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 SIZES = (4, 5, 7, 10, 15, 20)
 SMALL = (4, 5)

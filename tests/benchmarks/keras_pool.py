@@ -20,7 +20,7 @@ PROCESSES = 2
 
 
 def main(folder: Path) -> None:
-    from hetctl.files.ensemble_file import read_ensemble
+    from hetctl.inputs.ensemble_file import read_ensemble
 
     members = read_ensemble(folder / "ensemble.yaml").members
     context = multiprocessing.get_context("spawn")

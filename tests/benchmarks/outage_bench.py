@@ -14,11 +14,11 @@ import cerebro_bench
 import numpy as np
 from tables import Figure, Table
 
-from hetctl.planners.hopper import SCHEDULERS, SearchOptions
-from hetctl.planners.hopper.units import UnitTimes, lower_bound
-from hetctl.planners.hopper.visits import visits_of
-from hetctl.simulator.hop_clock import Outage
-from hetctl.simulator.hopping import simulate_hops
+from hetctl.methods.hopper import SCHEDULERS, SearchOptions
+from hetctl.methods.hopper.epochs import simulate_hops
+from hetctl.methods.hopper.simulate import Outage
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.visits import visits_of
 
 CONFIGS, WORKERS = 12, 6
 SEEDS, DRAWS = 10, 10

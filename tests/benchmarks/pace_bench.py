@@ -16,7 +16,7 @@ import numpy as np
 from tables import Figure, Table
 from trainers import BATCH, at_once, fed
 
-from hetctl.core.run import CACHED, LOCKSTEP
+from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.runtime.data.sources import as_source
 
 STEPS_S = (0.2, 0.05)

@@ -23,10 +23,10 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
-from hetctl.core.events import Event
-from hetctl.core.layout import Home
-from hetctl.core.progress import events_in
-from hetctl.perf.fluid import envelope_of, fluid_time
+from hetctl.model.events import Event
+from hetctl.perf.fluid_bound import envelope_of, fluid_time
+from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
 
 MEMBERS, NODES, GPUS_PER_NODE = 12, 4, 4
 GPUS = NODES * GPUS_PER_NODE

@@ -21,12 +21,12 @@ from hetpipe_networks import FILES, GIB, MEMORY_BYTES, NETWORKS, TIME_RATIOS, cl
 from pipeline_exact import least_bottleneck_s
 from tables import Figure, Table
 
-from hetctl.core.errors import InfeasibleError
-from hetctl.planners.pipeline.cluster import PipelineCluster
-from hetctl.planners.pipeline.costs import StageCosts
-from hetctl.planners.pipeline.layers import UNNAMED, Layer, LayerProfile
-from hetctl.planners.pipeline.partition import Partitioner
-from hetctl.planners.pipeline.plan import PipelineOptions, PipelinePlan, plan
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
+from hetctl.methods.pipeline.partition import Partitioner
+from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, PipelinePlan, plan
+from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.model.errors import InfeasibleError
 
 SEARCH_S = 2.0
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 
-from hetctl.planners.pipeline.cluster import Gpu, Group, PipelineCluster
-from hetctl.planners.pipeline.layers import LayerProfile
-from hetctl.planners.pipeline.memory import minibatches_held
+from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.stage_memory import minibatches_held
 
 
 def least_bottleneck_s(

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.core.profile import Candidate
-from hetctl.core.site import Cluster
-from hetctl.planners import PLANNERS, planner_named
-from hetctl.planners.base import Options, Request
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners import PLANNERS, planner_named
+from hetctl.scheduling.planners.base import Options, Request
 
 SIZES = ((10, 16), (100, 160), (1000, 1600), (1000, 10_000), (10_000, 100_000))
 """Members and GPUs; the issue asks for 10 ms on the second, and 10 s on the last."""

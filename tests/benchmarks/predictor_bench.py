@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from tables import Figure, Table
 
-from hetctl.control.batch_size.base import Observation
-from hetctl.control.batch_size.cpu import CpuManager
-from hetctl.perf.predictors import PREDICTORS
-from hetctl.perf.predictors.base import Predictor, Values
+from hetctl.methods.balance.cpu_manager import CpuManager
+from hetctl.methods.balance.manager import Observation
+from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.predictors.base import Predictor, Values
 
 ALONE = {"m4.2xlarge": (17, 100.0), "c5.2xlarge": (10, 125.0), "r4.2xlarge": (2, 100.0)} | {
     "m4.4xlarge": (2, 200.0),

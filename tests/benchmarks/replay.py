@@ -15,12 +15,12 @@ import capes
 import fleet
 from tables import Row, Table
 
-from hetctl.core.simulation import Simulation
-from hetctl.core.site import Cluster
-from hetctl.planners import planner_named
-from hetctl.planners.base import Options
-from hetctl.simulator.simulate import simulate
-from hetctl.simulator.world import Arrival, World
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
 
 SEEDS = range(10)
 DELTA = 20.0

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hetctl.core.codec import encode
-from hetctl.core.events import EventWriter
-from hetctl.core.layout import AgentFiles
-from hetctl.core.plan import Allocation
-from hetctl.core.run import RunSpec
-from hetctl.core.site import Node, Timeouts
-from hetctl.launchers.agents import AGENTS
+from hetctl.cluster.launchers.agents import AGENTS
+from hetctl.model.plan import Allocation
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import Node, Timeouts
 from hetctl.runtime.agent.messages import FROM, NodeFacts
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.transport import Wire, knock
 from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec, read_address
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import output_to
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import AgentFiles
 
 PATIENCE_S = 60.0
 SILENT = Timeouts(hang_s=3600.0, silence_s=3600.0)

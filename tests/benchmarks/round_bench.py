@@ -17,11 +17,12 @@ from pathlib import Path
 
 from tables import Figure, Table
 
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.core.layout import RunFolder
-from hetctl.core.profile import MemberProfile
-from hetctl.core.run import RunSpec, write_spec
-from hetctl.core.site import Queue, Site
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.site import Queue, Site
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import write_spec
 
 ROUNDS = 6
 MODULES = {"tensorflow": "tiny", "pytorch": "tiny_torch"}

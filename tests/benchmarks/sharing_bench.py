@@ -25,8 +25,8 @@ import tensor_socket
 from tables import Figure, Table
 from trainers import BATCH, at_once, children_s, fed, images, jpeg_files
 
-from hetctl.core.run import CACHED, LOCKSTEP, NONE
 from hetctl.images import Array, decode_and_crop
+from hetctl.model.run import CACHED, LOCKSTEP, NONE
 from hetctl.runtime.data.sources import as_source
 
 FILES, PIXELS, CROP = 2000, 256, 224

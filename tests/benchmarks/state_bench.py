@@ -25,22 +25,25 @@ from reporting_ranks import ReportingRanks, reporting_ranks
 from rich.console import Console
 from tables import Figure, Table
 
+from hetctl.app.project import Project
+from hetctl.app.run.status import RunWatch
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.core.events import DRIVER, EventWriter
-from hetctl.core.job import Job, JobState
-from hetctl.core.layout import Home, RunFolder
-from hetctl.core.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
-from hetctl.core.profile import EpochResult, MemberProfile
-from hetctl.core.run import RunSpec, write_spec
-from hetctl.core.run_state import RunState
-from hetctl.core.site import Queue, Site
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import DRIVER
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import EpochResult
 from hetctl.report.tables import status_table
-from hetctl.runner.project import Project
-from hetctl.runner.status import RunWatch
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.workloads import Members
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import Home, RunFolder
+from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_state import RunState
 
 MEMBERS, ROUNDS = 10_000, 3
 LAST = ROUNDS - 1
@@ -56,8 +59,8 @@ RUN = "large-001"
 RESTART = """
 import sys, time
 from pathlib import Path
-from hetctl.core.layout import RunFolder
-from hetctl.core.run import read_spec
+from hetctl.storage.paths import RunFolder
+from hetctl.model.run import read_spec
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.workloads import Members
 from hetctl.runtime.driver.planner_state import last_memory

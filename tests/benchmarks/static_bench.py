@@ -18,15 +18,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.core.profile import Candidate
-from hetctl.core.simulation import Simulation
-from hetctl.core.site import Cluster
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
 from hetctl.perf.allotments import constant_bound
-from hetctl.perf.scaling import rate_curve, usable_rates
-from hetctl.planners import planner_named
-from hetctl.planners.base import Options
-from hetctl.simulator.simulate import simulate
-from hetctl.simulator.world import Arrival, World
+from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
 
 MEMBERS, GPUS, SIGMA = 100, 64, 1.0
 NODE_SIZES = (4, 8)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hetctl.core.run import LOCKSTEP
 from hetctl.images import ImageFolder, Prepare, in_turn, random_crop_and_flip, scale
+from hetctl.model.run import LOCKSTEP
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
 from hetctl.runtime.data.loaders import Feed, Lockstep
 from hetctl.runtime.data.sampler import Stream

@@ -15,7 +15,7 @@ from pathlib import Path
 from tables import Figure, Table
 from trainers import BATCH, at_once, fed, images, jpeg_files
 
-from hetctl.core.run import CACHED, LOCKSTEP, NONE
+from hetctl.model.run import CACHED, LOCKSTEP, NONE
 from hetctl.runtime.data.sources import as_source
 
 FILES, PIXELS, CROP = 640, 128, 112

@@ -21,8 +21,8 @@ import hetctl.catalog
 from hetctl.catalog import database
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.schema import METADATA, REVISION
-from hetctl.core.errors import BadInputError, LockedError
-from hetctl.core.profile import PreprocessPoint
+from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.profile import PreprocessPoint
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Ensemble, Functions, Member
-from hetctl.core.errors import BadInputError
-from hetctl.core.events import DRIVER, Event
-from hetctl.core.job import Job, JobState
-from hetctl.core.plan import Plan
-from hetctl.core.profile import EpochResult
-from hetctl.core.progress import progress_of
-from hetctl.core.run import RunSpec
-from hetctl.core.site import Queue, Site
+from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import Plan
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import EpochResult
+from hetctl.storage.progress_fold import progress_of
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (Member("a"), Member("b")), "/project")
 SITE = Site("local", "local", "local", 1, 2, 2, 2**33, (Queue("local"),))

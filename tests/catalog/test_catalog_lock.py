@@ -17,16 +17,16 @@ import pytest
 
 from hetctl.catalog import lock
 from hetctl.catalog.lock import Holder, ProjectLock
-from hetctl.core.codec import encode
-from hetctl.core.errors import BadInputError, LockedError
-from hetctl.core.processes import Machine, Process
+from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.serialization import encode
+from hetctl.storage.processes import Machine, Process
 
 # Tries to take the lock on each line of its input; what it has it gives back on the next line.
 CONTENDER = """
 import sys
 from pathlib import Path
 from hetctl.catalog.lock import ProjectLock
-from hetctl.core.errors import LockedError
+from hetctl.model.errors import LockedError
 
 path = Path(sys.argv[1])
 print("ready", flush=True)

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetctl.catalog.catalog import Catalog, RunRecord
-from hetctl.core.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.core.errors import BadInputError
-from hetctl.core.job import Job, JobState
-from hetctl.core.plan import Allocation, Forecast, Placement, Plan, Round
-from hetctl.core.profile import Machine, MemberProfile, PreprocessPoint, ProfilePoint
-from hetctl.core.run import Budget, RunSpec
-from hetctl.core.site import Queue, Site
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.errors import BadInputError
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import Allocation, Forecast, Placement, Plan, Round
+from hetctl.model.profile import Machine, MemberProfile, PreprocessPoint, ProfilePoint
+from hetctl.model.run import Budget, RunSpec
+from hetctl.model.site import Queue, Site
 
 ENSEMBLE = Ensemble(
     "digits",

@@ -13,7 +13,7 @@ import pytest
 from workbench import ENSEMBLE, new_project
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.model.profile import Machine, ProfilePoint
 
 SLURM = """\
 extends: slurm
@@ -265,8 +265,8 @@ def test_a_report_that_cannot_be_written_or_a_member_module_that_is_broken(proje
 
 
 def test_an_internal_error_is_named_as_a_bug(project, monkeypatch, capsys):
+    from hetctl.app.project import Project
     from hetctl.cli import main
-    from hetctl.runner.project import Project
 
     monkeypatch.chdir(project.path)
     monkeypatch.setattr(Project, "here", lambda: 1 / 0)

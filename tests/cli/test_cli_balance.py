@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from workbench import ProjectFolder
 
+from hetctl.app.balance import MANAGERS
 from hetctl.cli.cmd_balance import ALGORITHMS, PREDICTORS
 from hetctl.perf import predictors
-from hetctl.runner.balancing import MANAGERS
 
 WORKERS = """\
 worker,batch,seconds,max_batch

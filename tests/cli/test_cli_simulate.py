@@ -10,7 +10,7 @@ import pytest
 from workbench import RATES, alive, new_project, python_without_training, wait_for
 
 from hetctl.cli.options import PLANNERS as NAMED
-from hetctl.planners import PLANNERS
+from hetctl.scheduling.planners import PLANNERS
 
 LOCAL = {"HETCTL_SITE": "local"}
 KEYS = {

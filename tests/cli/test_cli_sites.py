@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from workbench import new_project
 
-from hetctl.files.site_file import list_sites
+from hetctl.inputs.site_file import list_sites
 
 MINE = "extends: slurm\n\naccount: ml-42\nnodes: 9\n"
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from hetctl.core.profile import Candidate
+from hetctl.model.workload import Candidate
 from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of, constant_bound
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.rounds import step_s
+from hetctl.perf.round_time import step_s
 
 times = st.dictionaries(st.integers(1, 12), st.floats(0.1, 1000.0), min_size=1).map(lambda d: {1: 900.0} | d)
 

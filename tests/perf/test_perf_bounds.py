@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.core.profile import Candidate
+from hetctl.model.workload import Candidate
 from hetctl.perf.bounds import fluid_bound
 
 curves = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12).map(

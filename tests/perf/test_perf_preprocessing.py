@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.profile import PreprocessPoint
+from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 
 MEASURED = [PreprocessPoint(1, 100.0), PreprocessPoint(2, 190.0), PreprocessPoint(4, 300.0)]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.profile import EpochResult, MemberProfile
+from hetctl.model.profile import MemberProfile
+from hetctl.model.training_progress import EpochResult
 from hetctl.perf.seen_rates import corrected, is_noteworthy, known_rates, seen_rates
 
 RATES = st.floats(0.1, 1e6)

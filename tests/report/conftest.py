@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hetctl.core.job import Job, JobState
-from hetctl.core.profile import EpochResult
-from hetctl.core.status import MemberRate, MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.model.training_progress import EpochResult
 
 MakeRun = Callable[..., RunStatus]
 

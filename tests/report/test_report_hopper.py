@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hetctl.core.status import StepSpan
+from hetctl.model.run_status import StepSpan
 from hetctl.report.hopper_page import MOST_DRAWN, render_hopper
 from hetctl.report.hopper_table import HopperFigures, headline, hopper_table
 

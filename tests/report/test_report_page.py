@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 
-from hetctl.core.status import Comparison, MemberRate, RunStatus
+from hetctl.model.run_status import Comparison, MemberRate, RunStatus
 from hetctl.report.page import render_page
 from hetctl.report.palette import COLOURS, colours_of, ink_on
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from hetctl.core.plan import Plan, Round
-from hetctl.core.profile import Candidate
-from hetctl.core.simulation import Simulation
-from hetctl.core.site import Cluster
-from hetctl.planners import PLANNERS
-from hetctl.planners.base import Options
+from hetctl.model.plan import Plan, Round
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
 from hetctl.report.explain_table import explain_table
 from hetctl.report.simulation_page import MOST_DRAWN, render_simulation
 from hetctl.report.simulation_table import simulation_table
-from hetctl.simulator.simulate import simulate
-from hetctl.simulator.world import Arrival, World
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
 
 
 def show(renderable: RenderableType) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from hetctl.core.finding import Finding, Outcome
-from hetctl.core.site import SiteKey
+from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.site import SiteKey
 from hetctl.report.site_tables import findings_table, keys_table
 
 

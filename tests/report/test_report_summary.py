@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.status import RunStatus
+from hetctl.model.run_status import RunStatus
 from hetctl.report.summary import busy_fraction, describe_time, gpus_by_round, prediction_error, ranked
 
 MakeRun = Callable[..., RunStatus]

@@ -14,9 +14,9 @@ import pytest
 from driven_job import FUNCTIONS, Job
 from workbench import ranks_of, wait_for
 
-from hetctl.core.ensemble import Ensemble, Member
-from hetctl.core.profile import MemberProfile
-from hetctl.core.site import Queue, Site
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.profile import MemberProfile
+from hetctl.model.site import Queue, Site
 
 NODES = ("n1", "n2", "n3")
 SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")

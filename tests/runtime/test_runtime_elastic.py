@@ -9,15 +9,15 @@ import pytest
 from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 
-from hetctl.core.ensemble import Ensemble, Member, StopRule
-from hetctl.core.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.core.profile import MemberProfile
-from hetctl.core.progress import events_in
-from hetctl.core.run import Budget
-from hetctl.core.usage import usage_of
-from hetctl.planners import PLANNERS
-from hetctl.planners.base import Decision, Planner
+from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import Budget
 from hetctl.runtime.driver.planner_state import last_memory
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.scheduling.planners.base import Decision, Planner
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.usage_fold import usage_of
 
 AGAIN_S = 0.1
 

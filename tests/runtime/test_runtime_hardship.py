@@ -11,10 +11,10 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, functions_of
 from workbench import wait_for
 
-from hetctl.core.ensemble import Ensemble, Member, StopRule
-from hetctl.core.profile import MemberProfile
-from hetctl.planners import PLANNERS
+from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.profile import MemberProfile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.scheduling.planners import PLANNERS
 
 pytestmark = pytest.mark.training
 FLOTILLA = PLANNERS["flotilla"]

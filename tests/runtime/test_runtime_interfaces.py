@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 from hetctl.runtime import interfaces
 from hetctl.runtime.interfaces import (
     addresses,

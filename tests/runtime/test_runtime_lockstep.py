@@ -11,8 +11,8 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from hetctl.core.run import LOCKSTEP
-from hetctl.core.site import Timeouts
+from hetctl.model.run import LOCKSTEP
+from hetctl.model.site import Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_networks import seed_all
 
-from hetctl.core.ensemble import Member
+from hetctl.model.ensemble import Member
 from hetctl.runtime.data.batches import Batches, TrainingData, held_out_batches, pad, weights_of
 from hetctl.runtime.data.loaders import ArrayFeed
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream

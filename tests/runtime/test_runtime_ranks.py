@@ -13,8 +13,8 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 from workbench import ranks_of, wait_for
 
-from hetctl.core.ensemble import Ensemble, Member, StopRule
-from hetctl.core.site import MEMBERS, NODES, Queue, Site
+from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.site import MEMBERS, NODES, Queue, Site
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from hetctl.core.ends import Why
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
+from hetctl.model.exit_reason import Why
 from hetctl.runtime.worker.reporting import why_failed
 from hetctl.runtime.worker.trainer import StopSignal
 

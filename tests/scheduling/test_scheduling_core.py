@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.core.ends import Why
-from hetctl.core.plan import Allocation, Placement
-from hetctl.core.profile import Candidate
-from hetctl.core.site import Cluster, Node
-from hetctl.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.model.exit_reason import Why
+from hetctl.model.plan import Allocation, Placement
+from hetctl.model.site import Cluster, Node
+from hetctl.model.workload import Candidate
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
@@ -32,6 +31,7 @@ from hetctl.scheduling.events import (
     StepStarted,
     Tick,
 )
+from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.rounds import Running
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from hetctl.core.plan import Allocation, Placement
-from hetctl.core.site import Cluster, Node
+from hetctl.model.plan import Allocation, Placement
+from hetctl.model.site import Cluster, Node
 from hetctl.scheduling.pool import Pool
 
 CLUSTER = Cluster.of_types({"v100": (4, 2), "p100": (2, 2)})

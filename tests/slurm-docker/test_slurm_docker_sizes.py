@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.core.site import Site
-from hetctl.files.site_file import find_site
+from hetctl.inputs.site_file import find_site
+from hetctl.model.site import Site
 
 FOLDER = Path(__file__).parent
 MIB = 1024**2

@@ -12,8 +12,8 @@ from slurm_cluster import SlurmCluster
 from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.core.events import DRIVER
-from hetctl.core.job import Job
+from hetctl.model.events import DRIVER
+from hetctl.model.job import Job
 
 pytestmark = pytest.mark.slurm
 

@@ -13,9 +13,9 @@ import pytest
 from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder
 
-from hetctl.core.layout import member_folder
 from hetctl.runtime.data.sharing.broadcast import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.storage.paths import member_folder
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RANKS, BATCH, SAMPLES = 4, 16, 640

@@ -12,8 +12,8 @@ from kills import at_once, killed, lines_of, spread
 from slurm_cluster import SlurmCluster
 from workbench import new_project
 
+from hetctl.app.run import submission
 from hetctl.catalog.catalog import Catalog
-from hetctl.runner import submission
 
 pytestmark = pytest.mark.slurm
 

@@ -8,7 +8,7 @@ import pytest
 from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.launchers.agents import round_prefix
+from hetctl.cluster.launchers.agents import round_prefix
 
 pytestmark = pytest.mark.slurm
 

@@ -11,8 +11,8 @@ from kills import killed, lines_of, spread
 from profiles import measurings
 from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
 
-from hetctl.core.events import read_folder
-from hetctl.core.measurement import read_jobs, read_measurements, write_jobs
+from hetctl.storage.event_files import read_folder
+from hetctl.storage.profile_request import read_jobs, read_measurements, write_jobs
 
 pytestmark = pytest.mark.slurm
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from workbench import ranks_of
 
-from hetctl.core.codec import decode
-from hetctl.core.events import DRIVER, read_events
-from hetctl.core.layout import Home
-from hetctl.core.plan import Placement
-from hetctl.core.progress import events_in
-from hetctl.core.run import read_spec
+from hetctl.model.events import DRIVER
+from hetctl.model.plan import Placement
+from hetctl.model.serialization import decode
+from hetctl.storage.event_files import read_events
+from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_file import read_spec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"

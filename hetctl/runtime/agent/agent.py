@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.site import SIGN_EVERY_S
-from hetctl.launchers.agents import cancel_command
-from hetctl.launchers.nodes import NODE_VARIABLES
+from hetctl.cluster.launchers.agents import cancel_command
+from hetctl.cluster.launchers.nodes import NODE_VARIABLES
+from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import SIGN_EVERY_S
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
-from hetctl.runtime.agent.memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.messages import (
     ENDED,
     FROM,
@@ -33,8 +32,9 @@ from hetctl.runtime.agent.messages import (
     Overuse,
     Welcome,
 )
-from hetctl.runtime.agent.template import RankStart, Serve, Template
-from hetctl.runtime.steady import say
+from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
+from hetctl.runtime.agent.rank_template import RankStart, Serve, Template
+from hetctl.runtime.best_effort_io import say
 from hetctl.runtime.transport import Address, Wire, knock
 
 CONNECT_S = 60.0

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hetctl.core.errors import BadInputError
-from hetctl.core.run import CACHED, NONE
-from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.errors import BadInputError
+from hetctl.model.run import CACHED, NONE
+from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.loaders import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFeed, RingFeed, Samples
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng

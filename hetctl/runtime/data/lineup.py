@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import PreprocessPoint
-from hetctl.core.run import LOCKSTEP
-from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.plan import Allocation
+from hetctl.model.profile import PreprocessPoint
+from hetctl.model.run import LOCKSTEP
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.loaders import Lockstep
 from hetctl.runtime.data.roles import Role, roles_of, together
-from hetctl.runtime.logs import append
+from hetctl.runtime.rank_logs import append
 from hetctl.runtime.worker.context import Share
 
 

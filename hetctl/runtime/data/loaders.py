@@ -13,12 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
-from hetctl.core.errors import HetctlError
-from hetctl.core.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.errors import HetctlError
+from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.preprocessors import Layout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
+from hetctl.runtime.data.sharing.leader_lock import await_exchange, exchange_serves
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
-from hetctl.runtime.data.sharing.service import await_exchange, exchange_serves
 from hetctl.runtime.data.sources import Array, ArraySource
 
 Samples = tuple[Array, Array]

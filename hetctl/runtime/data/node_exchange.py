@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.errors import BadInputError
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.data.input_pipeline import first_sample
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup
@@ -28,8 +28,8 @@ from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
 from hetctl.runtime.data.sharing.node_folder import node_folder
-from hetctl.runtime.data.sharing.outlet import Outlet
 from hetctl.runtime.data.sharing.ring import Ring
+from hetctl.runtime.data.sharing.ring_writer import Outlet
 from hetctl.runtime.data.sources import Array, ArraySource, Source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED

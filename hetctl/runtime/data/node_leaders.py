@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import PreprocessPoint
+from hetctl.model.plan import Allocation
+from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 
 NODE_VARIABLE = "SLURMD_NODENAME"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.core.errors import BadInputError, HetctlError
-from hetctl.core.processes import die_with_parent
-from hetctl.core.site import Timeouts
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.site import Timeouts
 from hetctl.runtime.data.sampler import Chunk, Stream, sample_rng
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sources import Array, SampleSpec, Source
+from hetctl.storage.processes import die_with_parent
 
 CLAIM_S = 0.25
 """How often one with nothing to do looks whether it is wanted elsewhere."""

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.core.plan import Allocation
-from hetctl.core.profile import PreprocessPoint
-from hetctl.core.run import CACHED, LOCKSTEP
+from hetctl.model.plan import Allocation
+from hetctl.model.profile import PreprocessPoint
+from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.data.loaders import Lockstep
 

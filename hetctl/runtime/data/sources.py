@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 Array = npt.NDArray[Any]
 

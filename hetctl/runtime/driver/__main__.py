@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from hetctl.core.layout import RunFolder
+from hetctl.runtime.best_effort_io import say
 from hetctl.runtime.driver.driver import Driver
-from hetctl.runtime.steady import say
+from hetctl.storage.paths import RunFolder
 
 
 def main() -> int:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hetctl.control.ends import why_ended, with_peak
-from hetctl.core.ends import FAULTS, Why
-from hetctl.core.event_log import EventFile, end_of_file
-from hetctl.core.events import EventWriter
-from hetctl.core.layout import RunFolder
-from hetctl.core.plan import Allocation
-from hetctl.core.steps import StepReport, report_of
+from hetctl.model.exit_reason import FAULTS, Why
+from hetctl.model.plan import Allocation
+from hetctl.runtime.driver.exit_causes import why_ended, with_peak
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.scheduling.rounds import DEADLINE
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.event_log import EventFile, end_of_file
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.step_fold import StepReport, report_of
 
 
 @dataclass

@@ -8,27 +8,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from hetctl.control.ends import failed_nodes
-from hetctl.core.codec import encode
-from hetctl.core.ends import Why
-from hetctl.core.events import DRIVER, SteadyWriter
-from hetctl.core.layout import RunFolder
-from hetctl.core.profile import Candidate
-from hetctl.core.pulse import write_pulses
-from hetctl.core.run import RunSpec, read_spec
-from hetctl.core.site import MEMBERS
-from hetctl.planners import planner_named
-from hetctl.planners.base import Options, options_from
+from hetctl.model.events import DRIVER
+from hetctl.model.exit_reason import Why
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import MEMBERS
+from hetctl.model.workload import Candidate
+from hetctl.runtime.best_effort_io import in_words, say
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
-from hetctl.runtime.driver.nodes import nodes_of_this_job
-from hetctl.runtime.driver.observer import RunObserver
+from hetctl.runtime.driver.exit_causes import failed_nodes
+from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.planner_state import last_memory
 from hetctl.runtime.driver.round_launcher import RoundLauncher
+from hetctl.runtime.driver.run_observer import RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.driver.workloads import Members
-from hetctl.runtime.steady import in_words, say
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
@@ -42,6 +38,12 @@ from hetctl.scheduling.events import (
     StepStarted,
     Tick,
 )
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.storage.event_files import SteadyWriter
+from hetctl.storage.heartbeats import write_pulses
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import read_spec
 
 SETTLE_S = 0.5
 """After a batch system has signalled a step, the driver hears of it within this time."""

@@ -6,15 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hetctl.core.layout import JobFiles
-from hetctl.core.plan import Allocation
-from hetctl.core.run import LOCKSTEP
-from hetctl.core.site import Site
-from hetctl.launchers.leaders import LEADERS
+from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.model.plan import Allocation
+from hetctl.model.run import LOCKSTEP
+from hetctl.model.site import Site
+from hetctl.runtime.best_effort_io import say
 from hetctl.runtime.data.lineup import Lineup, write_lineup
 from hetctl.runtime.data.node_leaders import nodes_of
-from hetctl.runtime.driver.steps import EndedStep, StepPool
-from hetctl.runtime.steady import say
+from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
+from hetctl.storage.paths import JobFiles
 
 LEAVE_S = 5.0
 """At the end of the job, when no trainer is left."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hetctl.core.layout import RunFolder, write_json
+from hetctl.storage.atomic_io import write_json
+from hetctl.storage.paths import RunFolder
 
 
 def remember(folder: RunFolder, memory: Any) -> None:

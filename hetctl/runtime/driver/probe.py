@@ -15,17 +15,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.layout import AgentFiles, make_private_folder, write_json
-from hetctl.core.plan import Placement
-from hetctl.core.site import NODES, Node, Site
-from hetctl.launchers.leaders import LEADERS
-from hetctl.runtime.driver.nodes import nodes_of_this_job
-from hetctl.runtime.driver.steps import StepPool
+from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.model.plan import Placement
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import NODES, Node, Site
+from hetctl.runtime.driver.job_nodes import nodes_of_this_job
+from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.worker.all_reduce import all_gpus, groups_on
 from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, Task
+from hetctl.storage.atomic_io import make_private_folder, write_json
+from hetctl.storage.paths import AgentFiles
 
 NAME = "probe"
 ORDER_FILE, END_FILE = "order.json", "end.json"

@@ -7,17 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hetctl.control.ends import why_ended
-from hetctl.core.events import EventWriter, read_events
-from hetctl.core.layout import AgentFiles, make_private_folder
-from hetctl.core.measurement import Measurements, Point, read_measurements
-from hetctl.planners.packing import pack
-from hetctl.runtime.driver.nodes import nodes_of_this_job
+from hetctl.runtime.driver.exit_causes import why_ended
+from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.logs import private_log
+from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import MEASURE, Task
+from hetctl.scheduling.planners.packing import pack
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.paths import AgentFiles
+from hetctl.storage.profile_request import Measurements, Point, read_measurements
 
 POLL_S = 0.05
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Member
-from hetctl.core.events import DRIVER, EventWriter, SteadyWriter
-from hetctl.core.layout import RunFolder
-from hetctl.core.plan import Allocation
-from hetctl.core.run import RunSpec
+from hetctl.model.ensemble import Member
+from hetctl.model.events import DRIVER
+from hetctl.model.plan import Allocation
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
 from hetctl.runtime.data.lineup import Lineup, shares_of
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
@@ -20,6 +19,8 @@ from hetctl.runtime.driver.planner_state import remember
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import Share
 from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec
+from hetctl.storage.event_files import EventWriter, SteadyWriter
+from hetctl.storage.paths import RunFolder
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.control.ends import CAUSES, with_peak
-from hetctl.core.codec import decode
-from hetctl.core.ends import LOST_PEER, Why
-from hetctl.core.plan import Placement
-from hetctl.core.pulse import Pulse
-from hetctl.launchers.agents import Gpu
+from hetctl.cluster.launchers.agents import Gpu
+from hetctl.model.exit_reason import LOST_PEER, Why
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.plan import Placement
+from hetctl.model.serialization import decode
 from hetctl.runtime.agent.messages import Overuse
-from hetctl.runtime.logs import append, end_of
+from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
+from hetctl.runtime.rank_logs import append, end_of
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.messages import Task
 

@@ -21,21 +21,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.control.ends import MISPLACED
-from hetctl.core.codec import decode, encode
-from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.layout import AgentFiles
-from hetctl.core.plan import Allocation, Placement
-from hetctl.core.pulse import Pulse
-from hetctl.core.site import MEMBERS, Node, Site
-from hetctl.launchers import ResourceSet, node_of_agent
-from hetctl.launchers.agents import (
+from hetctl.cluster.launchers import ResourceSet, node_of_agent
+from hetctl.cluster.launchers.agents import (
     CHOOSE_NODES,
     Gpu,
     agents_step,
     gpus_of,
     sets_by_step,
 )
+from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.plan import Allocation, Placement
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.messages import (
     ENDED,
@@ -49,14 +47,16 @@ from hetctl.runtime.agent.messages import (
     Overuse,
     Welcome,
 )
+from hetctl.runtime.best_effort_io import say
+from hetctl.runtime.driver.exit_causes import MISPLACED
+from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, Seat
-from hetctl.runtime.driver.steps import StepPool
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.logs import append, end_of
-from hetctl.runtime.steady import say
+from hetctl.runtime.rank_logs import append, end_of
 from hetctl.runtime.transport import Door, Wire
 from hetctl.runtime.worker.group import Place
 from hetctl.runtime.worker.messages import Assignment, Stop, Task, write_address
+from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
 """Between two looks for groups that hang, and for agents that are silent."""

@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hetctl.core.ensemble import Member
-from hetctl.core.layout import RunFolder
-from hetctl.core.profile import Candidate
-from hetctl.core.run import RunSpec
-from hetctl.core.run_state import RunState
-from hetctl.core.steps import StepReport
-from hetctl.core.usage import Usage
-from hetctl.perf.work import Workloads
-from hetctl.planners.base import Held
+from hetctl.model.ensemble import Member
+from hetctl.model.run import RunSpec, Usage
+from hetctl.model.workload import Candidate
+from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.scheduling.planners.base import Held
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_state import RunState
+from hetctl.storage.step_fold import StepReport
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from hetctl.core.ensemble import Member
-from hetctl.core.errors import BadInputError
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.worker.group import Group, Link

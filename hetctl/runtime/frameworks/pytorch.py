@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from hetctl.core.ensemble import Member
-from hetctl.core.errors import BadInputError
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_padding import first_rows, ignore_padding, is_compiled

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hetctl.core.ensemble import Member
-from hetctl.core.errors import BadInputError
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 Score = Callable[[Any, Any], Any]
 """A loss or a metric: from outputs and targets to its mean over them."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hetctl.core.errors import BadInputError
+from hetctl.model.errors import BadInputError
 
 STRUCTURE = "structure"
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

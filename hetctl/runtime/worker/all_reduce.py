@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetctl.core.plan import Placement
-from hetctl.core.site import Node
+from hetctl.model.plan import Placement
+from hetctl.model.site import Node
 from hetctl.runtime.frameworks import GLOO, NCCL
 
 NAME = "all-reduce"

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.layout import make_private_folder, write_json
-from hetctl.core.profile import EpochResult
+from hetctl.model.serialization import decode, encode
+from hetctl.model.training_progress import EpochResult
+from hetctl.storage.atomic_io import make_private_folder, write_json
 
 KEPT = 2
 

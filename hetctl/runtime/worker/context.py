@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from hetctl.core.ensemble import Ensemble, Member
-from hetctl.core.pulse import Pulse
-from hetctl.core.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenFeed, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Feed, Lockstep

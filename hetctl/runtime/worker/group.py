@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetctl.core.errors import BadInputError, HetctlError
-from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
 from hetctl.runtime.transport import LOCALHOST, Address, Door, Wire, knock
 

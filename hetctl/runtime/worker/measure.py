@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
 
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Member
-from hetctl.core.measurement import Measurements, Point, read_measurements
-from hetctl.core.profile import Machine, ProfilePoint
+from hetctl.model.ensemble import Member
+from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Batch, Feed
@@ -27,6 +26,7 @@ from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.runtime.worker.trainer import check_metrics
+from hetctl.storage.profile_request import Measurements, Point, read_measurements
 
 NO_END = 2**62
 SAVES = 2

@@ -9,15 +9,15 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.events import EventWriter
-from hetctl.core.measurement import Measurements, read_measurements
-from hetctl.core.profile import PreprocessPoint
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.profile import PreprocessPoint
+from hetctl.model.serialization import encode
 from hetctl.runtime.data.sampler import sample_rng
 from hetctl.runtime.data.sources import ArraySource, Source, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.profile_request import Measurements, read_measurements
 
 PREPROCESS = "preprocess"
 PREPROCESS_S = 1.0

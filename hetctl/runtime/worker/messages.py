@@ -6,16 +6,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.layout import write_json
-from hetctl.core.plan import Allocation
-from hetctl.core.run import NONE
-from hetctl.core.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.launchers.agents import round_prefix
+from hetctl.cluster.launchers.agents import round_prefix
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.plan import Allocation
+from hetctl.model.run import NONE
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.context import Share
 from hetctl.runtime.worker.group import Place
+from hetctl.storage.atomic_io import write_json
 
 TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hetctl.core.codec import encode
-from hetctl.core.layout import write_json
+from hetctl.model.serialization import encode
 from hetctl.runtime.driver.probe import RankReport, read_order
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import WiredGroup, join_group
 from hetctl.runtime.worker.messages import Assignment
+from hetctl.storage.atomic_io import write_json
 
 
 class NoCollectives:

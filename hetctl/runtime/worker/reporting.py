@@ -7,13 +7,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hetctl.core.ends import EXIT_CODES, Why
-from hetctl.core.errors import HetctlError
-from hetctl.core.events import EventWriter
-from hetctl.runtime.steady import DISK_FULL_ERRORS
+from hetctl.model.errors import HetctlError
+from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.runtime.best_effort_io import DISK_FULL_ERRORS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import Task
+from hetctl.storage.event_files import EventWriter
 
 OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
 """Python's and NumPy's, TensorFlow's, PyTorch's: by name, since only one framework is ever loaded."""

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetctl.core.layout import make_private_folder
-from hetctl.core.profile import EpochResult
+from hetctl.model.training_progress import EpochResult
+from hetctl.storage.atomic_io import make_private_folder
 
 VERSION = "brain.Event:2"
 """Of TensorBoard's files, said in the first record of each."""

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hetctl.core.codec import encode
-from hetctl.core.layout import write_json
+from hetctl.model.serialization import encode
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
 from hetctl.runtime.driver.probe import read_order
@@ -18,6 +17,7 @@ from hetctl.runtime.worker.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker.messages import Assignment
+from hetctl.storage.atomic_io import write_json
 
 BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9

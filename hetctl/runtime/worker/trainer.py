@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetctl.core.codec import encode
-from hetctl.core.ensemble import Member
-from hetctl.core.errors import BadInputError
-from hetctl.core.profile import EpochResult
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.serialization import encode
+from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import Feed
 from hetctl.runtime.frameworks import Network

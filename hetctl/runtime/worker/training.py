@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from hetctl.core.layout import board_in
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.node_leaders import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -16,6 +15,7 @@ from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.storage.paths import board_in
 
 
 def train(assignment: Assignment, context: WorkerContext) -> None:

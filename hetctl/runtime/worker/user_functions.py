@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.core.ensemble import Ensemble
-from hetctl.core.errors import BadInputError
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
 
 
 @dataclass(frozen=True)

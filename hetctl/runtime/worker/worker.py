@@ -17,11 +17,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from hetctl.core.codec import decode, encode
-from hetctl.core.ends import LOST_PEER
-from hetctl.core.processes import name_process
+from hetctl.model.exit_reason import LOST_PEER
+from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.logs import private_log
+from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.transport import Wire
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
@@ -33,6 +32,7 @@ from hetctl.runtime.worker.reporting import report_failure, writer_of
 from hetctl.runtime.worker.stops import Stops
 from hetctl.runtime.worker.time_all_reduce import time_all_reduce
 from hetctl.runtime.worker.training import train
+from hetctl.storage.processes import name_process
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
 """Number of the rank's own GPU or slot on the node, for the user's functions."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.core.errors import HetctlError
+from hetctl.model.errors import HetctlError
 from hetctl.runtime.data.preprocessors import Layout
 from hetctl.runtime.data.sampler import Chunk, Stream
-from hetctl.runtime.data.sharing.outlet import IN_FLIGHT, Outlet
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
+from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, Outlet
 
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """How long a leader sleeps while something is on its way, and while nothing is."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hetctl.core.errors import BadInputError
-from hetctl.core.layout import make_private_folder
+from hetctl.model.errors import BadInputError
+from hetctl.storage.atomic_io import make_private_folder
 
 MEMORY = Path("/dev/shm")
 LEAST_FREE = 2**29

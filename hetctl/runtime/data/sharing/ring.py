@@ -29,9 +29,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.core.errors import BadInputError, HetctlError, LockedError
-from hetctl.runtime.data.sharing.byte_locks import ByteLocks
+from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
+from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.core.errors import BadInputError, HetctlError, LockedError
-from hetctl.core.layout import make_private_folder
-from hetctl.core.processes import BOOT_ID
-from hetctl.runtime.data.sharing.byte_locks import ByteLocks
+from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 from hetctl.runtime.data.sources import Array, SampleSpec
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.processes import BOOT_ID
 
 MAGIC = b"hetctl samples 1\n"
 PAGE = 4096

@@ -1,0 +1,219 @@
+"""``hetctl doctor``: examine a site from here, and with a short job from inside."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, place_finding
+from hetctl.app.doctor.probe_job import probed
+from hetctl.app.doctor.sample_jobs import cases_of, script_of
+from hetctl.app.doctor.site_checks import account_finding, command_findings, node_finding, queue_finding
+from hetctl.app.plan.job_size import job_size
+from hetctl.app.project import Project
+from hetctl.cluster.batch import command as process
+from hetctl.cluster.batch import queue_info as facts
+from hetctl.cluster.batch.queue_info import QueueFacts
+from hetctl.cluster.render import render_job
+from hetctl.model.check_result import Blame, Finding, Outcome, first_failure
+from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
+from hetctl.model.site import Site
+from hetctl.runtime.worker.all_reduce import AllReduce
+
+MOUNTS = Path("/proc/self/mountinfo")
+PACKAGES = {
+    "hetctl": "nothing runs without it",
+    "tensorflow": "members need it, unless their ensemble names another framework",
+    "horovod": "TensorFlow members with more than one GPU need it",
+    "mpi4py": "lockstep on several nodes needs it",
+}
+IMPORTABLE = """
+import importlib.util, json, platform
+found = {{name: importlib.util.find_spec(name) is not None for name in {names!r}}}
+print(json.dumps({{"version": platform.python_version(), "found": found}}))
+"""
+ERRORS: dict[Blame, type[HetctlError]] = {
+    Blame.SITE: BadInputError,
+    Blame.BATCH_SYSTEM: BatchSystemError,
+}
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was found about a site, causes before consequences.
+
+    Parameters
+    ----------
+    all_reduce : tuple of AllReduce
+        Speeds of the groups that a job formed.
+    """
+
+    site: str
+    findings: tuple[Finding, ...]
+    all_reduce: tuple[AllReduce, ...] = ()
+
+    @property
+    def failure(self) -> HetctlError | None:
+        """The error to leave with, if anything failed: of the first failure, as it causes others."""
+        failed = first_failure(self.findings)
+        if failed is None:
+            return None
+        return ERRORS[failed.blame](f"site {self.site}: {failed.check}: {failed.found}", failed.fix)
+
+
+def examine(
+    project: Project,
+    name: str | None,
+    account: str | None,
+    queue: str | None,
+    *,
+    job: bool,
+    framework: str | None = None,
+) -> Examination:
+    """Examine a site; with `job`, run one there and wait for it.
+
+    Parameters
+    ----------
+    framework : str or None
+        Whose groups all-reduce in that job; None: the first that is on the nodes.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such site, or its file is wrong.
+    """
+    site = project.site(name)
+    site = replace(site, account=account or site.account, queue=queue or site.queue)
+    job_size(site, None, None, None)
+    findings = [Finding("site file", Outcome.OK, f"site {site.name} is well formed")]
+    findings += command_findings(site, shutil.which)
+    reachable = first_failure(tuple(findings)) is None
+    if reachable:
+        findings += BATCH_CHECKS[site.batch_system](project, site)
+    home = project.home.path
+    findings.append(place_finding(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
+    findings.append(ability_finding(home))
+    findings += python_findings(site)
+    if not job or first_failure(tuple(findings)) is not None:
+        return Examination(site.name, tuple(findings))
+    found = probed(project, site, framework)
+    return Examination(site.name, (*findings, *found.findings), found.all_reduce)
+
+
+def local_checks(project: Project, site: Site) -> Iterator[Finding]:  # noqa: ARG001
+    """Ask nothing: jobs are processes."""
+    yield Finding("batch system", Outcome.OK, "jobs are processes of yours")
+
+
+def slurm_checks(project: Project, site: Site) -> Iterator[Finding]:
+    """Ask Slurm about itself, its queues, its nodes and the user's accounts, and try a script."""
+    answers = _answers(["scontrol", "ping"], "Slurm's controller answers")
+    yield answers
+    if answers.outcome is Outcome.FAILED:
+        return
+    qos = site.queue_option == "qos"
+    ask, read = (
+        (facts.qos_command, facts.parse_qos) if qos else (facts.partition_command, facts.parse_partition)
+    )
+    yield from _queues(site, ask, read)
+    used = _used_queue(site)
+    groups = facts.parse_nodes_of_partition(_output(facts.nodes_command(None if qos else used)))
+    yield node_finding(site, used, groups)
+    yield _account(site)
+    yield dry_run(project, site)
+
+
+def lsf_checks(project: Project, site: Site) -> Iterator[Finding]:  # noqa: ARG001
+    """Ask LSF about itself and its queues; it cannot try a script without submitting it."""
+    answers = _answers(["bqueues"], "LSF answers")
+    yield answers
+    if answers.outcome is not Outcome.FAILED:
+        yield from _queues(site, facts.lsf_queue_command, facts.parse_lsf_queue)
+
+
+BATCH_CHECKS: dict[str, Callable[[Project, Site], Iterator[Finding]]] = {
+    "local": local_checks,
+    "slurm": slurm_checks,
+    "lsf": lsf_checks,
+}
+
+
+def dry_run(project: Project, site: Site) -> Finding:
+    """Have sbatch say what would become of the script of a job on one node, which it does not submit."""
+    script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)
+    with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
+        file.write(script)
+        file.flush()
+        answer = process.run(facts.dry_run_command(), Path(file.name))
+    if answer.code != 0:
+        fix = "Slurm's own words say what it does not like: correct the site file, or ask your administrators"
+        return Finding("dry run", Outcome.FAILED, answer.last_words, fix, Blame.BATCH_SYSTEM)
+    return Finding("dry run", Outcome.OK, answer.last_words.removeprefix("sbatch: "))
+
+
+def python_findings(site: Site) -> Iterator[Finding]:
+    """Look whether the compute nodes' Python can import what members need, as far as it is seen from here."""
+    python = site.python or sys.executable
+    code = IMPORTABLE.format(names=list(PACKAGES))
+    script = "\n".join([*site.setup, 'exec "$@"'])
+    answer = process.run(["bash", "-c", script, "hetctl", python, "-c", code])
+    try:
+        seen = json.loads(answer.stdout.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        found = f"{python} does not run here: {answer.last_words}"
+        fix = "correct `python` and `setup`; if it is on the compute nodes only, --job tries it"
+        yield Finding("python", Outcome.WARNING, found, fix)
+        return
+    yield Finding("python", Outcome.OK, f"{python} is Python {seen['version']}")
+    for name, use in PACKAGES.items():
+        if seen["found"][name]:
+            yield Finding(f"package {name}", Outcome.OK, "there")
+        else:
+            outcome = Outcome.FAILED if name == "hetctl" else Outcome.WARNING
+            fix = f"{use}: install it for {python}, or name its module in `setup`"
+            yield Finding(f"package {name}", outcome, "cannot be imported", fix)
+
+
+def _queues(
+    site: Site,
+    ask: Callable[[str], list[str]],
+    read: Callable[[str, str], QueueFacts | None],
+) -> Iterator[Finding]:
+    for name in dict.fromkeys(queue.name for queue in site.queues):
+        yield queue_finding(site, name, name == _used_queue(site), read(_output(ask(name)), name))
+
+
+def _used_queue(site: Site) -> str:
+    return site.queue or site.queues[0].name
+
+
+def _account(site: Site) -> Finding:
+    if shutil.which("sacctmgr") is None:
+        return Finding("account", Outcome.WARNING, "not checked: there is no sacctmgr", "try a dry run")
+    answer = process.run(facts.accounts_command(getpass.getuser()))
+    if answer.code != 0:
+        found = f"not checked: {answer.last_words}"
+        return Finding("account", Outcome.WARNING, found, "a site without accounting has no accounts")
+    return account_finding(site.account, facts.parse_accounts(answer.stdout))
+
+
+def _answers(command: Sequence[str], well: str) -> Finding:
+    try:
+        answer = process.run(command)
+    except BatchSystemError as error:
+        return Finding("batch system", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM)
+    if answer.code != 0 or " is DOWN" in answer.stdout:
+        fix = "try again later, or ask your administrators"
+        return Finding("batch system", Outcome.FAILED, answer.last_words, fix, Blame.BATCH_SYSTEM)
+    return Finding("batch system", Outcome.OK, well)
+
+
+def _output(command: Sequence[str]) -> str:
+    """Run a question whose failure is an answer without facts."""
+    return process.run(command).stdout

@@ -1,0 +1,245 @@
+"""A short job that tries a site: agents, ranks on all GPUs, their links, the MPI world of node leaders."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from hetctl.app.doctor.link_checks import link_findings
+from hetctl.app.plan.job_size import job_size
+from hetctl.app.project import Project
+from hetctl.cluster.batch.base import BatchSystem, JobRequest
+from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.cluster.render import JobScript, render_job, submit_command
+from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import Site
+from hetctl.runtime.driver.probe import (
+    END_FILE,
+    LEADERS_LOG,
+    ORDER_FILE,
+    ProbeEnd,
+    ProbeOrder,
+    RankReport,
+    all_reduce_task,
+    log_file,
+)
+from hetctl.runtime.worker.all_reduce import AllReduce, RankTime, speed_of
+from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
+from hetctl.storage.paths import Home
+
+T = TypeVar("T")
+
+WALL_S, GRACE_S = 600, 60
+QUEUE_PATIENCE_S, POLL_S = 900.0, 1.0
+TAIL = 5
+DRIVER = """\
+#!/bin/sh
+# Stands for the Python of a job's script: probes where the driver would train, and submits nothing.
+[ "$2" = hetctl.runtime.driver ] || exit 0
+exec {python} -m hetctl.runtime.driver.probe {folder}
+"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Findings of the job.
+
+    Parameters
+    ----------
+    all_reduce : tuple of AllReduce
+        Of the groups on each node, then of all GPUs.
+    """
+
+    findings: tuple[Finding, ...]
+    all_reduce: tuple[AllReduce, ...] = ()
+
+
+def probe(project: Project, site: Site, framework: str | None) -> Probe:
+    """Run the job on two nodes, if the site has them, and wait for it.
+
+    Parameters
+    ----------
+    framework : str or None
+        Whose groups all-reduce; None: the first that is on the nodes.
+
+    Raises
+    ------
+    BatchSystemError
+        If the batch system refuses it, or cannot be reached.
+    """
+    make_private_folder(project.home.path)
+    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=project.home.path))
+    batch = project.batch_system(site)
+    job = ""
+    try:
+        job = batch.submit(_request(project, site, framework, folder))
+        return _read(site, job, folder) if _wait(batch, job) else Probe((_waits(job),))
+    finally:
+        if job:
+            batch.cancel([job])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _request(project: Project, site: Site, framework: str | None, folder: Path) -> JobRequest:
+    nodes = min(2, site.nodes)
+    size = job_size(site, nodes * site.gpus_per_node, WALL_S, None)
+    run = Home(folder).run("doctor").create()
+    python = folder / "probe.sh"
+    write_private(
+        python,
+        DRIVER.format(python=shlex.quote(site.python or sys.executable), folder=shlex.quote(str(folder))),
+    )
+    python.chmod(0o700)
+    order = ProbeOrder(replace(site, nodes=nodes), framework)
+    write_json(folder / ORDER_FILE, encode(order))
+    script = JobScript(
+        run="doctor",
+        job=0,
+        name=f"hetctl-doctor-{uuid.uuid4().hex[:6]}",
+        run_folder=run.path,
+        files=run.job(0),
+        site=replace(site, python=str(python)),
+        queue=size.queue,
+        nodes=nodes,
+        wall_s=WALL_S,
+        grace_s=GRACE_S,
+        python=str(python),
+        home=folder,
+    )
+    write_private(script.files.script, render_job(script, project.template_folders))
+    return JobRequest(
+        name=script.name,
+        script=script.files.script,
+        command=submit_command(script),
+        wall_s=WALL_S,
+        site=site,
+        gpus=nodes * site.gpus_per_node,
+    )
+
+
+def _wait(batch: BatchSystem, job: str) -> bool:
+    end = time.monotonic() + QUEUE_PATIENCE_S
+    while time.monotonic() < end:
+        if batch.statuses([job])[job].state.over:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _waits(job: str) -> Finding:
+    found = f"job {job} was not over after {QUEUE_PATIENCE_S / 60:.0f} min, and is cancelled"
+    return Finding("job", Outcome.WARNING, found, "try again when the queue is shorter")
+
+
+def _read(site: Site, job: str, folder: Path) -> Probe:
+    """Read what the job has left in its folder."""
+    if not (folder / END_FILE).exists():
+        log = Home(folder).run("doctor").job(0).log
+        fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
+        found = f"job {job} left nothing behind"
+        return Probe((Finding("job", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM),))
+    end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    ran = Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
+    reports = _decoded(RankReport, folder.glob("rank-*.json"))
+    agents_said = _tail(log_file(folder, site.launch))
+    launched = job_findings(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
+    times = _decoded(RankTime, folder.glob("time-*.json"))
+    ended_well = [group.name for group in end.groups if group.exit_code == 0]
+    speeds = tuple(
+        speed_of(end.framework or "", [rank for rank in times if rank.group == name]) for name in ended_well
+    )
+    last_words = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
+    return Probe((ran, *launched, *link_findings(site, end, speeds, times, last_words)), speeds)
+
+
+def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
+    return [decode(kind, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(paths)]
+
+
+def job_findings(
+    site: Site, end: ProbeEnd, reports: Sequence[RankReport], agents_said: str, leaders_said: str
+) -> Iterator[Finding]:
+    """Judge what ranks and node leaders found.
+
+    Parameters
+    ----------
+    agents_said, leaders_said : str
+        Last lines of their logs.
+    """
+    yield launch_finding(site, end, reports, agents_said)
+    if reports and site.device == "gpu":
+        yield gpu_finding(site, reports)
+    if len(end.nodes) > 1 and site.launcher in LEADERS:
+        yield mpi_finding(site, end, leaders_said)
+
+
+def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> Finding:
+    """Check that every rank started and ended well, where it should."""
+    per_node = Counter(report.node for report in reports)
+    spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
+    found = f"{len(reports)} of {end.ranks} ranks, by agents that {site.launcher} started: {spread}"
+    if end.exit_code == 0 and len(reports) == end.ranks:
+        return Finding("launch", Outcome.OK, found)
+    ending = "they hung" if end.exit_code is None else f"exit code {end.exit_code}"
+    fix = f"check `launcher`, cores_per_node and memory_per_node: {last_words}"
+    return Finding("launch", Outcome.FAILED, f"{found}; {ending}", fix)
+
+
+def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> Finding:
+    """Check that the leaders of the nodes, which serve rounds in lockstep, are one MPI world."""
+    nodes = len(end.nodes)
+    if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
+        return Finding("MPI", Outcome.OK, f"the leaders of the nodes are one world of {nodes}")
+    if set(end.mpi_sizes) == {0}:
+        fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
+        return Finding("MPI", Outcome.WARNING, "mpi4py cannot be imported on the nodes", fix)
+    fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
+    seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {last_words}"
+    return Finding("MPI", Outcome.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
+
+
+def gpu_finding(site: Site, reports: Sequence[RankReport]) -> Finding:
+    """Check that every rank sees all GPUs of its node, and none but its own is its own.
+
+    NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable nothing hides one.
+    """
+    seen = "; ".join(sorted({f"{report.node}: {_visible(report)}" for report in reports}))
+    found = f"{site.visible_devices} by node: {seen}"
+    here = Counter(report.node for report in reports)
+    hidden = [r for r in reports if r.visible is not None and len(r.visible.split(",")) < here[r.node]]
+    if hidden or any(report.visible == "" for report in reports):
+        fix = "each rank must see all GPUs of its node: check gpus_per_node and visible_devices"
+        return Finding("GPUs", Outcome.FAILED, found, fix)
+    return Finding("GPUs", Outcome.OK, found)
+
+
+def _visible(report: RankReport) -> str:
+    return "all" if report.visible is None else report.visible or "none"
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " / ".join(lines[-TAIL:]) or "it said nothing"
+
+
+def probed(project: Project, site: Site, framework: str | None) -> Probe:
+    """Probe a site; a batch system that refuses is a finding, too."""
+    try:
+        return probe(project, site, framework)
+    except BatchSystemError as error:
+        return Probe((Finding("job", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM),))

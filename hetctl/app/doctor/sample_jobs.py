@@ -1,0 +1,143 @@
+"""Typical jobs on a site: the script, and the steps of agents that the driver starts in it.
+
+The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check`` tries them with any site.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.app.plan.job_size import job_size
+from hetctl.cluster.launchers import Step
+from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
+from hetctl.cluster.render import JobScript, render_job
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.site import MEMBERS, NODES, Node, Site
+from hetctl.storage.paths import Home
+
+RUN = "digits-001"
+HOME = Path("/shared/ann/digits/.hetctl")
+PYTHON = "/shared/ann/venv/bin/python"
+WHAT_STARTS = {
+    NODES: "The driver starts one step: an agent on each node, which forks the ranks there.",
+    MEMBERS: "The driver starts a step for each member: an agent on each node, which forks its ranks.",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job that stands for many.
+
+    Parameters
+    ----------
+    shares : tuple of tuple of int
+        For each member, how many GPUs it has on each of its nodes.
+    """
+
+    name: str
+    nodes: int
+    shares: tuple[tuple[int, ...], ...]
+    job: int = 0
+    after: str | None = None
+    exclude: tuple[str, ...] = ()
+
+
+def cases_of(site: Site) -> tuple[Case, ...]:
+    """Return one member, packed members, a member over two nodes, and a resumed round.
+
+    A site of one node has no member over two.
+    """
+    each = site.gpus_per_node
+    packed = ((max(1, each // 2),), *[(1,)] * (each - max(1, each // 2)))
+    whole = ((each,),) * min(2, site.nodes)
+    cases = (
+        Case("one-member", 1, ((1,),)),
+        Case("packed-members", 1, packed),
+        Case("two-nodes", 2, ((each, each),)),
+        Case("resumed-round", len(whole), whole, 3, "4711", ("node-8", "node-9")),
+    )
+    return tuple(case for case in cases if case.nodes <= site.nodes)
+
+
+def script_of(site: Site, case: Case) -> JobScript:
+    """Return the job of a case, of the length that hetctl would choose.
+
+    Raises
+    ------
+    InfeasibleError
+        If no queue of the site takes it.
+    """
+    size = job_size(site, case.nodes * site.gpus_per_node, None, None)
+    home = Home(HOME)
+    run = home.run(RUN)
+    return JobScript(
+        run=RUN,
+        job=case.job,
+        name=f"hetctl-{RUN}-{case.job}-0a1b2c",
+        run_folder=run.path,
+        files=run.job(case.job),
+        site=site,
+        queue=size.queue,
+        nodes=case.nodes,
+        wall_s=size.wall_s,
+        grace_s=size.grace_s,
+        python=PYTHON,
+        home=home.path,
+        after=case.after,
+        exclude=case.exclude,
+    )
+
+
+def steps_of(site: Site, case: Case) -> Iterator[Step]:
+    """Return the steps that start the agents of a case.
+
+    Raises
+    ------
+    InfeasibleError
+        If the site's launcher cannot start one.
+    """
+    address = Home(HOME).run(RUN).job(case.job).agents.address
+    placements = {allocation.member: allocation.placement for allocation in allocations_of(case, site)}
+    for name, sets in sets_by_step(site, nodes_of(site, case), round_prefix(0), placements).items():
+        yield agents_step(site, name, sets, address, "pytorch", site.python or PYTHON)
+
+
+def nodes_of(site: Site, case: Case) -> list[Node]:
+    """Return the nodes of a case: ``node-1``, ``node-2``, .."""
+    gpus = tuple(range(site.gpus_per_node))
+    return [Node(_node(site, number), gpus) for number in range(1, case.nodes + 1)]
+
+
+def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
+    """Place the members of a case one after the other, none on a node without room for its share."""
+    node, free = 0, 0
+    for number, share in enumerate(case.shares, start=1):
+        placements = []
+        for gpus in share:
+            if gpus > free:
+                node, free = node + 1, site.gpus_per_node
+            start = site.gpus_per_node - free
+            placements.append(Placement(_node(site, node), tuple(range(start, start + gpus))))
+            free -= gpus
+        yield Allocation(f"member-{number}", sum(share), DATA_PARALLEL, 0.0, tuple(placements))
+
+
+def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> str:
+    """Write a case out: the script, and behind its end the agents' steps and the packing of a round."""
+    script = render_job(script_of(site, case), template_folders)
+    steps = "".join(map(_step_text, steps_of(site, case)))
+    packing = packing_lines(tuple(allocations_of(case, site)), nodes_of(site, case))
+    return f"{script}\n# {WHAT_STARTS[site.launch]}\n{steps}" + "".join(f"# {line}\n" for line in packing)
+
+
+def _node(site: Site, number: int) -> str:
+    return "localhost" if site.batch_system == "local" else f"node-{number}"
+
+
+def _step_text(step: Step) -> str:
+    variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
+    words = " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])
+    return f"{words}\n"

@@ -1,0 +1,118 @@
+"""What is wrong between a site file and what the batch system says of itself: pure decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from hetctl.cluster.batch.queue_info import NodeFacts, QueueFacts
+from hetctl.inputs.durations import format_duration
+from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.site import Queue, Site
+
+MEBIBYTE = 2**20
+
+COMMANDS = {
+    "local": (),
+    "slurm": ("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
+    "lsf": ("bsub", "bjobs", "bkill", "bqueues"),
+}
+"""Without these, nothing can be submitted."""
+NO_LAUNCHER = "local"
+"""The driver itself starts the agent of a local job."""
+HELPFUL = {
+    "local": {},
+    "slurm": {"sacct": "what became of jobs that squeue has forgotten", "sacctmgr": "accounts and QOSes"},
+    "lsf": {"bhist": "what became of jobs that bjobs has forgotten"},
+}
+
+
+def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[Finding]:
+    """Say which commands are there."""
+    missing = [name for name in COMMANDS[site.batch_system] if not which(name)]
+    if missing:
+        found = f"not on the PATH of this machine: {', '.join(missing)}"
+        fix = f"log in to the machine of site {site.name}, or load its {site.batch_system} module"
+        yield Finding("commands", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM)
+    elif COMMANDS[site.batch_system]:
+        yield Finding("commands", Outcome.OK, ", ".join(COMMANDS[site.batch_system]))
+    for name, use in HELPFUL[site.batch_system].items():
+        if not which(name):
+            yield Finding(f"command {name}", Outcome.WARNING, "not on the PATH", f"it would tell {use}")
+    if site.launcher != NO_LAUNCHER:
+        yield _launcher_finding(site.launcher, which)
+
+
+def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> Finding:
+    if found := which(launcher):
+        return Finding("launcher", Outcome.OK, f"{launcher}: {found}")
+    fix = "jobs need it on the compute nodes; name a module in `setup`, and try it with --job"
+    return Finding("launcher", Outcome.WARNING, f"{launcher} is not on the PATH here", fix)
+
+
+def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> Finding:
+    """Compare a queue's limits with the site file's; what is wrong with a queue not in use only warns."""
+    check = f"{'QOS' if site.queue_option == 'qos' else 'queue'} {name}"
+    bad = Outcome.FAILED if used else Outcome.WARNING
+    if facts is None:
+        return Finding(check, bad, f"{site.batch_system} has none of this name", "correct `queues`")
+    problems = list(_beyond(facts, [queue for queue in site.queues if queue.name == name]))
+    if problems:
+        return Finding(check, bad, "; ".join(problems), "correct max_nodes and max_wall in `queues`")
+    if not facts.open:
+        return Finding(check, Outcome.WARNING, "it is closed", "jobs wait until it is opened again")
+    return Finding(check, Outcome.OK, f"open, {_limits(facts)}, as far as the site file goes or further")
+
+
+def node_finding(site: Site, name: str, groups: Sequence[NodeFacts]) -> Finding:
+    """Compare a partition's nodes with what the site file says of each."""
+    check = f"nodes of {name}"
+    cores, memory = site.gpus_per_node * site.cores_per_gpu, site.memory_per_node // MEBIBYTE
+    gpus = site.gpus_per_node if site.device == "gpu" else 0
+    wanted = f"{cores} cores, {memory} MiB" + (f" and {gpus} GPUs" if gpus else "")
+    fitting = [g for g in groups if g.cores >= cores and g.memory_mib >= memory and g.gpus >= gpus]
+    count = sum(group.nodes for group in fitting)
+    keys = "correct cores_per_node, memory_per_node and gpus_per_node"
+    if not groups:
+        return Finding(check, Outcome.WARNING, "Slurm lists none", "ask your administrators")
+    if not fitting:
+        return Finding(check, Outcome.FAILED, f"none has {wanted}: {_groups(groups)}", keys)
+    if count < site.nodes:
+        found = f"{count} have {wanted}, the site file says {site.nodes}: {_groups(groups)}"
+        return Finding(check, Outcome.WARNING, found, "correct nodes")
+    return Finding(check, Outcome.OK, f"{count} with at least {wanted}: {_groups(groups)}")
+
+
+def account_finding(account: str | None, accounts: Sequence[str]) -> Finding:
+    """Say whether the account is one of the user's."""
+    yours = f"yours: {', '.join(accounts) or 'none'}"
+    if account is None:
+        return Finding("account", Outcome.OK, f"none is named, so Slurm takes your default one; {yours}")
+    if accounts and account not in accounts:
+        return Finding("account", Outcome.FAILED, f"'{account}' is none of {yours}", "correct `account`")
+    if not accounts:
+        fix = "ask your administrators, or look at the dry run below"
+        return Finding(
+            "account", Outcome.WARNING, f"Slurm lists no accounts for you, '{account}' neither", fix
+        )
+    return Finding("account", Outcome.OK, f"'{account}' is one of {yours}")
+
+
+def _beyond(facts: QueueFacts, bins: Iterable[Queue]) -> Iterator[str]:
+    """Say where the site file allows what the queue does not."""
+    bins = list(bins)
+    nodes = [queue.max_nodes for queue in bins]
+    if facts.max_nodes and any(each is not None and each > facts.max_nodes for each in nodes):
+        yield f"takes {facts.max_nodes} nodes, but the site file says {max(filter(None, nodes))}"
+    walls = [queue.max_wall_s for queue in bins]
+    if facts.max_wall_s and any(wall is None or wall > facts.max_wall_s for wall in walls):
+        said = "no limit" if None in walls else format_duration(max(filter(None, walls)))
+        yield f"takes {format_duration(facts.max_wall_s)}, but the site file says {said}"
+
+
+def _limits(facts: QueueFacts) -> str:
+    nodes = f"{facts.max_nodes} nodes" if facts.max_nodes else "any nodes"
+    return f"{nodes} for {format_duration(facts.max_wall_s) if facts.max_wall_s else 'any time'}"
+
+
+def _groups(groups: Sequence[NodeFacts]) -> str:
+    return "; ".join(f"{g.nodes} x {g.cores} cores, {g.memory_mib} MiB, {g.gpus} GPUs" for g in groups)

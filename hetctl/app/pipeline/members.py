@@ -1,0 +1,173 @@
+"""Members as pipelines at a site: their layers, the GPUs' memory and links, and what it all comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
+from hetctl.inputs.layer_profile import LayerRow, read_layers
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
+from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, Waves, plan
+from hetctl.methods.pipeline.simulation_input import simulate_plan, steady_waves
+from hetctl.methods.pipeline.stage_memory import least_bytes
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.profile import MemberProfile
+from hetctl.model.site import Cluster, Site
+from hetctl.model.workload import Candidate
+
+
+def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
+    """Return the types of GPU of a job's nodes, as layer profiles name them."""
+    return tuple(sorted({node.gpu_type or site.gpu_type or UNNAMED for node in cluster.nodes}))
+
+
+def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
+    """Return the bytes of a GPU by type; None where the site does not say."""
+    return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
+
+
+@dataclass(frozen=True)
+class MemberLayers:
+    """The layers of a member, and the lines of the file that they come from."""
+
+    profile: LayerProfile
+    rows: Sequence[LayerRow]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a GPU needs that has all of them."""
+        return int(least_bytes(self.profile).sum())
+
+
+def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | None:
+    """Return the layers of a member with times on all types of GPU; None if it names no layer profile.
+
+    A profile that names no type is taken to be of the only one there is.
+
+    Raises
+    ------
+    BadInputError
+        If the file is wrong, lacks a type, or no layer takes any time on one.
+    """
+    if member.layers is None:
+        return None
+    rows = read_layers(Path(member.layers))
+    profile = measured_profile(rows)
+    types, known = types_in(site, cluster), sorted(profile.gpu_types)
+    if len(types) == len(known) == 1 and UNNAMED in (*types, *known):
+        profile, known = profile.derived({types[0]: 1.0}, known[0]), [types[0]]
+    if lacking := [gpu_type for gpu_type in types if gpu_type not in known]:
+        raise BadInputError(
+            f"{member.layers}: layers of {member.name} have no times on {', '.join(lacking)}, of which"
+            f" site {site.name} has GPUs",
+            "measure them there; the column gpu_type says where it was",
+        )
+    refuse_idle(profile, rows, types)
+    return MemberLayers(profile, rows)
+
+
+def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
+    """Return a job's nodes as pipelines see them.
+
+    Raises
+    ------
+    BadInputError
+        If the site says nothing of its GPUs' memory or links.
+    """
+    memory = {gpu_type: size for gpu_type, size in memory_in(site, cluster).items() if size is not None}
+    missing = [] if len(memory) == len(types_in(site, cluster)) else ["gpu_memory"]
+    if site.links is None or missing:
+        names = " and ".join([*missing, *(["links"] if site.links is None else [])])
+        raise BadInputError(
+            f"site {site.name} has no {names}, which pipelines depend on",
+            f"add {names} to its site file; `hetctl sites show {site.name}` says where that is",
+        )
+    return PipelineCluster(
+        nodes=tuple((node.gpu_type or site.gpu_type or UNNAMED,) * len(node.gpus) for node in cluster.nodes),
+        memory_bytes=memory,
+        links=fitted(site.links),
+    )
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A member that trains as a pipeline.
+
+    Parameters
+    ----------
+    samples_per_epoch : int
+        Training samples.
+    profile : MemberProfile or None
+        What evaluation and checkpoints take; None: not known, they are left out.
+    """
+
+    member: Member
+    layers: MemberLayers
+    samples_per_epoch: int
+    profile: MemberProfile | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it is expected to take."""
+        return self.member.stop.planned_epochs
+
+    def most_gpus(self, gpus: int) -> int:
+        """Return how many of so many GPUs it may have."""
+        return min(gpus, self.member.max_gpus or gpus)
+
+    def ideal(self, gpus: int) -> Candidate:
+        """Return the member as no pipeline is faster: no layer waits, and each is where it takes least."""
+        layers = self.layers.profile
+        times = [layers.forward_s(kind) + layers.backward_s(kind) for kind in layers.gpu_types]
+        rate = self.member.batch_size / float(np.min(times, axis=0).sum())
+        return Candidate(
+            name=self.member.name,
+            rates={count: count * rate for count in range(1, self.most_gpus(gpus) + 1)},
+            samples_left=float(self.epochs * self.samples_per_epoch),
+            samples_per_epoch=self.samples_per_epoch,
+        )
+
+    def simulated_s(self, site: Site, cluster: Cluster, seconds: float) -> float:
+        """Return how long it takes on the nodes of a job, evaluation and checkpoints included.
+
+        Parameters
+        ----------
+        seconds : float
+            How long the best pipeline is looked for.
+
+        Raises
+        ------
+        BadInputError
+            If the site says nothing of its GPUs' memory or links.
+        InfeasibleError
+            If the GPUs have no room for it.
+        """
+        own = Cluster.at(site, self.most_gpus(cluster.gpus))
+        nodes = pipeline_cluster(site, own)
+        refuse_large_layers(self.layers.profile, self.layers.rows, nodes.memory_bytes)
+        try:
+            rate = pipeline_rate(self.layers.profile, nodes, seconds)
+        except InfeasibleError as error:
+            message = f"{self.member.layers}: {self.member.name}: {error.message}"
+            raise InfeasibleError(message, error.hint) from None
+        epoch_s = math.ceil(self.samples_per_epoch / self.member.batch_size) / rate
+        if self.profile is not None:
+            epoch_s += self.profile.evaluate_s + self.profile.checkpoint_s
+        return self.epochs * epoch_s
+
+
+def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float) -> float:
+    """Return the minibatches/s of the best pipelines that are found, in the simulator.
+
+    Virtual workers are in step (D = 0), and each layer's server is where most of them have it.
+    """
+    waves = Waves()
+    planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds, waves=waves))
+    return simulate_plan(planned, layers, cluster, waves, steady_waves(planned, waves)).throughput

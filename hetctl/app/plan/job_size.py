@@ -1,0 +1,97 @@
+"""How large and how long a job is: what the user asks for, within what the queues allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.inputs.durations import format_duration
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.job import JobSize, Prospect
+from hetctl.model.run import Budget
+from hetctl.model.site import Site
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.job_size import Bin, best_of, bins_of, grace_of, prospects
+
+DEFAULT_WALL_S = 2 * 3600
+DEVICES = {"gpu": "GPUs", "slot": "slots"}
+
+
+def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str | None) -> JobSize:
+    """Choose the first queue that takes the job; without wishes, the whole site for two hours at most.
+
+    Raises
+    ------
+    BadInputError
+        If the site has no such queue.
+    InfeasibleError
+        If no queue takes so many nodes for so long.
+    """
+    bins = _bins(site, queue_name)
+    wanted = gpus or bins[0].most_nodes * site.gpus_per_node
+    _refuse_more_than_all(site, wanted)
+    nodes = -(-wanted // site.gpus_per_node)
+    for b in bins:
+        wall = wall_s or min(DEFAULT_WALL_S, b.queue.max_wall_s or DEFAULT_WALL_S)
+        if b.takes(nodes, wall):
+            return JobSize(b.queue, wanted, nodes, wall, grace_of(wall))
+    raise _refusal(site, bins, nodes, wall_s or DEFAULT_WALL_S)
+
+
+def planned_size(
+    site: Site,
+    members: Sequence[Candidate],
+    gpus: int | None,
+    wall_s: int | None,
+    queue_name: str | None,
+    budget: Budget,
+) -> tuple[Prospect, list[Prospect]]:
+    """Choose what the user leaves open by the work that is left; return all that was looked at, too.
+
+    Raises
+    ------
+    BadInputError
+        If the site has no such queue.
+    InfeasibleError
+        If no queue takes what the user asks for.
+    """
+    bins = _bins(site, queue_name)
+    if gpus is not None:
+        _refuse_more_than_all(site, gpus)
+    nodes = -(-(gpus or 1) // site.gpus_per_node)
+    if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
+        raise _refusal(site, bins, nodes, wall_s or 0)
+    found = prospects(site, bins, members, gpus, wall_s)
+    return best_of(found, budget), found
+
+
+def _bins(site: Site, queue_name: str | None) -> list[Bin]:
+    name = queue_name or site.queue
+    found = tuple(queue for queue in site.queues if name in (None, queue.name))
+    if not found:
+        names = ", ".join(dict.fromkeys(queue.name for queue in site.queues))
+        raise BadInputError(f"site {site.name} has no queue {name!r}", f"choose one of: {names}")
+    return bins_of(site, found)
+
+
+def _refuse_more_than_all(site: Site, gpus: int) -> None:
+    if gpus > site.gpus:
+        raise InfeasibleError(
+            f"{gpus} {DEVICES[site.device]} are more than the {site.gpus} of site {site.name}",
+            "ask for fewer with --gpus, or choose another site",
+        )
+
+
+def _refusal(site: Site, bins: Sequence[Bin], nodes: int, wall_s: int) -> InfeasibleError:
+    limits = "; ".join(_describe(b) for b in bins)
+    return InfeasibleError(
+        f"no queue of site {site.name} takes {nodes} nodes for {format_duration(wall_s)}: {limits}",
+        "ask for less with --gpus or --time, or choose a queue with --queue",
+    )
+
+
+def _describe(b: Bin) -> str:
+    queue = b.queue
+    least = f"{b.least_nodes} to " if b.least_nodes > 1 else ""
+    nodes = f"{least}{queue.max_nodes} nodes" if queue.max_nodes else "any nodes"
+    time = format_duration(queue.max_wall_s) if queue.max_wall_s else "any time"
+    return f"{queue.name} takes {nodes} for {time}"

@@ -1,0 +1,185 @@
+"""Phases of a plan, and what the simulator says of the other modes that their members could have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from hetctl.app.hopper import MOST_TIMES
+from hetctl.app.pipeline.members import MemberLayers, Pipe
+from hetctl.methods.balance.initial_batches import with_batches
+from hetctl.methods.hopper import SearchOptions
+from hetctl.methods.phase_costs import PhaseRun, hop_phase, pipeline_phase, unit_times
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Plan, Round
+from hetctl.model.profile import MemberProfile
+from hetctl.model.site import Site
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.simulate.scenario import World
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be planned, in any modes.
+
+    Parameters
+    ----------
+    profiles : mapping of str to MemberProfile
+        By member; those that fit no GPU may have none.
+    planner : str
+        Its name.
+    data_parallel : callable
+        Has it plan candidates that train data-parallel.
+    """
+
+    ensemble: Ensemble
+    site: Site
+    profiles: Mapping[str, MemberProfile]
+    world: World
+    options: Options
+    planner: str
+    data_parallel: Callable[[Sequence[Candidate], Options], Plan]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a job."""
+        return self.world.cluster.gpus
+
+    @property
+    def partitions(self) -> int:
+        """Parts of the data; 0 if it is not partitioned."""
+        return self.ensemble.partitions or 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A phase before it is known when it begins.
+
+    Parameters
+    ----------
+    prices : mapping of str to float
+        As in `Phase`.
+    plan : Plan or None
+        Of a data-parallel phase.
+    """
+
+    mode: str
+    run: PhaseRun
+    prices: Mapping[str, float]
+    plan: Plan | None = None
+
+
+def pipe_of(question: Question, name: str, layers: MemberLayers) -> Pipe:
+    """Return a member as a pipeline.
+
+    Raises
+    ------
+    BadInputError
+        If nobody says how many samples an epoch has.
+    """
+    known = [question.ensemble.samples_per_epoch, *(p.samples_per_epoch for p in question.profiles.values())]
+    samples_per_epoch = next((samples for samples in known if samples), None)
+    if samples_per_epoch is None:
+        raise BadInputError(
+            f"no profile says how many samples an epoch of {name} has",
+            "set samples_per_epoch in the ensemble file, or run hetctl profile for a member that fits a GPU",
+        )
+    return Pipe(question.ensemble.member(name), layers, samples_per_epoch, question.profiles.get(name))
+
+
+def pipelines(question: Question, pipes: Sequence[Pipe]) -> Part:
+    """Return the phase of members that are pipelines, one after another, each on all its GPUs."""
+    site, cluster = question.site, question.world.cluster
+    each_s = question.options.plan_seconds / len(pipes)
+    seconds = {pipe.member.name: pipe.simulated_s(site, cluster, each_s) for pipe in pipes}
+    run = pipeline_phase(seconds, question.world.clock)
+    return Part(PIPELINE, run, {PIPELINE: run.seconds})
+
+
+def hops(question: Question, hopping: Sequence[Candidate]) -> Part:
+    """Return the phase of members that hop, beside what they would take data-parallel."""
+    run = _hop_run(question, hopping)
+    prices = {HOPPER: run.seconds}
+    with suppress(InfeasibleError):
+        prices.update(_makespans(_data_parallel_plans(question, hopping)))
+    return Part(HOPPER, run, prices)
+
+
+def _hop_run(question: Question, members: Sequence[Candidate]) -> PhaseRun:
+    cluster, options = question.world.cluster, question.options
+    if len(members) * question.partitions * question.gpus > MOST_TIMES:
+        raise InfeasibleError(
+            f"{len(members):,} members times {question.partitions:,} partitions times {question.gpus:,} GPUs"
+            f" are more than {MOST_TIMES:,} unit times",
+            "have fewer partitions, or plan with --mode data-parallel",
+        )
+    units = unit_times(members, question.partitions, cluster)
+    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+    return hop_phase(members, units, question.world.clock, search)
+
+
+def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]) -> Part:
+    """Return the phase of members that train data-parallel, in equal batches or, if faster, balanced ones."""
+    plans = _data_parallel_plans(question, rest)
+    mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
+    plan = plans[mode]
+    run = PhaseRun(
+        plan.predicted_makespan_s,
+        {forecast.member: forecast.done_s for forecast in plan.members},
+        {forecast.member: forecast.training_s for forecast in plan.members},
+    )
+    prices = {**_makespans(plans), **_other_prices(question, rest, layers)}
+    return Part(mode, run, prices, replace(plan, rounds=_balanced(question, plan.rounds, rest)))
+
+
+def _data_parallel_plans(question: Question, members: Sequence[Candidate]) -> dict[str, Plan]:
+    plans = {DATA_PARALLEL: question.data_parallel(members, question.options)}
+    if _may_be_balanced(question, members):
+        balanced = replace(question.options, mix_types=True, balance=True)
+        plans[BALANCED] = question.data_parallel(members, balanced)
+    return plans
+
+
+def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
+    return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
+
+
+def _may_be_balanced(question: Question, rest: Sequence[Candidate]) -> bool:
+    """Return whether there are GPUs of several types, and all were measured on each."""
+    types = {node.gpu_type or "" for node in question.world.cluster.nodes}
+    return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
+
+
+def _balanced(question: Question, rounds: Iterable[Round], members: Iterable[Candidate]) -> tuple[Round, ...]:
+    """Return rounds with the batches of those that have GPUs of several types."""
+    gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
+    by_name = {member.name: member for member in members}
+    batch_sizes = {member.name: member.batch_size for member in question.ensemble.members}
+    return tuple(
+        replace(
+            planned,
+            allocations=tuple(
+                with_batches(given, by_name[given.member], batch_sizes[given.member], gpu_types)
+                for given in planned.allocations
+            ),
+        )
+        for planned in rounds
+    )
+
+
+def _other_prices(
+    question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]
+) -> dict[str, float]:
+    """Return what the other modes come to, as far as the members could have them."""
+    prices = {}
+    if question.partitions:
+        with suppress(InfeasibleError):
+            prices[HOPPER] = _hop_run(question, rest).seconds
+    if all(member.name in layers for member in rest):
+        with suppress(BadInputError, InfeasibleError):
+            pipes = [pipe_of(question, member.name, layers[member.name]) for member in rest]
+            prices[PIPELINE] = pipelines(question, pipes).run.seconds
+    return prices

@@ -1,0 +1,165 @@
+"""One plan for all: each network in the mode that suits it, every phase priced by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
+from hetctl.app.plan.mode_costs import Part, Question, data_parallel, hops, pipe_of, pipelines
+from hetctl.methods.parallelism import Demand, Room, choose_modes, does_not_fit, hopper_epochs, too_large
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.plan import Forecast, ModeChoice, Phase, Plan
+from hetctl.model.workload import Candidate
+from hetctl.perf.bounds import fluid_bound
+from hetctl.perf.epoch_timeline import Course
+from hetctl.perf.workloads import candidates
+
+
+def plan_modes(question: Question) -> Plan:
+    """Choose a mode for each member, and plan one phase after the other: pipelines, hops, data-parallel.
+
+    Raises
+    ------
+    BadInputError
+        If a member has no profile, a layer profile is wrong, or nothing is known of the site's links.
+    InfeasibleError
+        If a member fits neither a GPU nor a pipeline, or a job is too short for any progress.
+    """
+    _refuse_bare_nodes(question)
+    layers = _layers(question)
+    room = _room(question)
+    demands = _demands(question, layers)
+    large = [demand.member for demand in demands if too_large(demand, room)]
+    _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
+    members = _candidates(question, without=large)
+    epochs = _epochs(members)
+    choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room)
+    hopping, rest = _split(question, members)
+    pipes = [pipe_of(question, name, layers[name]) for name in large]
+    parts = [
+        *([pipelines(question, pipes)] if pipes else []),
+        *([hops(question, hopping)] if hopping else []),
+        *([data_parallel(question, rest, layers)] if rest else []),
+    ]
+    bound_s = fluid_bound([*members, *(pipe.ideal(question.gpus) for pipe in pipes)], question.gpus)
+    return _assembled(question, parts, choices, bound_s)
+
+
+def _refuse_bare_nodes(question: Question) -> None:
+    nodes, partitions = len(question.world.cluster.nodes), question.partitions
+    if 0 < partitions < nodes:
+        raise BadInputError(
+            f"ensemble {question.ensemble.name} has {partitions} partitions, but a job has {nodes} nodes:"
+            " some would have no data",
+            "raise partitions in the ensemble file, or lower --gpus",
+        )
+
+
+def _layers(question: Question) -> dict[str, MemberLayers]:
+    """Return the layers of the members that name a layer profile."""
+    found = {
+        member.name: layers_of(member, question.site, question.world.cluster)
+        for member in question.ensemble.members
+    }
+    return {name: layers for name, layers in found.items() if layers is not None}
+
+
+def _room(question: Question) -> Room:
+    memory = memory_in(question.site, question.world.cluster)
+    smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
+    return Room(
+        gpus=question.gpus,
+        gpu=f"a {smallest or question.site.device} of {question.site.name}",
+        memory_bytes=memory[smallest],
+        partitions=question.partitions,
+    )
+
+
+def _demands(question: Question, layers: Mapping[str, MemberLayers]) -> list[Demand]:
+    """Return the memory of each member on a GPU: as it was measured, or else as its layers add up."""
+    measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
+    summed = {name: own.needed_bytes for name, own in layers.items()}
+    names = [member.name for member in question.ensemble.members]
+    return [Demand(name, measured.get(name) or summed.get(name)) for name in names]
+
+
+def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: Room) -> None:
+    for demand in large:
+        if demand.member not in layers:
+            raise InfeasibleError(
+                does_not_fit(demand.member, demand, room),
+                "give a profile of its layers (`layers` in the ensemble file), lower its batch_size, or take"
+                " GPUs with more memory",
+            )
+
+
+def _candidates(question: Question, without: Collection[str]) -> tuple[Candidate, ...]:
+    """Return the members that one GPU can take, as planners see them."""
+    ensemble = question.ensemble
+    fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
+    return candidates(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
+
+
+def _epochs(members: Iterable[Candidate]) -> dict[str, int]:
+    return {member.name: Course(member, 1.0).count for member in members}
+
+
+def _split(question: Question, members: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Return what hops, as long as there are enough configurations, and what is left to do then."""
+    epochs = _epochs(members)
+    most = hopper_epochs(list(epochs.values()), question.gpus) if question.partitions else 0
+    hopping, rest = [], []
+    for member in members:
+        later = float(max(epochs[member.name] - most, 0) * (member.samples_per_epoch or 0))
+        later = later if most else member.samples_left
+        if member.samples_left > later:
+            hopping.append(replace(member, samples_left=member.samples_left - later))
+        if later:
+            rest.append(replace(member, samples_left=later))
+    return hopping, rest
+
+
+def _assembled(
+    question: Question, parts: Sequence[Part], choices: tuple[ModeChoice, ...], lower_bound_s: float
+) -> Plan:
+    """Return the plan in which each phase begins when the last one is over."""
+    starts_s = [0.0]
+    for part in parts:
+        starts_s.append(starts_s[-1] + part.run.seconds + question.world.clock.job_overhead_s)
+    makespan_s = starts_s[-1] - question.world.clock.job_overhead_s if parts else 0.0
+    begun = list(zip(parts, starts_s, strict=False))
+    rounds = [
+        replace(planned, start_s=planned.start_s + start_s)
+        for part, start_s in begun
+        if part.plan
+        for planned in part.plan.rounds
+    ]
+    last = next((part.plan for part in parts if part.plan), None)
+    return Plan(
+        planner=last.planner if last else question.planner,
+        objective=question.options.objective,
+        gpus=question.gpus,
+        gpus_per_node=question.world.cluster.gpus_per_node,
+        predicted_makespan_s=makespan_s,
+        lower_bound_s=lower_bound_s,
+        ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
+        rounds=tuple(rounds),
+        members=_forecasts(question.ensemble, begun),
+        options=asdict(question.options),
+        why=last.why if last else "",
+        choices=choices,
+        phases=tuple(
+            Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.prices)
+            for part, start_s in begun
+        ),
+    )
+
+
+def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[Part, float]]) -> tuple[Forecast, ...]:
+    """Return when each member is done, in the last of its phases, and how long it trains in all."""
+    done_s = {name: start_s + end_s for part, start_s in begun for name, end_s in part.run.done_s.items()}
+    training_s = {name: sum(part.run.training_s.get(name, 0.0) for part, _ in begun) for name in done_s}
+    names = (member.name for member in ensemble.members)
+    return tuple(Forecast(name, done_s[name], training_s[name]) for name in names if name in done_s)

@@ -1,0 +1,168 @@
+"""Planning: from the profiles in the catalog to a plan, offline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from hetctl.app.plan.mode_costs import Question
+from hetctl.app.plan.multi_mode_plan import plan_modes
+from hetctl.app.profile.known import member_profiles
+from hetctl.app.project import Project
+from hetctl.catalog.catalog import Catalog
+from hetctl.cluster.launchers.agents import CHOOSE_NODES
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.job import JobSize
+from hetctl.model.plan import DATA_PARALLEL, Plan
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import CACHED, LOCKSTEP
+from hetctl.model.site import MEMBERS, Cluster, Site
+from hetctl.model.training_progress import Progress
+from hetctl.model.workload import Candidate
+from hetctl.perf.workloads import candidates
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.scheduling.simulate.forecast import forecast
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
+from hetctl.scheduling.simulate.select_planner import Choice, choose
+
+AUTO = "auto"
+"""Stands for the planner that a simulation finds best, or for the mode that suits a member."""
+ROUND_OVERHEAD_S = 0.5
+"""From the end of one round to the launch of the next, in the same job."""
+JOB_OVERHEAD_S = 3.0
+"""From the end of one job to the start of the next, waiting in the queue left out."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is asked for.
+
+    Parameters
+    ----------
+    planner : str
+        A planner's name, or ``auto``.
+    options : mapping
+        The planner's, as in `planners.base.Options`.
+    explain : bool
+        Say of each round why its members got their GPUs and the others wait.
+    sharing : str
+        As in `RunSpec`.
+    mode : str
+        ``data-parallel`` for all members, or ``auto``: for each the one that suits it.
+    """
+
+    ensemble: Ensemble
+    site: Site
+    size: JobSize
+    planner: str = "fluid"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    explain: bool = False
+    sharing: str = CACHED
+    mode: str = DATA_PARALLEL
+
+    def __post_init__(self) -> None:
+        """Refuse what no planner takes before anything is opened."""
+        check_planner(self.planner, self.options)
+
+
+def plan_and_save(project: Project, request: PlanRequest) -> Plan:
+    """Make a plan and keep it in the catalog.
+
+    There may be none yet if members need no profile: those that fit no GPU.
+    """
+    first = None
+    if request.mode == AUTO and not project.home.catalog.exists():
+        first = plan_from({}, request)
+    with project.writing(create=first is not None) as catalog:
+        plan = first or make_plan(catalog, request)
+        catalog.save_ensemble(request.ensemble)
+        catalog.save_site(request.site)
+        catalog.save_plan(request.ensemble.name, request.site.name, plan, time.time())
+    return plan
+
+
+def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Progress] | None = None) -> Plan:
+    """Make a plan from what the catalog has; errors are those of `plan_from`."""
+    profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, request.site)}
+    return plan_from(profiles, request, progress)
+
+
+def plan_from(
+    profiles: Mapping[str, MemberProfile],
+    request: PlanRequest,
+    progress: Mapping[str, Progress] | None = None,
+) -> Plan:
+    """Make a plan from members' profiles.
+
+    Raises
+    ------
+    BadInputError
+        If a member has no profile, the planner or an option is unknown, or the planner's members cannot
+        share as they are to.
+    InfeasibleError
+        If the site, the wall-clock limit or a member's `max_gpus` leave no plan.
+    """
+    site, size = request.site, request.size
+    _refuse_too_large(request.ensemble, site)
+    clock = Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    world = World(Cluster.at(site, size.gpus), clock, lockstep=request.sharing == LOCKSTEP)
+    options = options_from(request.options)
+    data_parallel = partial(_data_parallel, request, world)
+    if request.mode == AUTO:
+        return plan_modes(
+            Question(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
+        )
+    members = candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
+    return data_parallel(members, options)
+
+
+def _data_parallel(
+    request: PlanRequest, world: World, members: Sequence[Candidate], options: Options
+) -> Plan:
+    choice = chosen(request.planner, [Arrival(member) for member in members], world, options)
+    if world.lockstep and not choice.planner.shares:
+        raise BadInputError(
+            f"planner {choice.planner.name} forms no flotillas, whose members could train in lockstep",
+            "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
+        )
+    _refuse_unknown_nodes(request)
+    plan = forecast(choice.planner, members, world, options, explain=request.explain)
+    return replace(plan, why=choice.why)
+
+
+def _refuse_unknown_nodes(request: PlanRequest) -> None:
+    """Refuse lockstep, in which all on a node share a stream, where the launcher chooses members' nodes."""
+    site = request.site
+    chosen_by_launcher = site.launch == MEMBERS and site.launcher in CHOOSE_NODES
+    if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
+        raise BadInputError(
+            f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
+            " must know who is on their node",
+            "choose --launch nodes, or --sharing cached",
+        )
+
+
+def check_planner(name: str, options: Mapping[str, Any]) -> None:
+    """Raise BadInputError if there is no such planner, or an option is wrong."""
+    if name != AUTO:
+        planner_named(name)
+    options_from(options)
+
+
+def chosen(name: str, arrivals: Sequence[Arrival], world: World, options: Options) -> Choice:
+    """Return the planner of that name, or for ``auto`` the one that does best."""
+    return choose(arrivals, world, options) if name == AUTO else Choice(planner_named(name))
+
+
+def _refuse_too_large(ensemble: Ensemble, site: Site) -> None:
+    for member in ensemble.members:
+        if member.max_gpus is not None and member.max_gpus > site.gpus:
+            raise InfeasibleError(
+                f"max_gpus of {member.name} is {member.max_gpus}; site {site.name} has only {site.gpus}",
+                "lower it in the ensemble file",
+            )

@@ -1,0 +1,105 @@
+"""Points of a profiling folder: those that it is for, that are measured, and that have failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hetctl.app.log_tail import tail_of
+from hetctl.catalog.catalog import Catalog
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.events import Event
+from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.serialization import decode
+from hetctl.storage.event_files import read_folder
+from hetctl.storage.profile_request import Measurements, Point, measurements_file, read_measurements
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A point that could not be measured, with the end of its log."""
+
+    point: Point
+    error: str
+    log_tail: tuple[str, ...]
+
+
+def events_of(folder: Path) -> list[Event]:
+    """Return all events of a folder."""
+    return read_folder(folder / "events")
+
+
+def last_sign_of(folder: Path) -> float | None:
+    """Return when the job was last seen at work, in seconds since the epoch; None if it has not started."""
+    events = folder / "events"
+    if not events.exists():
+        return None
+    return max([events.stat().st_mtime, *(event.time for event in events_of(folder))])
+
+
+def measurements_in(folders: Iterable[Path]) -> list[tuple[Path, Measurements]]:
+    """Return what folders are for; those are left out whose files a crash kept from being written."""
+    return [(folder, read_measurements(folder)) for folder in folders if measurements_file(folder).exists()]
+
+
+def points_in(folder: Path) -> list[ProfilePoint]:
+    """Return the points that are measured."""
+    return _decoded(events_of(folder), "point", ProfilePoint)
+
+
+def preprocess_in(folder: Path) -> list[PreprocessPoint]:
+    """Return the measured throughput of the preprocessing."""
+    return _decoded(events_of(folder), "preprocess", PreprocessPoint)
+
+
+def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[Point]:
+    """Return those points of a job whose members are as they are now."""
+    now = {member.name: member.fingerprint for member in ensemble.members}
+    then = {member.name: member.fingerprint for member in measurements.ensemble.members}
+    return {point for point in measurements.points if now.get(point.member) == then[point.member]}
+
+
+def measured_in(folder: Path) -> set[Point]:
+    """Return the points that are measured, by name."""
+    return {Point(point.member, point.gpus) for point in points_in(folder)}
+
+
+def ended_in(folder: Path) -> set[str]:
+    """Return the sources of the points that are measured or have failed."""
+    return {event.source for event in events_of(folder) if event.kind in ("point", "failed")}
+
+
+def failures_in(folder: Path, points: Iterable[Point], *, lost: bool) -> list[Failure]:
+    """Return which of the points have failed.
+
+    Parameters
+    ----------
+    lost : bool
+        Whether points count that the job came to its end without.
+    """
+    errors = {event.source: str(event.data["error"]) for event in events_of(folder) if event.kind == "failed"}
+    return [
+        Failure(
+            point,
+            errors.get(point.source, "the job ended before it was measured"),
+            tail_of(folder / "logs" / f"{point.source}.log"),
+        )
+        for point in points
+        if lost or point.source in errors
+    ]
+
+
+def ingest(catalog: Catalog, folder: Path) -> None:
+    """Keep what is measured in the catalog, as often as one likes."""
+    for _, measurements in measurements_in([folder]):
+        ensemble, site = measurements.ensemble.name, measurements.site.name
+        catalog.save_points(ensemble, site, points_in(folder))
+        catalog.save_preprocess(ensemble, site, preprocess_in(folder))
+
+
+def _decoded(events: Iterable[Event], kind: str, of: type[T]) -> list[T]:
+    return [decode(of, dict(event.data)) for event in events if event.kind == kind]

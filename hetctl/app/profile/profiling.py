@@ -1,0 +1,199 @@
+"""Profiling: which points are missing, few jobs for many of them, what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hetctl.app.interruptions import Interruption, Interruptions
+from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
+from hetctl.app.profile.follow import Attending, Observer, leave
+from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
+from hetctl.app.profile.known import current_points
+from hetctl.app.profile.outcome import ProfileOutcome
+from hetctl.app.project import Project
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.job import JobSize
+from hetctl.model.profile import ProfilePoint
+from hetctl.model.site import Site
+from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus
+from hetctl.storage.profile_request import Point
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over how many jobs the points are spread, and how many of these may run at the same time."""
+
+    jobs: int = 1
+    at_once: int | None = None
+
+
+ONE_JOB = Spread()
+
+
+def profile(
+    project: Project,
+    ensemble: Ensemble,
+    site: Site,
+    size: JobSize,
+    *,
+    spread: Spread = ONE_JOB,
+    force: bool = False,
+    observer: Observer | None = None,
+) -> ProfileOutcome:
+    """Measure what is missing of FLEET's profile (appendix B.3) and keep it in the catalog.
+
+    First each member on 1 to M_b GPUs; then, where the rates on one GPU differ more than that, up
+    to M_a. Points that a job of an earlier command is measuring are left to that job. Whatever was
+    measured stays, also when this is interrupted.
+
+    Raises
+    ------
+    InterruptedCommandError
+        After SIGINT, SIGTERM or SIGHUP.
+    """
+    with Interruptions() as interruptions, project.writing(create=True) as catalog:
+        catalog.save_ensemble(ensemble)
+        catalog.save_site(site)
+        ingest_all(catalog, project.home.profiles)
+        attending = Attending(
+            project.batch_system(site), catalog, interruptions, observer or Observer(), project.home.profiles
+        )
+        session = _Session(attending, ensemble, site, size, spread, force)
+        try:
+            session.measure(session.missing(profiled_gpus(site.gpus_per_node)))
+            session.measure(session.missing(session.most_gpus()))
+        except Interruption as interruption:
+            leave(interruption, "the command ended", "`hetctl profile` goes on from here")
+        return session.outcome()
+
+
+class _Session:
+    """One profiling command: knows what is measured, has jobs measure the rest."""
+
+    def __init__(
+        self,
+        attending: Attending,
+        ensemble: Ensemble,
+        site: Site,
+        size: JobSize,
+        spread: Spread,
+        force: bool,
+    ) -> None:
+        self._attending = attending
+        self._catalog = attending.catalog
+        self._ensemble = ensemble
+        self._site = site
+        self._size = size
+        self._spread = spread
+        self._known = set() if force else {Point(p.member, p.gpus) for p in self._current()}
+        self._had = len(self._known)
+        self._failures: list[Failure] = []
+        self._earlier: list[JobGroup] | None = None
+
+    def missing(self, most_gpus: int) -> list[Point]:
+        """Return the points up to a number of GPUs that are neither known nor failed."""
+        return self._untried(
+            Point(member.name, gpus)
+            for member in self._ensemble.members
+            for gpus in range(1, min(most_gpus, self._size.gpus, member.max_gpus or most_gpus) + 1)
+        )
+
+    def most_gpus(self) -> int:
+        """Return M_t = max(M_a, M_b)."""
+        single = [point.rate for point in self._current() if point.gpus == 1]
+        return largest_profile(single, self._site.gpus_per_node)
+
+    def measure(self, points: Sequence[Point]) -> None:
+        """Follow jobs under way that measure some of the points, then have new ones measure the rest."""
+        if not points:
+            return
+        self._adopt(points)
+        if not (left := self._untried(points)):
+            return
+        group = self._attending.submit(self._request(left))
+        self._attending.attend([group], left)
+        self._take([group], left, lost=True)
+
+    def outcome(self) -> ProfileOutcome:
+        """Return what is known now."""
+        ensemble, site = self._ensemble.name, self._site.name
+        points = self._catalog.points(ensemble, site)
+        return ProfileOutcome(
+            points=tuple(points),
+            preprocess=tuple(self._catalog.preprocess(ensemble, site)),
+            measured=len(self._known) - self._had,
+            known=self._had,
+            failures=tuple(self._failures),
+        )
+
+    def _untried(self, points: Iterable[Point]) -> list[Point]:
+        tried = self._known | {failure.point for failure in self._failures}
+        return [point for point in points if point not in tried]
+
+    def _current(self) -> list[ProfilePoint]:
+        """Return what the catalog has of the members as they are now."""
+        points = self._catalog.points(self._ensemble.name, self._site.name)
+        return [
+            point
+            for member in self._ensemble.members
+            for point in current_points(points, self._ensemble, member.name)
+        ]
+
+    def _adopt(self, points: Sequence[Point]) -> None:
+        """Follow the jobs of earlier commands that measure some of the points."""
+        if self._earlier is None:
+            self._earlier = self._attending.under_way(self._ensemble.name, self._site.name)
+        shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
+        adopted = [group for group in self._earlier if shared[group]]
+        if not adopted:
+            return
+        for group in adopted:
+            self._attending.observer.adopted(group.ids, len(shared[group]))
+        wanted = [point for point in points if any(point in shared[group] for group in adopted)]
+        self._attending.attend(adopted, wanted)
+        self._take(adopted, wanted, lost=False)
+        self._earlier = [group for group in self._earlier if not shared[group]]
+
+    def _wanted_of(self, group: JobGroup) -> set[Point]:
+        """Return the points of a group whose members are as they are now."""
+        found = (wanted_of(wanted, self._ensemble) for _, wanted in measurements_in(group.folders))
+        return set().union(*found)
+
+    def _take(self, groups: Sequence[JobGroup], points: Sequence[Point], *, lost: bool) -> None:
+        """Take over what jobs measured that have ended, and what failed there."""
+        for folder, measurements in measurements_in(path for group in groups for path in group.folders):
+            share = wanted_of(measurements, self._ensemble).intersection(points)
+            measured = measured_in(folder) & share
+            self._known |= measured
+            left = [point for point in points if point in share - measured]
+            self._failures += failures_in(folder, left, lost=lost)
+
+    def _request(self, points: Sequence[Point]) -> MeasureRequest:
+        return MeasureRequest(
+            ensemble=self._ensemble,
+            site=self._site,
+            queue=self._size.queue,
+            shares=tuple(tuple(share) for share in split(points, self._spread.jobs)),
+            preprocess_cores=self._missing_cores(),
+            at_once=self._spread.at_once,
+        )
+
+    def _missing_cores(self) -> tuple[int, ...]:
+        """Return the numbers of cores on which the preprocessing neither was nor is being measured."""
+        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
+        folders = [folder for group in self._earlier or () for folder in group.folders]
+        known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
+        return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
+
+
+def split(points: Sequence[Point], jobs: int) -> list[list[Point]]:
+    """Split points into at most so many shares of about as many GPUs; the points with most come first."""
+    shares: list[list[Point]] = [[] for _ in range(min(jobs, len(points)))]
+    for point in sorted(points, key=lambda point: -point.gpus):
+        min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
+    return shares
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]

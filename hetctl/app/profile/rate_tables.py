@@ -1,0 +1,118 @@
+"""Rate tables: profiles that come from a file, or go into one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from hetctl.app.profile.known import IMPORTED, current_points
+from hetctl.app.project import Project
+from hetctl.catalog.catalog import Catalog
+from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
+from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.serialization import encode
+from hetctl.model.site import Site
+
+
+def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -> int:
+    """Keep the rates of a table as an ensemble's profile; return how many.
+
+    Raises
+    ------
+    BadInputError
+        If anything in the table is wrong, or it names a member that the ensemble does not have.
+    """
+    rows = read_rates(path)
+    members = {member.name: member for member in ensemble.members}
+    strangers = sorted({row.member for row in rows} - members.keys())
+    if strangers:
+        raise BadInputError(
+            f"{path}: ensemble {ensemble.name} has no member {', '.join(strangers)}",
+            f"its members are: {', '.join(members)}",
+        )
+    points = _points(rows, members)
+    with project.writing(create=True) as catalog:
+        catalog.save_ensemble(ensemble)
+        catalog.save_site(site)
+        catalog.save_points(ensemble.name, site.name, points)
+    return len(points)
+
+
+def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, int]:
+    """Make an ensemble of the members of a rate table; return it, and how many rates it has.
+
+    It can be simulated, but has no networks to train. One that was imported under this name before
+    is replaced: what a member's rates are is part of its configuration, so that no rate of another
+    table counts for it. Until the ensemble is saved, last, the earlier one stands.
+
+    Raises
+    ------
+    BadInputError
+        If anything in the table is wrong or missing, or the name is that of an ensemble with networks.
+    """
+    if SAFE_NAME.fullmatch(name) is None:
+        raise BadInputError(f"name: {NAME_RULE}, got {name!r}", "choose another --name")
+    rows = read_rates(path, with_work=True)
+    members = {member.name: member for member in _members(rows)}
+    ensemble = Ensemble(name, IMPORTED, Functions("", ""), tuple(members.values()), folder="")
+    with project.writing(create=True) as catalog:
+        _refuse_taken(catalog, name)
+        catalog.save_points(name, IMPORTED, _points(rows, members))
+        catalog.save_ensemble(ensemble)
+    return ensemble, len(rows)
+
+
+def export_rates(project: Project, ensemble: Ensemble, site: Site, file: TextIO) -> int:
+    """Write an ensemble's profile as a rate table; return how many rows.
+
+    Raises
+    ------
+    BadInputError
+        If nothing is known of the ensemble at this site.
+    """
+    with project.reading() as catalog:
+        points = catalog.points(ensemble.name, site.name)
+    known = [point for member in ensemble.members for point in current_points(points, ensemble, member.name)]
+    if not known:
+        raise BadInputError(
+            f"there is no profile of {ensemble.name} at site {site.name}", "run `hetctl profile` first"
+        )
+    write_rates((RateRow(p.member, p.gpus, p.rate, p.machine.gpu_type, p.samples) for p in known), file)
+    return len(known)
+
+
+def _points(rows: Iterable[RateRow], members: Mapping[str, Member]) -> list[ProfilePoint]:
+    now = time.time()
+    return [
+        ProfilePoint(
+            member=row.member,
+            gpus=row.gpus,
+            rate=row.rate,
+            fingerprint=members[row.member].fingerprint,
+            batch_size=members[row.member].batch_size,
+            measured_at=now,
+            machine=Machine(row.gpu_type or IMPORTED, IMPORTED, IMPORTED),
+            samples=row.samples,
+        )
+        for row in rows
+    ]
+
+
+def _members(rows: Iterable[RateRow]) -> list[Member]:
+    tables: dict[str, list[RateRow]] = {}
+    for row in rows:
+        tables.setdefault(row.member, []).append(row)
+    return [Member(name, {"rates": encode(table)}) for name, table in tables.items()]
+
+
+def _refuse_taken(catalog: Catalog, name: str) -> None:
+    earlier = catalog.ensemble(name)
+    if earlier is not None and earlier.framework != IMPORTED:
+        raise BadInputError(
+            f"ensemble {name} is in the catalog and has networks to train", "choose another --name"
+        )

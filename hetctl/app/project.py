@@ -1,0 +1,165 @@
+"""The project that a command runs in: its folder, its home, its ensemble and its site.
+
+Pydantic, which checks the files that people write, is only imported when one is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.lock import ProjectLock
+from hetctl.cluster.batch import batch_system_of
+from hetctl.cluster.batch.base import BatchSystem
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import Site, SiteKey
+from hetctl.storage.paths import Home
+
+ENSEMBLE_FILE = "ensemble.yaml"
+DEFAULT_SITE = "local"
+SUBMIT_COMMANDS = {"sbatch": ("Slurm", "slurm"), "bsub": ("LSF", "lsf")}
+"""Batch systems by name, with the general site of each that others extend."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with an ensemble file, and hetctl's own folder."""
+
+    folder: Path
+    home: Home
+
+    @classmethod
+    def here(cls) -> Project:
+        """Return the project of the working directory; ``$HETCTL_HOME`` may lie elsewhere."""
+        folder = Path.cwd()
+        home = Path(os.environ.get("HETCTL_HOME") or folder / ".hetctl")
+        return cls(folder, Home(home.resolve()))
+
+    @property
+    def template_folders(self) -> tuple[Path, ...]:
+        """Where templates are looked for before the shipped ones."""
+        return self.folder / "templates", Path.home() / ".config" / "hetctl" / "templates"
+
+    @contextmanager
+    def reading(self) -> Iterator[Catalog]:
+        """Open the catalog to look at it, without the means to change it.
+
+        Raises
+        ------
+        BadInputError
+            If there is none yet.
+        """
+        self._require_catalog()
+        with Catalog.open_to_read(self.home.catalog) as catalog:
+            yield catalog
+
+    @contextmanager
+    def writing(self, *, create: bool = False) -> Iterator[Catalog]:
+        """Open the catalog under the project's lock; `create` it if there is none yet.
+
+        Raises
+        ------
+        BadInputError
+            If there is none and it is not to be created.
+        LockedError
+            If another process has the lock.
+        """
+        if not create:
+            self._require_catalog()
+        command = " ".join(("hetctl", *sys.argv[1:]))
+        with ProjectLock(self.home.lock, command), Catalog.open(self.home.catalog) as catalog:
+            yield catalog
+
+    def ensemble(self, reference: str | None) -> Ensemble:
+        """Return the ensemble of a file or a catalog name; by default the project's only one."""
+        from hetctl.inputs.ensemble_file import read_ensemble
+
+        path = Path(reference) if reference else self.folder / ENSEMBLE_FILE
+        if path.suffix in {".yaml", ".yml"} and (reference or path.exists()):
+            return read_ensemble(path)
+        return self._ensemble_of_catalog(reference)
+
+    def site(self, name: str | None) -> Site:
+        """Return a site by name or file; by default the one whose machine this is.
+
+        Raises
+        ------
+        BadInputError
+            If there is no such site, or its file is wrong; or none is named and none fits, although
+            jobs could be submitted from this machine.
+        """
+        from hetctl.inputs.site_file import find_site
+
+        return find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
+
+    def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
+        """Return a site by name or file, and where each of its keys stands."""
+        from hetctl.inputs.site_file import trace_site
+
+        return trace_site(name, project=self.folder, home=Path.home())
+
+    def sites(self) -> list[tuple[str, Path]]:
+        """Return the names of all site files, and where each comes from."""
+        from hetctl.inputs.site_file import list_sites
+
+        return list_sites(project=self.folder, home=Path.home())
+
+    def batch_system(self, site: Site) -> BatchSystem:
+        """Return the batch system of a site."""
+        return batch_system_of(site, self.home.path / "local-jobs")
+
+    def _site_of_this_machine(self) -> str:
+        from hetctl.inputs.site_file import detect_site
+
+        host = socket.getfqdn()
+        if found := detect_site(host, [self.site(known) for known, _ in self.sites()]):
+            return found
+        _refuse_login_node(host)
+        return DEFAULT_SITE
+
+    def _require_catalog(self) -> None:
+        if not self.home.catalog.exists():
+            raise BadInputError(
+                f"there is no catalog in {self.home.path}",
+                "run `hetctl profile` in the project's folder first, or set HETCTL_HOME",
+            )
+
+    def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
+        if not self.home.catalog.exists():
+            raise BadInputError(
+                f"there is no {ENSEMBLE_FILE} in {self.folder}",
+                "go to the project's folder, name a file with --ensemble, or start with `hetctl init`",
+            )
+        with self.reading() as catalog:
+            names = catalog.ensembles()
+            wanted = name or (names[-1] if names else "")
+            found = catalog.ensemble(wanted)
+        if found is None:
+            raise BadInputError(
+                f"no ensemble {wanted!r} in the catalog, which has: {', '.join(names) or 'none'}",
+                "name an ensemble file with --ensemble FILE.yaml",
+            )
+        return found
+
+
+def _refuse_login_node(host: str) -> None:
+    """Raise BadInputError where a batch system's submit command is on the PATH."""
+    found = {command: path for command in SUBMIT_COMMANDS if (path := shutil.which(command))}
+    if not found:
+        return
+    systems = " and ".join(f"{SUBMIT_COMMANDS[command][0]} ({path})" for command, path in found.items())
+    general = " or ".join(SUBMIT_COMMANDS[command][1] for command in found)
+    raise BadInputError(
+        f"no site fits host {host}, from which jobs can be submitted to {systems}:"
+        " it may be a login node, which is not to be trained on",
+        "name its site with --site or HETCTL_SITE; `hetctl sites` lists them, and a site file of yours can"
+        f" extend {general}; --site local trains on this machine",
+    )

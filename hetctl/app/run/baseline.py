@@ -1,0 +1,81 @@
+"""The time that a run's members would have taken with other planners, at the rates that were seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hetctl.app.plan.planning import JOB_OVERHEAD_S, ROUND_OVERHEAD_S
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.events import Event
+from hetctl.model.run import LOCKSTEP, RunSpec
+from hetctl.model.run_status import Comparison
+from hetctl.model.site import Cluster
+from hetctl.model.training_progress import Progress
+from hetctl.model.workload import Candidate
+from hetctl.perf.workloads import candidates
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.simulate.forecast import forecast
+from hetctl.scheduling.simulate.scenario import Clock, World
+
+BASELINE = "independent"
+"""A GPU for each member, and the next one as soon as one is done."""
+
+
+def comparison_of(
+    spec: RunSpec, progress: Mapping[str, Progress], events: Sequence[Event]
+) -> Comparison | None:
+    """Simulate a finished run with its own planner and with the baseline.
+
+    Both know the rates that were seen, and train the epochs that were trained.
+
+    Returns
+    -------
+    Comparison or None
+        None if the run is not finished, or its members, as they were seen, fit no job of its size.
+    """
+    if not progress or any(not member.converged for member in progress.values()):
+        return None
+    members = _as_trained(spec, progress)
+    if not members:
+        return None
+    clock = Clock(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    world = World(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
+    options = options_from(spec.options)
+    starting_s = _starting_s(spec, events)
+    try:
+        own = forecast(planner_named(spec.planner), members, world, options)
+        baseline = forecast(planner_named(BASELINE), members, replace(world, lockstep=False), options)
+    except InfeasibleError:
+        return None
+    return Comparison(
+        baseline=BASELINE,
+        baseline_s=starting_s + baseline.predicted_makespan_s,
+        simulated_s=starting_s + own.predicted_makespan_s,
+        epochs=sum(len(member.epochs) for member in progress.values()),
+    )
+
+
+def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Candidate]:
+    """Return the members as they were in the beginning, with the work and the rates that they had."""
+    profiles = {profile.member: profile for profile in spec.profiles}
+    restarted = {
+        name: replace(member, converged=None, failed=None, part_samples=0)
+        for name, member in progress.items()
+    }
+    found = candidates(spec.ensemble, profiles, restarted, spec.gpus, spec.site.gpus_per_node)
+    return [
+        replace(member, samples_left=float(len(progress[member.name].epochs) * member.samples_per_epoch))
+        for member in found
+        if member.samples_per_epoch
+    ]
+
+
+def _starting_s(spec: RunSpec, events: Sequence[Event]) -> float:
+    """Return what the run's first step took longer to start than was profiled: the ranks' own start."""
+    startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
+    for event in events:
+        if event.kind == "first_step" and event.source in startup_s:
+            return max(0.0, float(event.data["startup_s"]) - startup_s[event.source])
+    return 0.0

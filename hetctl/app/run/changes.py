@@ -1,0 +1,276 @@
+"""Tables of what may change of a run from one job to the next, and of what it keeps; their comparison."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from hetctl.inputs.durations import format_duration
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import Site
+from hetctl.scheduling.planners.base import Options, options_from
+
+MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
+"""Limits: members in a line, lines in a message, and characters in a value."""
+TIME = "time"
+MANY = "*"
+"""Stands for the members in the name of what has changed of several."""
+
+
+class Rule(NamedTuple):
+    """Rule for a key: it may change or not, and why."""
+
+    may: bool
+    why: str
+
+
+def _may(why: str) -> Rule:
+    return Rule(True, why)
+
+
+def _kept(why: str) -> Rule:
+    return Rule(False, why)
+
+
+RUN: Mapping[str, Rule] = {
+    "planner": _kept("a run keeps its planner, which goes by what it has learned in earlier rounds"),
+    "sharing": _kept("a run keeps how its members share samples"),
+    "gpus": _may("members go on from their checkpoints on any number of GPUs"),
+    "queue": _may("only the next jobs are submitted to it"),
+    "time": _may("each job ends with checkpoints"),
+    "chain": _may("only the next jobs are queued so"),
+    "retries": _may("failures are counted anew from the events"),
+    "max_jobs": _may("it is granted anew"),
+    "max_rounds": _may("it is granted anew"),
+    "gpu_hours": _may("it is granted anew"),
+}
+PLANNER: Mapping[str, Rule] = {
+    field.name: _kept("a run keeps the options of its planner") for field in fields(Options)
+}
+SITE: Mapping[str, Rule] = {
+    "name": _kept("a run stays where its members were profiled"),
+    "batch_system": _kept("its jobs are known there by their numbers"),
+    "launcher": _kept("it starts the ranks whose rates were measured"),
+    "launch": _may("each job starts its ranks anew"),
+    "device": _kept("its rates are those of such devices"),
+    "gpus_per_node": _kept("its rates are those of nodes with so many"),
+    "gpu_type": _kept("its rates are those of such GPUs"),
+    "node_types": _may("the driver goes by the names of the nodes that a job got"),
+    "nodes": _may("it limits what jobs may ask for"),
+    "cores_per_node": _may("jobs ask for them"),
+    "memory_per_node": _may("jobs ask for it"),
+    "queues": _may("they limit what jobs may ask for"),
+    "queue": _may("the next jobs are submitted to it"),
+    "queue_option": _may("it is how the batch system is told the queue"),
+    "account": _may("the next jobs are paid by it"),
+    "submit_by": _may("it is how the submit command gets the script"),
+    "max_queued_jobs": _may("it is for the record"),
+    "template": _may("the script of each job is made anew"),
+    "directives": _may("they go into the script of each job"),
+    "setup": _may("it goes into the script of each job"),
+    "environment": _may("each job sets it anew"),
+    "mpi": _may("each job starts its ranks anew"),
+    "python": _may("each job starts its ranks anew"),
+    "visible_devices": _may("each job starts its ranks anew"),
+    "host_patterns": _may("they tell the site, not its jobs"),
+    "gpu_memory": _may("only pipelines are planned with it"),
+    "links": _may("only pipelines are planned with them"),
+    "network": _may("each job connects its processes anew"),
+    "timeouts": _may("each job starts its ranks anew"),
+}
+ENSEMBLE: Mapping[str, Rule] = {
+    "name": _kept("it names the run"),
+    "framework": _kept("checkpoints are those of its networks"),
+    "functions": _kept("checkpoints are those of their networks"),
+    "folder": _kept("the modules of its functions lie there"),
+    "data": _kept("members go on in the midst of an epoch of it"),
+    "partitions": _kept("the data lie on the nodes in so many"),
+    "samples_per_epoch": _may("only predictions depend on it"),
+}
+MEMBERS = _kept("a run keeps its members")
+MEMBER: Mapping[str, Rule] = {
+    "name": MEMBERS,
+    "config": _kept("its checkpoints are those of such a network"),
+    "batch_size": _kept("it has trained with it so far"),
+    "min_batch_size": _kept("it has trained with it so far"),
+    "seed": _kept("it orders the samples of an epoch"),
+    "rescale_learning_rate": _kept("it has trained with it so far"),
+    "max_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
+    "layers": _may("only pipelines are planned with them"),
+    "validation_batch_size": _may("metrics do not depend on it"),
+}
+STOP: Mapping[str, Rule] = {
+    "metric": _kept("its epochs were judged by it"),
+    "mode": _kept("its epochs were judged by it"),
+    "min_delta": _kept("its epochs were judged by it"),
+    "target": _kept("its epochs were judged by it"),
+    "patience": _may("it is a limit of epochs"),
+    "max_epochs": _may("it is a limit of epochs"),
+    "expected_epochs": _may("only predictions depend on it"),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that a run has otherwise from now on.
+
+    Parameters
+    ----------
+    what : str
+        ``account``, ``max_epochs of d017``, ..: an option or a key. Times are in seconds.
+    """
+
+    what: str
+    now: Any
+    was: Any
+
+    def __str__(self) -> str:
+        words = format_duration if self.what == TIME else _in_words
+        return f"{self.what}: {words(self.now)} (was {words(self.was)})"
+
+
+class Difference(NamedTuple):
+    """Something that is not as it was.
+
+    Parameters
+    ----------
+    member : str
+        Whose it is; empty if it is the run's.
+    given : bool
+        It comes from the command line or a variable, and not from a file.
+    """
+
+    what: str
+    now: Any
+    was: Any
+    rule: Rule
+    member: str = ""
+    given: bool = False
+
+
+def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
+    """Compare a run with what it would be by the options, the site file and the ensemble file of now."""
+    planned = (_values(options_from(each.options)) for each in (spec, now))
+    given = [*_compared(RUN, _options(spec), _options(now)), *_compared(PLANNER, *planned)]
+    return [
+        *(one._replace(given=True) for one in given),
+        *_of_sites(spec.site, now.site),
+        *_compared(ENSEMBLE, _values(spec.ensemble), _values(now.ensemble)),
+        *_of_members(spec.ensemble, now.ensemble),
+    ]
+
+
+def changes_among(found: Iterable[Difference]) -> tuple[Change, ...]:
+    """Return what may change; the same of several members at once."""
+    return tuple(
+        Change(what, one.now, one.was) for what, one in _grouped(one for one in found if one.rule.may)
+    )
+
+
+def refuse_what_is_kept(found: Iterable[Difference], run: str) -> None:
+    """Raise BadInputError with a line for each thing that may not change."""
+    kept = [one for one in found if not one.rule.may]
+    if not kept:
+        return
+    lines = [_refusal(what, one, run) for what, one in _grouped(kept)]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES} more"]
+    undo = [UNDO[given] for given in (True, False) if any(one.given is given for one in kept)]
+    raise BadInputError(
+        "\n".join(lines), f"{' and '.join(undo)}, or start another run with `hetctl submit --new`"
+    )
+
+
+UNDO = {True: "leave the options out", False: "undo the edits"}
+
+
+def _refusal(what: str, one: Difference, run: str) -> str:
+    if one.given:
+        option = what.replace("_", "-")
+        value = "" if one.now is True else f" {_in_words(one.now)}"
+        return f"run {run} has {option} {_in_words(one.was)}, and --{option}{value} was given: {one.rule.why}"
+    return f"{what} differs from what run {run} was submitted with ({_contrast(one)}): {one.rule.why}"
+
+
+def _options(spec: RunSpec) -> dict[str, Any]:
+    return {**_values(spec), **_values(spec.budget), TIME: spec.wall_s}
+
+
+def _values(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _compared(rules: Mapping[str, Rule], was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    return [Difference(key, now[key], was[key], rule) for key, rule in rules.items() if was[key] != now[key]]
+
+
+def _of_sites(was: Site, now: Site) -> list[Difference]:
+    """Compare two descriptions of one site; of another one only the name matters."""
+    if was.name != now.name:
+        return [Difference("site", now.name, was.name, SITE["name"], given=True)]
+    found = _compared(SITE, _values(was), _values(now))
+    return [one._replace(what=SITE_WORDS.get(one.what, one.what)) for one in found]
+
+
+SITE_WORDS = {"queue": "the site's queue"}
+"""Keys of site files that are something else among a run's options."""
+
+
+def _of_members(was: Ensemble, now: Ensemble) -> Iterator[Difference]:
+    """Compare members by name; their order does not matter."""
+    before, after = ({member.name: member for member in each.members} for each in (was, now))
+    for name in [*before, *(name for name in after if name not in before)]:
+        if name in before and name in after:
+            yield from _of_one(before[name], after[name])
+        else:
+            now_there, there_before = (THERE[name in each] for each in (after, before))
+            yield Difference(f"member {MANY}", now_there, there_before, MEMBERS, name)
+
+
+THERE = {True: "there", False: "not there"}
+
+
+def _of_one(was: Member, now: Member) -> Iterator[Difference]:
+    own = _compared(MEMBER, _values(was), _values(now))
+    for one in [*own, *_compared(STOP, _values(was.stop), _values(now.stop))]:
+        yield one._replace(what=f"{one.what} of {MANY}", member=was.name)
+
+
+def _grouped(found: Iterable[Difference]) -> Iterator[tuple[str, Difference]]:
+    """Name what differs; the same of several members is named once."""
+    groups: dict[str, list[Difference]] = defaultdict(list)
+    for one in found:
+        groups[json.dumps([one.what, encode(one.now), encode(one.was)], default=str)].append(one)
+    for ones in groups.values():
+        yield ones[0].what.replace(MANY, _named([one.member for one in ones])), ones[0]
+
+
+def _named(members: Sequence[str]) -> str:
+    more = f" and {len(members) - MOST_NAMED} more" if len(members) > MOST_NAMED else ""
+    return ", ".join(members[:MOST_NAMED]) + more
+
+
+def _contrast(one: Difference) -> str:
+    """Say what is otherwise: of mappings and the like, the keys that are."""
+    was, now = encode(one.was), encode(one.now)
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping):
+        return f"{_in_words(now)}, was {_in_words(was)}"
+    keys = [key for key in {**was, **now} if (key in was, was.get(key)) != (key in now, now.get(key))]
+    return "; ".join(f"{key}: {_of(now, key)}, was {_of(was, key)}" for key in keys)
+
+
+def _of(values: Mapping[str, Any], key: str) -> str:
+    return _in_words(values[key]) if key in values else THERE[False]
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = json.dumps(encode(value), default=str) if value or value in (0, False) else "none"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -1,0 +1,125 @@
+"""Collecting: from the files of a run into the catalog, as often as one likes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.cluster.batch.base import BatchSystem
+from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.storage.event_files import read_events
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_facts import OF_JOBS
+
+START_PATIENCE_S = 120
+"""After this long, a job that nobody knows and that has not started is taken for gone."""
+
+
+def collect(catalog: Catalog, folder: RunFolder) -> None:
+    """Ingest every event of a run that the catalog does not have yet."""
+    catalog.ingest(folder.name, events_in(folder))
+
+
+def refresh_jobs(
+    catalog: Catalog, batch: BatchSystem, folder: RunFolder, ending: int | None = None
+) -> tuple[Job, ...]:
+    """Bring the jobs of a run up to date.
+
+    Parameters
+    ----------
+    ending : int or None
+        Number of a job that is about to end, and counts as finished. It is not stored as that: only the
+        batch system will know why it ended.
+    """
+    jobs = current_jobs(catalog.jobs(folder.name), batch, job_events(folder), ending)
+    for job in jobs:
+        if job.number != ending:
+            catalog.save_job(folder.name, job)
+    return jobs
+
+
+def job_events(folder: RunFolder) -> list[Event]:
+    """Read what the drivers of a run have reported of its jobs, in order of time."""
+    return in_order(event for event in read_events(folder.events_of(DRIVER)) if event.kind in OF_JOBS)
+
+
+def current_jobs(
+    jobs: Sequence[Job], batch: BatchSystem, events: Sequence[Event], ending: int | None = None
+) -> tuple[Job, ...]:
+    """Ask the batch system once for all jobs that were not over, and the run's files for the unknown.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        As `job_events` returns them.
+    """
+    alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
+    statuses = batch.statuses(alive)
+    return tuple(_updated(job, statuses, events, ending) for job in jobs)
+
+
+def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event], ending: int | None) -> Job:
+    if job.state.over or not job.batch_id:
+        return job
+    own = [event for event in events if event.data["job"] == job.number]
+    status = JobStatus(JobState.FINISHED) if job.number == ending else statuses[job.batch_id]
+    if status.state is JobState.UNKNOWN:
+        status = replace(status, state=_state_by_files(job, own))
+    ended_at = max((event.time for event in own), default=time.time()) if status.state.over else None
+    return replace(
+        job,
+        state=status.state,
+        ended_at=ended_at,
+        exit_code=status.exit_code,
+        detail=status.detail,
+        failed_nodes=_failed_nodes(status, own),
+    )
+
+
+def ended_by_files(
+    jobs: Sequence[Job], events: Sequence[Event], *, done: bool, silent: bool
+) -> tuple[Job, ...]:
+    """Return the jobs, those FINISHED that have ended by the run's own files.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        All of the run, in order of time.
+    done : bool
+        No member needs any more training.
+    silent : bool
+        The batch system does not answer, so that the jobs are as they were last seen. Where it does
+        answer, files decide only about those that it has forgotten.
+    """
+    return tuple(
+        _ended_by_files(job, events, done) if silent or job.state is JobState.UNKNOWN else job for job in jobs
+    )
+
+
+def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
+    """Finish a job whose driver has reported its end, or that has started and has nothing left to do."""
+    own = {event.kind: event for event in events if event.data.get("job") == job.number}
+    end = own.get("job_ended") or (events[-1] if done and "job_started" in own else None)
+    if job.state.over or end is None:
+        return job
+    return replace(job, state=JobState.FINISHED, ended_at=end.time)
+
+
+def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:
+    """Return the nodes that ended the job, or steps of it that the job outlived."""
+    seen = [str(node) for event in events if event.kind == "node_failed" for node in event.data["nodes"]]
+    return tuple(dict.fromkeys([*status.failed_nodes, *seen]))
+
+
+def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
+    """Say what the run's own files tell of a job that the batch system has forgotten."""
+    if any(event.kind == "job_ended" for event in events):
+        return JobState.FINISHED
+    started = max((event.time for event in events), default=None)
+    patience = job.wall_s if started is not None else START_PATIENCE_S
+    gone = time.time() > (started or job.submitted_at) + patience
+    return JobState.VANISHED if gone else JobState.UNKNOWN

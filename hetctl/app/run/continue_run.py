@@ -1,0 +1,127 @@
+"""Going on with an unfinished run: as it is, but for what was asked for now and may change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.planning import PlanRequest, plan_from
+from hetctl.app.project import Project
+from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
+from hetctl.app.run.request import Asked
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.job import JobSize
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import Site
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import progress_in
+
+T = TypeVar("T", Ensemble, Site)
+
+
+def continued(
+    project: Project, spec: RunSpec, ensemble: Ensemble, asked: Asked
+) -> tuple[RunSpec, tuple[Change, ...]]:
+    """Return what a run is from now on, and what of that is new; nothing is written.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        As its file is now.
+
+    Raises
+    ------
+    BadInputError
+        If anything differs that a run keeps, with a line for each.
+    InfeasibleError
+        If jobs would have a size that no queue takes, or in which nothing gets done.
+    """
+    site = _site_now(project, spec, asked)
+    now = replace(
+        spec,
+        ensemble=_ensemble_now(spec.ensemble, ensemble),
+        site=site,
+        planner=_planner_now(spec, asked),
+        options={**spec.options, **asked.options},
+        sharing=asked.sharing or spec.sharing,
+        retries=spec.retries if asked.retries is None else asked.retries,
+        chain=spec.chain if asked.chain is None else asked.chain,
+        budget=asked.budget,
+        given={**spec.given, **asked.given},
+    )
+    refuse_what_is_kept(differences(spec, now), spec.run)
+    size = job_size(site, asked.gpus or spec.gpus, asked.wall_s or spec.wall_s, _queue_now(spec, site, asked))
+    now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
+    changes = changes_among(differences(spec, now))
+    if (now.site, now.gpus, now.wall_s, now.ensemble) != (spec.site, spec.gpus, spec.wall_s, spec.ensemble):
+        _refuse_what_gets_nothing_done(project, now, size)
+    return now, changes
+
+
+def is_done(folder: RunFolder, spec: RunSpec) -> bool:
+    """Return true if no member needs any more training."""
+    return not any(member.active for member in progress_in(folder, spec.ensemble, spec.retries).values())
+
+
+def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:
+    """Read the run's site as its file is now; an account and a launch that were named hold."""
+    site = _as_stored(project.site(asked.site or spec.given.get("site") or spec.site.name))
+    return replace(
+        site,
+        account=asked.account or spec.given.get("account") or site.account,
+        launch=asked.launch or spec.given.get("launch") or site.launch,
+    )
+
+
+def _planner_now(spec: RunSpec, asked: Asked) -> str:
+    """Return the planner that is asked for; the run's stands for the ``auto`` by which it was chosen."""
+    return spec.planner if asked.planner in (None, spec.given.get("planner")) else asked.planner
+
+
+def _queue_now(spec: RunSpec, site: Site, asked: Asked) -> str:
+    """Return the queue: as named, or else as the site file says if it says otherwise than before."""
+    edited = site.queue not in (None, spec.site.queue) and "queue" not in spec.given
+    return asked.queue or (site.queue if edited and site.queue else spec.queue)
+
+
+def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
+    """Return the ensemble as a run would have stored it, its members in the run's order.
+
+    Paths that lead to the same place are the same: a home has other names on other login nodes.
+    """
+    now = _as_stored(now)
+    order = {member.name: position for position, member in enumerate(then.members)}
+    members = (
+        replace(member, layers=_same_place(then.member(member.name).layers, member.layers))
+        if member.name in order
+        else member
+        for member in now.members
+    )
+    return replace(
+        now,
+        members=tuple(sorted(members, key=lambda member: order.get(member.name, len(order)))),
+        folder=_same_place(then.folder, now.folder) or now.folder,
+        data=_same_place(then.data, now.data),
+    )
+
+
+def _same_place(then: str | None, now: str | None) -> str | None:
+    if then is None or now is None or not (Path(then).exists() and Path(now).exists()):
+        return now
+    return then if Path(then).samefile(now) else now
+
+
+def _as_stored(value: T) -> T:
+    """Return a value as it is read from ``run.json``, where all keys are texts and all lists alike."""
+    return decode(type(value), json.loads(json.dumps(encode(value))))
+
+
+def _refuse_what_gets_nothing_done(project: Project, spec: RunSpec, size: JobSize) -> None:
+    """Plan what is left: it must be possible in such jobs."""
+    request = PlanRequest(spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing)
+    progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
+    plan_from({profile.member: profile for profile in spec.profiles}, request, progress)

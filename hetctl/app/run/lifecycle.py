@@ -1,0 +1,298 @@
+"""Runs: submit, advance, cancel. A run goes from job to job until every member has converged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from hetctl.app.plan.planning import make_plan
+from hetctl.app.project import Project
+from hetctl.app.run.changes import Change
+from hetctl.app.run.collect import collect, refresh_jobs
+from hetctl.app.run.continue_run import continued, is_done
+from hetctl.app.run.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
+from hetctl.app.run.request import Asked
+from hetctl.app.run.select_run import record_of, unfinished
+from hetctl.app.run.spec import SubmitRequest, new_spec
+from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
+from hetctl.catalog.catalog import Catalog, RunRecord
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BatchSystemError, LockedError
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import Plan
+from hetctl.model.run import RunSpec
+from hetctl.scheduling.budget import exceeded_by_jobs
+from hetctl.storage.run_file import write_spec
+
+LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What became of a run.
+
+    Parameters
+    ----------
+    job : Job or None
+        The job that was submitted now.
+    changed : tuple of Change
+        What the run has otherwise from now on.
+    """
+
+    run: str
+    state: str
+    reason: str
+    job: Job | None = None
+    changed: tuple[Change, ...] = ()
+
+
+def submit(project: Project, request: SubmitRequest) -> Advance:
+    """Start a run.
+
+    Raises
+    ------
+    LockedError
+        If another process is submitting, or has just started a run.
+    BatchSystemError
+        If the batch system cannot be reached or refuses; the run is then not begun.
+    """
+    with project.writing() as catalog:
+        earlier = unfinished(catalog, request.plan.ensemble.name)
+        if earlier and (settled := _settle(project, catalog, earlier)):
+            return settled
+        if earlier and not request.new:
+            raise LockedError(
+                f"run {earlier.spec.run} is under way: another process has just started it",
+                "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
+            )
+        plan = make_plan(catalog, request.plan)
+        spec = replace(new_spec(project, catalog, request), planner=plan.planner)
+        return _begin(project, catalog, spec, plan)
+
+
+def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Advance:
+    """Go on with an unfinished run, with what was asked for now as far as it may change.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        As `continued` does; nothing is then changed.
+    LockedError
+        If another process is submitting, or a job of the run is queued or running.
+    BatchSystemError
+        If the batch system cannot be reached or refuses; the run is then as it was.
+    """
+    with project.writing() as catalog:
+        return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
+
+
+def advance(project: Project, run: str | None, *, after_job: int | None = None) -> Advance:
+    """Collect a run's events and submit its next job, if there is work left and none is under way.
+
+    Parameters
+    ----------
+    after_job : int or None
+        Number of the job that is calling, at its end. It waits for a process that has the lock:
+        nobody would submit the next job in its place.
+    """
+    patience_s = 0.0 if after_job is None else LOCK_PATIENCE_S
+    with _writing(project, patience_s) as catalog:
+        return _advance(project, catalog, record_of(catalog, run), after_job)
+
+
+def chain(project: Project, run: str, behind: int) -> Advance:
+    """Queue the next job behind one that has just started, so that it waits while that one runs."""
+    with _writing(project, LOCK_PATIENCE_S) as catalog:
+        record = record_of(catalog, run)
+        if record.state not in (QUEUED, RUNNING):
+            return Advance(run, record.state, record.reason)
+        if settled := _settle(project, catalog, record):
+            return settled
+        jobs = catalog.jobs(run)
+        if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
+            return Advance(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
+        if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
+            return Advance(run, record.state, limit)
+        return _submit_next(catalog, project, record.spec, jobs)
+
+
+@contextmanager
+def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
+    """Open the catalog for writing, waiting for a process that has the lock."""
+    end = time.monotonic() + patience_s
+    with ExitStack() as stack:
+        while True:
+            try:
+                catalog = stack.enter_context(project.writing())
+                break
+            except LockedError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(LOCK_POLL_S)
+        yield catalog
+
+
+def cancel(project: Project, run: str | None) -> Advance:
+    """Cancel a run's jobs; its checkpoints stay, and `submit` goes on from them."""
+    with project.writing() as catalog:
+        record = record_of(catalog, run)
+        spec = record.spec
+        batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
+        if record.state in (FINISHED, FAILED):
+            return Advance(spec.run, record.state, "there is nothing left to cancel")
+        # First the state: a job that ends now must not submit the next one.
+        catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
+        _settle(project, catalog, record_of(catalog, spec.run))
+        alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
+        batch.cancel([job.batch_id for job in alive])
+        collect(catalog, folder)
+    return Advance(
+        spec.run, CANCELLED, f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
+    )
+
+
+def _go_on(
+    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
+) -> Advance:
+    run, folder = record.spec.run, project.home.run(record.spec.run)
+    if record.state in (FINISHED, FAILED):
+        return Advance(run, record.state, record.reason)
+    if is_done(folder, record.spec):
+        catalog.set_run_state(run, QUEUED, "to be ended")
+        return _advance(project, catalog, record_of(catalog, run))
+    spec, changed = continued(project, record.spec, ensemble, asked)
+    jobs = catalog.jobs(run)
+    next_job = next_job_of(spec, catalog.identity, jobs)
+    rendered(project, spec, [*jobs[: next_job.number], next_job])
+    if settled := _settle(project, catalog, record, spec if changed else None):
+        return replace(settled, changed=changed)
+    _refuse_under_way(project, catalog, spec)
+    with _kept_if_refused(project, catalog, record.spec):
+        _save(project, catalog, spec)
+        catalog.set_run_state(run, QUEUED, "taken up again")
+        advanced = _advance(project, catalog, record_of(catalog, run), taken_up=True)
+    return replace(advanced, changed=changed)
+
+
+def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    for job in refresh_jobs(catalog, project.batch_system(spec.site), project.home.run(spec.run)):
+        if not job.state.over:
+            raise LockedError(
+                f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
+                "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
+                " `hetctl submit --new` starts another",
+            )
+
+
+@contextmanager
+def _kept_if_refused(project: Project, catalog: Catalog, spec: RunSpec) -> Iterator[None]:
+    """Have a run as it was if the batch system does not take its next job."""
+    try:
+        yield
+    except SubmissionInDoubtError:
+        raise
+    except BatchSystemError:
+        if catalog.run(spec.run):
+            _save(project, catalog, spec)
+        raise
+
+
+def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    write_spec(project.home.run(spec.run), spec)
+    catalog.save_spec(spec)
+
+
+def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Advance:
+    job = new_job(spec, catalog.identity, 0)
+    rendered(project, spec, [job])
+    catalog.save_ensemble(spec.ensemble)
+    catalog.save_site(spec.site)
+    catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
+    catalog.add_run(spec, plan, time.time(), job)
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [job]))
+
+
+def _advance(
+    project: Project,
+    catalog: Catalog,
+    record: RunRecord,
+    after_job: int | None = None,
+    *,
+    taken_up: bool = False,
+) -> Advance:
+    spec = record.spec
+    if settled := _settle(project, catalog, record):
+        return settled
+    folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
+    jobs = refresh_jobs(catalog, batch, folder, after_job)
+    collect(catalog, folder)
+    if record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
+        return Advance(spec.run, record.state, record.reason)
+    state, reason = next_state(spec, folder, jobs, taken_up)
+    alive = [job for job in jobs if not job.state.over]
+    if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
+        return _note(catalog, spec.run, RUNNING, f"job {alive[0].batch_id} is {alive[0].state.value}")
+    if alive:
+        batch.cancel([job.batch_id for job in alive])
+        refresh_jobs(catalog, batch, folder)
+    if state != QUEUED:
+        return _note(catalog, spec.run, state, reason)
+    return _submit_next(catalog, project, spec, jobs)
+
+
+def _are_queued(jobs: Sequence[Job]) -> bool:
+    """Whether none of them has started: what a chained job would find done, it need not start for."""
+    return all(job.state is JobState.PENDING for job in jobs)
+
+
+def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Advance:
+    job = next_job_of(spec, catalog.identity, jobs)
+    catalog.save_job(spec.run, job)
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs[: job.number], job]))
+
+
+def _settle(
+    project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
+) -> Advance | None:
+    """Finish a submission that was cut short; None if there is none, or the run has been ended since.
+
+    Parameters
+    ----------
+    changed : RunSpec or None
+        What the run is to be from now on: a job that the batch system does not have is submitted so, and
+        one that it has is left to the caller.
+    """
+    spec, jobs = record.spec, catalog.jobs(record.spec.run)
+    if not in_submission(jobs):
+        return None
+    batch = project.batch_system(spec.site)
+    job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1])
+    if record.state not in (QUEUED, RUNNING):
+        if job is not None:
+            batch.cancel([job.batch_id])
+        else:
+            catalog.remove_job(spec.run, jobs[-1].number)
+        return None
+    if job is not None and changed is not None:
+        return None
+    if job is not None:
+        return _queued(catalog, spec, job, "is found: its submission had been cut short")
+    if changed is None:
+        return _submit_next(catalog, project, spec, jobs)
+    with _kept_if_refused(project, catalog, spec):
+        _save(project, catalog, changed)
+        return _submit_next(catalog, project, changed, jobs)
+
+
+def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
+    catalog.set_run_state(run, state, reason)
+    return Advance(run, state, reason)
+
+
+def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> Advance:
+    reason = f"job {job.batch_id} {what}"
+    catalog.set_run_state(spec.run, QUEUED, reason)
+    return Advance(spec.run, QUEUED, reason, job)

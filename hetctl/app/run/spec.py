@@ -1,0 +1,139 @@
+"""What a run is made of, and its first job's script; nothing is submitted here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hetctl.app.plan.planning import PlanRequest, make_plan
+from hetctl.app.profile.known import member_profiles
+from hetctl.app.project import Project
+from hetctl.app.run.changes import Change
+from hetctl.app.run.collect import ended_by_files
+from hetctl.app.run.continue_run import continued, is_done
+from hetctl.app.run.request import Asked
+from hetctl.app.run.select_run import record_of
+from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
+from hetctl.catalog.catalog import Catalog
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.job import JobState
+from hetctl.model.run import Budget, RunSpec
+from hetctl.storage.progress_fold import events_in
+
+
+@dataclass(frozen=True)
+class SubmitRequest:
+    """A plan that is to be run.
+
+    Parameters
+    ----------
+    new : bool
+        Start a new run even if there is an unfinished one of the ensemble.
+    chain : bool
+        Queue each next job behind the running one.
+    given : mapping
+        As in `RunSpec`.
+    """
+
+    plan: PlanRequest
+    budget: Budget = field(default_factory=Budget)
+    retries: int = 2
+    new: bool = False
+    chain: bool = False
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The next job of an unfinished run.
+
+    Parameters
+    ----------
+    changed : tuple of Change
+        What the run would have otherwise.
+    behind : str
+        A job that must be over first, as far as is known; empty if all are over.
+    """
+
+    submission: Submission
+    changed: tuple[Change, ...]
+    behind: str
+
+
+def preview(project: Project, request: SubmitRequest) -> Submission:
+    """Render the first job of a new run; nothing is written or asked."""
+    with project.reading() as catalog:
+        plan = make_plan(catalog, request.plan)
+        spec = new_spec(project, catalog, request)
+        first = plan.rounds[0].allocations if plan.rounds else ()
+        return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
+
+
+def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
+    """Render the next job of an unfinished run; nothing is written or asked.
+
+    Raises
+    ------
+    BadInputError
+        If nothing is left to train, or the run keeps what is to change.
+    """
+    folder = project.home.run(run)
+    with project.reading() as catalog:
+        record = record_of(catalog, run)
+        if is_done(folder, record.spec):
+            raise BadInputError(
+                f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
+            )
+        spec, changed = continued(project, record.spec, ensemble, asked)
+        jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
+        alive = [job for job in jobs if not job.state.over and job.batch_id]
+        behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
+        next_job = next_job_of(spec, catalog.identity, jobs)
+    earlier = [replace(job, state=JobState.FINISHED) if job in alive else job for job in jobs]
+    return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job]), changed, behind)
+
+
+def render(project: Project, run: str, request: PlanRequest) -> Submission:
+    """Render the first job of a run by that name from the ensemble and the site alone."""
+    spec = _spec(project, run, SubmitRequest(request))
+    return rendered(project, spec, [new_job(spec, "", 0)])
+
+
+def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
+    """Return what a new run is made of, under a name that no run has had."""
+    ensemble = request.plan.ensemble
+    taken = {record.spec.run for record in catalog.runs()} | {
+        path.name for path in project.home.runs.glob("*")
+    }
+    numbers = range(1, len(taken) + 2)
+    run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)
+    site = request.plan.site
+    return replace(
+        _spec(project, run, request),
+        profiles=member_profiles(catalog, ensemble, site),
+        preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
+    )
+
+
+def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
+    """Return what the request alone says."""
+    plan = request.plan
+    return RunSpec(
+        run=run,
+        ensemble=plan.ensemble,
+        site=plan.site,
+        planner=plan.planner,
+        gpus=plan.size.gpus,
+        queue=plan.size.queue.name,
+        wall_s=plan.size.wall_s,
+        grace_s=plan.size.grace_s,
+        profiles=(),
+        checkpoints=str(project.home.checkpoints),
+        options=plan.options,
+        retries=request.retries,
+        chain=request.chain,
+        budget=request.budget,
+        sharing=plan.sharing,
+        given=request.given,
+    )

@@ -1,0 +1,188 @@
+"""A run as it stands: from the catalog and the run's files, changing neither."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hetctl.app.project import Project
+from hetctl.app.run.collect import current_jobs, ended_by_files
+from hetctl.app.run.next_state import QUEUED, RUNNING
+from hetctl.app.run.select_run import record_of
+from hetctl.app.run.view import RunView
+from hetctl.catalog.catalog import RunRecord
+from hetctl.catalog.database import Stamp, stamp_of
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.events import Event, in_order
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_status import RunStatus, foremost
+from hetctl.storage.gc_pause import without_collections
+from hetctl.storage.heartbeats import read_pulses
+
+BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
+ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
+"""While a run is watched, its batch system is not asked again sooner than that."""
+
+
+def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
+    """Return the status of a run, by default the newest; asks the batch system once.
+
+    Parameters
+    ----------
+    most : int or None
+        Members that are to be shown at most; None: all.
+    """
+    with without_collections():
+        return RunWatch(project, run).look(most)
+
+
+def compared_status(project: Project, run: str | None) -> RunStatus:
+    """Return the same, with simulations of the run beside it if it has finished."""
+    watch = RunWatch(project, run)
+    return watch.compared(watch.look())
+
+
+class RunWatch:
+    """Looks at a run again and again; of its files only what is new is read, the batch system is spared.
+
+    Parameters
+    ----------
+    run : str or None
+        By default the newest; it stays the same from look to look.
+    """
+
+    def __init__(self, project: Project, run: str | None) -> None:
+        self._project, self._run = project, run
+        self._known: tuple[RunRecord, Sequence[Job]] | None = None
+        self._stamp: Stamp | None = None
+        self._view: RunView | None = None
+        self._seen: tuple[Sequence[Job], int] = ((), 0)
+        self._answer: tuple[Sequence[Job], str] = ((), "")
+        self._asked_at = -math.inf
+
+    @property
+    def silent(self) -> bool:
+        """True if the batch system did not answer when it was last asked."""
+        return bool(self._answer[1])
+
+    def look(self, most: int | None = None) -> RunStatus:
+        """Return the status as it is now, of at most so many members or, by default, of all."""
+        record, jobs = self._stored()
+        view = self._view_of(record)
+        view.look()
+        news = (jobs, len(view.facts.jobs))
+        asking = time.monotonic() - self._asked_at >= ASK_S[record.spec.site.batch_system]
+        if asking or news != self._seen:
+            self._seen, self._asked_at = news, time.monotonic()
+            self._answer = self._ask(record, jobs, view.facts.jobs)
+        return _status(record, *self._answer, view, most)
+
+    def compared(self, status: RunStatus) -> RunStatus:
+        """Return the status of the last look with simulations of the run beside it, if it has finished."""
+        from hetctl.app.run.baseline import comparison_of
+
+        record, _ = self._stored()
+        view = self._view_of(record)
+        first = [view.facts.first_step] if view.facts.first_step else []
+        return replace(status, comparison=comparison_of(record.spec, view.progress, first))
+
+    def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
+        """Read the catalog, if it has been written to since the last look."""
+        stamp = stamp_of(self._project.home.catalog)
+        if self._known is None or stamp is None or stamp != self._stamp:
+            with self._project.reading() as catalog:
+                record = record_of(catalog, self._run)
+                self._known, self._stamp = (record, catalog.jobs(record.spec.run)), stamp
+            self._run = record.spec.run
+        return self._known
+
+    def _view_of(self, record: RunRecord) -> RunView:
+        """Return the view of the run, a new one if the run is another since it was taken up again."""
+        if self._view is None or self._view.spec != record.spec:
+            folder = self._project.home.run(record.spec.run)
+            self._view = RunView(folder, record.spec, record.plan)
+        return self._view
+
+    def _ask(
+        self, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
+    ) -> tuple[Sequence[Job], str]:
+        """Return the jobs as they are, or as they were last seen and why no more is known."""
+        try:
+            return current_jobs(jobs, self._project.batch_system(record.spec.site), events), ""
+        except BatchSystemError as error:
+            return jobs, f"state of the jobs as last seen: {error.message}"
+
+
+def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None) -> RunStatus:
+    spec, facts = record.spec, view.facts
+    start = record.created_at if facts.began_at is None else facts.began_at
+    done = not any(member.active for member in view.progress.values())
+    events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
+    jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
+    alive = [job for job in jobs if not job.state.over]
+    # A run that has ended does not grow any more, whatever its last job still has to do.
+    goes_on = record.state in (QUEUED, RUNNING)
+    under_way = goes_on and bool(alive)
+    files = [view.folder.job(job.number).pulses for job in alive]
+    pulses = {name: pulse for file in files for name, pulse in read_pulses(file).items()}
+    states = view.states(under_way=under_way)
+    chosen = foremost(states, len(states) if most is None else most)
+    shown = view.shown(chosen, start, pulses, under_way=under_way)
+    state, reason = _state(record, alive, events)
+    return RunStatus(
+        run=spec.run,
+        ensemble=spec.ensemble.name,
+        site=spec.site.name,
+        device=spec.site.device,
+        planner=spec.planner,
+        gpus=spec.gpus,
+        state=state,
+        reason=(note if goes_on or alive else "") or reason,
+        submitted_at=record.created_at,
+        predicted_s=record.plan.predicted_makespan_s,
+        measured_s=_measured_s(events, start, under_way),
+        states=states,
+        members=shown.members,
+        rounds=view.rounds(start),
+        steps=shown.steps,
+        jobs=tuple(jobs),
+        history=shown.history,
+        warnings=view.warnings,
+    )
+
+
+def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> tuple[str, str]:
+    """Say where the run stands now; the catalog may not have been told yet."""
+    if record.state not in (QUEUED, RUNNING):
+        return record.state, record.reason
+    if not alive:
+        return BETWEEN_JOBS, "`hetctl advance` submits the next job"
+    known = [job for job in alive if job.state is not JobState.SUBMITTING]
+    if not known:
+        return IN_DOUBT, _doubt(alive[0])
+    started = {event.data["job"] for event in events if event.kind == "job_started"}
+    running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
+    job = (running or known)[0]
+    why = f" ({job.why})" if job.why else ""
+    behind = "" if alive[-1] is job else f", {_behind(alive[-1])}"
+    return (RUNNING if running else QUEUED), f"job {job.batch_id}{why}{behind}"
+
+
+def _behind(job: Job) -> str:
+    return f"job {job.batch_id} waits behind it" if job.batch_id else _doubt(job)
+
+
+def _doubt(job: Job) -> str:
+    """Say what is to be done about a job of which nobody knows whether the batch system has it."""
+    return (
+        f"job {job.number} is being submitted, or that was cut short:"
+        " `hetctl advance` or `hetctl submit` finds out"
+    )
+
+
+def _measured_s(events: Sequence[Event], start: float, under_way: bool) -> float:
+    if not events:
+        return 0.0
+    return (time.time() if under_way else events[-1].time) - start

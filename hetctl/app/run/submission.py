@@ -1,0 +1,221 @@
+"""Submitting a job so that a crash at any instruction neither loses it nor doubles it.
+
+A job is entered into the catalog before anything else, SUBMITTING and under a name that no other job
+has. What a crash leaves in that state, the next command looks for by that name: a job that the batch
+system has is adopted, one that it does not have is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetctl.app.plan.job_size import job_size
+from hetctl.app.project import Project
+from hetctl.app.run.recovery import excluded_nodes
+from hetctl.catalog.catalog import Catalog
+from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.launchers import Step
+from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
+from hetctl.cluster.render import JobScript, render_job, submit_command
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.run import RunSpec
+from hetctl.model.site import Cluster, Node
+from hetctl.storage.atomic_io import write_private
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import write_spec
+
+SETTLE_S = 3.0
+"""A request of a process that was killed may still be on its way for so long."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job's script and the command that submits it.
+
+    Parameters
+    ----------
+    steps : tuple of Step
+        Start the agents of the first round, on nodes with names that stand for those that the batch system
+        will give. With ``launch: members``, where no round is known, a member on one GPU is an example.
+    packing : tuple of str
+        A line for each node of the first round, where that is known.
+    """
+
+    run: str
+    job: int
+    path: Path
+    script: str
+    command: tuple[str, ...]
+    steps: tuple[Step, ...]
+    packing: tuple[str, ...] = ()
+
+
+def new_job(spec: RunSpec, identity: str, number: int) -> Job:
+    """Return a job that is about to be submitted.
+
+    Parameters
+    ----------
+    identity : str
+        Of the catalog; the same job of the same catalog always has the same name.
+    """
+    token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
+    return Job(
+        number=number,
+        name=f"hetctl-{spec.run}-{number}-{token}",
+        batch_id="",
+        state=JobState.SUBMITTING,
+        nodes=-(-spec.gpus // spec.site.gpus_per_node),
+        wall_s=spec.wall_s,
+        submitted_at=time.time(),
+    )
+
+
+def next_job_of(spec: RunSpec, identity: str, jobs: Sequence[Job]) -> Job:
+    """Return the job that comes after a run's jobs; one in doubt is made anew, as it would be now."""
+    return new_job(spec, identity, jobs[-1].number if in_submission(jobs) else len(jobs))
+
+
+def in_submission(jobs: Sequence[Job]) -> bool:
+    """Return true if it is not known whether the batch system has the last one of a run's jobs."""
+    return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
+
+
+def rendered(
+    project: Project, spec: RunSpec, jobs: Sequence[Job], first: Sequence[Allocation] = ()
+) -> Submission:
+    """Render the last one of a run's jobs; it waits for the end of the one before it, if that lives.
+
+    Parameters
+    ----------
+    first : sequence of Allocation
+        Of its first round; empty if that is not known.
+
+    Raises
+    ------
+    InfeasibleError
+        If the first round does not fit the job's nodes as it says.
+    """
+    *earlier, job = jobs
+    folder = project.home.run(spec.run)
+    script = JobScript(
+        run=spec.run,
+        job=job.number,
+        name=job.name,
+        run_folder=folder.path,
+        files=folder.job(job.number),
+        site=spec.site,
+        queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
+        nodes=job.nodes,
+        wall_s=spec.wall_s,
+        grace_s=spec.grace_s,
+        python=sys.executable,
+        home=project.home.path,
+        after=_predecessor(earlier),
+        exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
+        chain=spec.chain,
+    )
+    text = render_job(script, project.template_folders)
+    path, command = script.files.script, submit_command(script)
+    nodes = Cluster.at(spec.site, spec.gpus).nodes
+    packing = tuple(packing_lines(first, nodes))
+    steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
+    return Submission(spec.run, job.number, path, text, command, steps, packing)
+
+
+def _steps_of(
+    spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
+) -> tuple[Step, ...]:
+    address, python = script.files.agents.address, spec.site.python or script.python
+    placements = {allocation.member: allocation.placement for allocation in allocations}
+    return tuple(
+        agents_step(spec.site, name, sets, address, spec.ensemble.framework, python)
+        for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placements).items()
+    )
+
+
+def _example(spec: RunSpec, node: Node) -> Allocation:
+    member = spec.ensemble.members[0].name
+    return Allocation(member, 1, DATA_PARALLEL, 0.0, (Placement(node.name, node.gpus[:1]),))
+
+
+def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> Job:
+    """Submit the last one of a run's jobs, which is in the catalog already; return it with its id.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If the batch system did not answer in time; the next command will find out.
+    BatchSystemError
+        If it refused; the job, and a run that has no other, is then forgotten.
+    """
+    job = jobs[-1]
+    try:
+        submission = rendered(project, spec, jobs)
+        _write(project.home.run(spec.run), spec, submission)
+        request = JobRequest(
+            name=job.name,
+            script=submission.path,
+            command=submission.command,
+            wall_s=spec.wall_s,
+            site=spec.site,
+            gpus=spec.gpus,
+            after=_predecessor(jobs[:-1]),
+        )
+        batch_id = project.batch_system(spec.site).submit(request)
+    except SubmissionInDoubtError:
+        raise
+    except (BatchSystemError, OSError):
+        _forget(project, catalog, spec.run, jobs)
+        raise
+    submitted = replace(job, batch_id=batch_id, state=JobState.PENDING, submitted_at=time.time())
+    catalog.save_job(spec.run, submitted)
+    return submitted
+
+
+def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> Job | None:
+    """Find a job whose submission was cut short; None if the batch system does not have it."""
+    batch_id = _find(batch, folder, job)
+    if not batch_id:
+        time.sleep(max(0.0, min(SETTLE_S, job.submitted_at + SETTLE_S - time.time())))
+        batch_id = _find(batch, folder, job)
+    if not batch_id:
+        return None
+    adopted = replace(job, batch_id=batch_id, state=JobState.PENDING)
+    catalog.save_job(folder.name, adopted)
+    return adopted
+
+
+def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
+    """Ask the batch system, and the job itself, which may be over and forgotten."""
+    with suppress(FileNotFoundError):
+        return folder.job(job.number).claim.read_text(encoding="utf-8").strip()
+    return batch.find([job.name]).get(job.name, "")
+
+
+def _predecessor(earlier: Sequence[Job]) -> str | None:
+    """Return the id of the last job if it may still be alive."""
+    alive = [job.batch_id for job in earlier if not job.state.over]
+    return alive[-1] if alive else None
+
+
+def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
+    write_spec(folder.create(), spec)
+    write_private(submission.path, submission.script)
+
+
+def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
+    """Undo the entry of a job that the batch system did not take."""
+    if len(jobs) > 1:
+        catalog.remove_job(run, jobs[-1].number)
+    else:
+        catalog.remove_run(run)
+        shutil.rmtree(project.home.run(run).path, ignore_errors=True)

@@ -1,0 +1,205 @@
+"""A run's rounds, steps and members as people look at them, kept up to date with its events."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from hetctl.app.log_tail import tail_of
+from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.plan import Plan
+from hetctl.model.run import RunSpec
+from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, StepSpan
+from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_facts import RunFacts
+from hetctl.storage.run_state import RunState
+from hetctl.storage.step_fold import Step
+
+TRAINING = "training"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The parts of a `RunStatus` that are of the members to be shown."""
+
+    members: tuple[MemberStatus, ...]
+    steps: tuple[StepSpan, ...]
+    history: Mapping[str, tuple[EpochResult, ...]]
+
+
+class RunView:
+    """A run as people look at it; of its members, lines are made of those alone that are to be shown."""
+
+    def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan) -> None:
+        self.folder, self.spec = folder, spec
+        self._members = {member.name: member for member in spec.ensemble.members}
+        self._profiles = {profile.member: profile for profile in spec.profiles}
+        self._predicted_s = {forecast.member: forecast.training_s for forecast in plan.members}
+        self._state = RunState(folder, spec.ensemble, spec.retries)
+        self._wrong: dict[str, list[str]] = {}
+
+    @property
+    def facts(self) -> RunFacts:
+        """The jobs and the rounds of the run, its first and its last event."""
+        return self._state.facts
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """By member, in the ensemble's order."""
+        return self._state.progress
+
+    def look(self) -> None:
+        """Take in what is new on the disk."""
+        for name in self._state.look().members:
+            self._wrong[name] = wrong_rates(name, self._rates(name))
+
+    def states(self, *, under_way: bool) -> dict[str, str]:
+        """Return the state of each member, in the ensemble's order.
+
+        Parameters
+        ----------
+        under_way : bool
+            Whether steps without an end are running; else they ended with their last event.
+        """
+        training = {name for _, name in self._state.open_steps} if under_way else set()
+        return {name: _state_of(done, name in training) for name, done in self.progress.items()}
+
+    def shown(
+        self, states: Mapping[str, str], start: float, pulses: Mapping[str, Pulse], *, under_way: bool
+    ) -> Shown:
+        """Return the lines of members, with their steps by round, and in a round by start.
+
+        Parameters
+        ----------
+        states : mapping of str to str
+            By member: of some or all what `states` returned.
+        start : float
+            From when on seconds count.
+        pulses : mapping of str to Pulse
+            Live metrics of members in training.
+        """
+        spans = {name: self._spans_of(name, start, under_way) for name in states}
+        return Shown(
+            members=tuple(
+                self._line(name, state, spans[name], pulses.get(name)) for name, state in states.items()
+            ),
+            steps=tuple(
+                sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
+            ),
+            history={name: self.progress[name].epochs for name in states},
+        )
+
+    def rounds(self, start: float) -> tuple[RoundSpan, ...]:
+        """Return the rounds that have begun."""
+        return tuple(_round_span(index, self.facts.rounds[index], start) for index in self._begun)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Doubts about the rates, of all members."""
+        return rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
+
+    @property
+    def _begun(self) -> list[int]:
+        return sorted(index for index, told in self.facts.rounds.items() if "round_started" in told)
+
+    def _rates(self, name: str) -> tuple[MemberRate, ...]:
+        profile = self._profiles.get(name)
+        return rates_of(self._members[name], profile, self.progress[name], self.spec.site)
+
+    def _spans_of(self, name: str, start: float, under_way: bool) -> list[StepSpan]:
+        return [
+            span
+            for index, steps in sorted(self._state.steps_of(name).items())
+            for step in steps
+            for span in step_spans(step, index, name, start, self._open_until(index, name, under_way))
+        ]
+
+    def _open_until(self, index: int, name: str, under_way: bool) -> float | None:
+        """Return when a step without an end ended: when it, or the driver of its round, was last heard of."""
+        if under_way or (index, name) not in self._state.open_steps:
+            return None
+        reports = self._state.reports
+        heard = (reports[index, source].last_at for source in (name, DRIVER))
+        return max(at for at in heard if at is not None)
+
+    def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Pulse | None) -> MemberStatus:
+        member, progress = self._members[name], self.progress[name]
+        held: dict[int, int] = defaultdict(int)
+        for step in own:
+            held[step.round] += len(step.gpus)
+        metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
+        return MemberStatus(
+            member=name,
+            state=state,
+            gpus_by_round=tuple(held.get(index, 0) for index in self._begun),
+            epochs=len(progress.epochs),
+            max_epochs=member.stop.max_epochs,
+            metric=member.stop.metric,
+            best=_best(metrics, member.stop.mode),
+            predicted_s=self._predicted_s.get(name),
+            measured_s=_seconds(own),
+            cause=progress.failed or progress.converged,
+            log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
+            rates=self._rates(name),
+            pulse=pulse if state == TRAINING else None,
+        )
+
+
+def step_spans(
+    step: Step, index: int, member: str, start: float, open_until: float | None
+) -> Iterable[StepSpan]:
+    """Return a step's time on each of its nodes.
+
+    Parameters
+    ----------
+    open_until : float or None
+        When a step without an end ended, in seconds since the epoch; None: it is running.
+    """
+    ended_at = open_until if step.ended_at is None else step.ended_at
+    for place in step.placement:
+        yield StepSpan(
+            member=member,
+            round=index,
+            node=place["node"],
+            gpus=tuple(place["gpus"]),
+            start_s=step.began_at - start,
+            end_s=None if ended_at is None else ended_at - start,
+            exit_code=step.exit_code,
+        )
+
+
+def _round_span(index: int, told: Mapping[str, Event], start: float) -> RoundSpan:
+    begun, ended = told["round_started"], told.get("round_ended")
+    return RoundSpan(
+        index=index,
+        job=int(begun.data["job"]),
+        start_s=begun.time - start,
+        end_s=ended.time - start if ended else None,
+        predicted_s=float(begun.data["predicted_s"]),
+        ended_by=str(ended.data["ended_by"]) if ended else None,
+    )
+
+
+def _state_of(progress: Progress, training: bool) -> str:
+    if progress.failed:
+        return "failed"
+    if progress.converged:
+        return "converged"
+    return TRAINING if training else "waiting"
+
+
+def _best(metrics: Sequence[float], mode: str) -> float | None:
+    if not metrics:
+        return None
+    return max(metrics) if mode == "max" else min(metrics)
+
+
+def _seconds(steps: Sequence[StepSpan]) -> float | None:
+    """Sum over rounds; a step on several nodes counts once."""
+    by_round = {step.round: step.end_s - step.start_s for step in steps if step.end_s is not None}
+    return sum(by_round.values()) if by_round else None

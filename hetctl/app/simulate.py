@@ -1,0 +1,237 @@
+"""Simulating: what an ensemble would come to on a cluster that need not exist."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+from hetctl.app.plan.planning import AUTO, check_planner, chosen
+from hetctl.app.profile.known import profiles_at
+from hetctl.app.project import Project
+from hetctl.catalog.catalog import Catalog
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.profile import MemberProfile
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.perf.workloads import candidates
+from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, Seen, World
+from hetctl.scheduling.simulate.simulation import simulate
+
+GPUS_PER_NODE = 4
+"""Where neither a person nor the profile's site says how many."""
+
+
+@dataclass(frozen=True)
+class SimulateRequest:
+    """What is to be simulated.
+
+    Parameters
+    ----------
+    site : str or None
+        Where the rates were measured; None: the one place where they were.
+    gpus : mapping of str to int
+        By type of GPU; under "" if there is only one.
+    gpus_per_node : int or None
+        None: as at that site.
+    planner : str
+        A planner's name, or ``auto``.
+    options : mapping
+        The planner's; their seed is that of everything that is drawn.
+    restart_s : float or None
+        What each start but the first takes, in place of all times that were measured beside the
+        rates. None: start-up, evaluation and checkpoints take as long as was measured.
+    round_limit_s : int or None
+        Wall-clock limit of each job.
+    jobs : int or None
+        So many members are drawn from the ensemble's; None: each is there once.
+    arrival_mean_s : float or None
+        Mean of the exponential gaps between arrivals; None: all are there from the start.
+    node_mtbf_s : float or None
+        Mean time between failures of a node; None: none fails.
+    predicted : bool
+        Planners know of the work left only what the loss so far tells.
+    """
+
+    ensemble: Ensemble
+    gpus: Mapping[str, int]
+    gpus_per_node: int | None = None
+    site: str | None = None
+    planner: str = "fluid"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    restart_s: float | None = None
+    round_limit_s: int | None = None
+    jobs: int | None = None
+    arrival_mean_s: float | None = None
+    lockstep: bool = False
+    node_mtbf_s: float | None = None
+    predicted: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no planner takes before anything is opened."""
+        check_planner(self.planner, self.options)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulation, and what it was made from.
+
+    Parameters
+    ----------
+    site : str
+        Where the rates were measured.
+    arrivals : mapping
+        Seconds from the start by member.
+    work_errors : mapping
+        Median errors of the predicted work by the share of it that was done; empty where it was known.
+    """
+
+    simulation: Simulation
+    site: str
+    arrivals: Mapping[str, float]
+    work_errors: Mapping[float, float] = field(default_factory=dict)
+
+
+def run_simulation(project: Project, request: SimulateRequest) -> Outcome:
+    """Simulate an ensemble on the rates that the catalog has of it.
+
+    Raises
+    ------
+    BadInputError
+        If there is no profile, several and no site was named, or a member's is missing.
+    InfeasibleError
+        If the round limit is too short for some member to get anything done.
+    """
+    options = options_from(request.options)
+    with project.reading() as catalog:
+        site = _site_of(catalog, request.ensemble, request.site)
+        per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
+        profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
+    _refuse_unknown_types(request, profiles.values())
+    members = candidates(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
+    arrivals = _arrivals(_as_restarting(members, request.restart_s), request, options.seed)
+    world = _world(request, per_node, options.seed)
+    expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
+    choice = chosen(request.planner, expected, replace(world, failures=None), options)
+    seen = _sight(arrivals, request, options.seed)
+    result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
+    return Outcome(
+        simulation=replace(result, why=choice.why),
+        site=site,
+        arrivals={arrival.candidate.name: arrival.at_s for arrival in arrivals},
+        work_errors=getattr(seen, "errors", dict)(),
+    )
+
+
+def trace_of(simulation: Simulation) -> str:
+    """Return one line of JSON for each interval in which a member held a constant number of GPUs."""
+    names = ("member", "gpus", "start_s", "end_s", "restart_s", "samples")
+    intervals = simulation.intervals
+    return "".join(json.dumps({name: getattr(one, name) for name in names}) + "\n" for one in intervals)
+
+
+def _site_of(catalog: Catalog, ensemble: Ensemble, wanted: str | None) -> str:
+    known = [s for s in catalog.profiled_sites(ensemble.name) if profiles_at(catalog, ensemble, s)]
+    if not known:
+        raise BadInputError(
+            f"there is no profile of {ensemble.name}",
+            "run `hetctl profile`, or make an ensemble of a rate table:"
+            " `hetctl profile import rates.csv --name NAME`",
+        )
+    found = [site for site in known if wanted in (None, site)]
+    if not found:
+        raise BadInputError(
+            f"there is no profile of {ensemble.name} at site {wanted!r}",
+            f"there is one at: {', '.join(known)}",
+        )
+    if len(found) > 1:
+        raise BadInputError(
+            f"{ensemble.name} was measured at several sites: {', '.join(found)}", "choose one with --site"
+        )
+    return found[0]
+
+
+def _refuse_unknown_types(request: SimulateRequest, profiles: Iterable[MemberProfile]) -> None:
+    for profile in profiles:
+        known = sorted(profile.rates_by_type or {profile.gpu_type or ""})
+        example = ",".join(f"{gpu_type}:N" for gpu_type in known)
+        if "" in request.gpus and len(known) > 1:
+            raise BadInputError(
+                f"{profile.member} was measured on several types of GPU: {', '.join(known)}",
+                f"say how many there are of each: --gpus {example}",
+            )
+        for gpu_type in request.gpus.keys() - {"", *known}:
+            raise BadInputError(
+                f"{profile.member} was not measured on GPUs of type {gpu_type!r}, only on {', '.join(known)}",
+                f"import its rates there, or use --gpus {example}",
+            )
+
+
+def _gpus_per_node(catalog: Catalog, site: str) -> int:
+    measured_at = catalog.site(site)
+    return measured_at.gpus_per_node if measured_at else GPUS_PER_NODE
+
+
+def _as_restarting(members: Sequence[Candidate], restart_s: float | None) -> list[Candidate]:
+    if restart_s is None:
+        return list(members)
+    return [
+        replace(
+            member,
+            startup_s=0.0,
+            restart_s=restart_s,
+            epoch_s=0.0,
+            evaluate_s=0.0,
+            checkpoint_s=0.0,
+            save_s=None,
+        )
+        for member in members
+    ]
+
+
+def _arrivals(members: Sequence[Candidate], request: SimulateRequest, seed: int) -> list[Arrival]:
+    """Draw jobs and gaps apart from each other: the same jobs come, however often."""
+    jobs = list(members)
+    if request.jobs is not None:
+        drawn = random.Random(f"{seed}:jobs").choices(members, k=request.jobs)
+        jobs = [
+            replace(member, name=f"{member.name}-{number:04d}", family=member.name)
+            for number, member in enumerate(drawn, start=1)
+        ]
+    if request.arrival_mean_s is None:
+        return [Arrival(job) for job in jobs]
+    draw = random.Random(f"{seed}:arrivals")
+    gaps = [draw.expovariate(1 / request.arrival_mean_s) for _ in jobs[1:]]
+    return [Arrival(job, at_s) for job, at_s in zip(jobs, accumulate(gaps, initial=0.0), strict=False)]
+
+
+def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> World:
+    return World(
+        cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
+        clock=Clock(request.round_limit_s),
+        lockstep=request.lockstep,
+        failures=Failures(request.node_mtbf_s, seed=seed) if request.node_mtbf_s else None,
+    )
+
+
+def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Seen | None:
+    if not request.predicted:
+        return None
+    from hetctl.scheduling.simulate.work_estimator import Sight
+
+    return Sight([arrival.candidate for arrival in arrivals], seed)
+
+
+def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
+    """Return the arrivals with their work as it can be known in the beginning."""
+    seen = _sight(arrivals, request, seed)
+    if seen is None:
+        return arrivals
+    known = seen([arrival.candidate for arrival in arrivals])
+    return [replace(arrival, candidate=c) for arrival, c in zip(arrivals, known, strict=True)]

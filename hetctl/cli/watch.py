@@ -1,0 +1,122 @@
+"""Following a run on the terminal until it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from hetctl.cli.output import console, leave, print_json, print_table
+from hetctl.model.errors import LockedError, MembersFailedError
+from hetctl.model.run_status import MOST_MEMBERS
+from hetctl.model.serialization import encode
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hetctl.app.project import Project
+    from hetctl.app.run.changes import Change
+    from hetctl.model.run_status import RunStatus
+
+POLL_S = 1.0
+ADVANCED = ("between-jobs", "in-doubt")
+"""States that only a job's script, or another command, ends."""
+UNDER_WAY = ("queued", "running", *ADVANCED)
+
+
+def follow(
+    project: Project, run: str, *, as_json: bool, advancing: bool, changed: Sequence[Change] | None = None
+) -> None:
+    """Show a run until it ends; with `advancing`, submit its next jobs where nobody else does.
+
+    Parameters
+    ----------
+    changed : sequence of Change or None
+        What the run has otherwise by the command that follows it; JSON has it with the result.
+
+    Raises
+    ------
+    MembersFailedError
+        If the run ended and some of its members failed.
+    """
+    try:
+        status = _watch(project, run, as_json, advancing)
+    except KeyboardInterrupt:
+        click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
+        raise
+    show(status, as_json=as_json, changed=changed)
+
+
+def most_shown(*, as_json: bool) -> int | None:
+    """Return how many members are shown at most, None: all."""
+    return None if as_json else MOST_MEMBERS
+
+
+def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None = None) -> None:
+    """Print a run.
+
+    Raises
+    ------
+    MembersFailedError
+        If the run ended and some of its members failed.
+    """
+    failure = _failure(status)
+    if as_json:
+        more = {} if changed is None else {"changed": encode(changed)}
+        print_json({**encode(status), **more}, failure)
+    else:
+        print_table(_table(status))
+    leave(failure, as_json=as_json)
+
+
+def _failure(status: RunStatus) -> MembersFailedError | None:
+    failed = [name for name, state in status.states.items() if state == "failed"]
+    if not failed or status.state in UNDER_WAY:
+        return None
+    return MembersFailedError(
+        f"{len(failed)} of {len(status.states)} members failed: {', '.join(failed)}",
+        "`hetctl status` shows the end of their logs",
+    )
+
+
+def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunStatus:
+    from rich.live import Live
+
+    from hetctl.app.run.status import RunWatch
+
+    watch = RunWatch(project, run)
+    quiet = as_json or not sys.stdout.isatty()
+    status = watch.look(_room(quiet))
+    with Live(None if quiet else _table(status), console=console(), transient=True) as live:
+        while status.state in UNDER_WAY:
+            time.sleep(POLL_S)
+            if advancing and status.state in ADVANCED and not watch.silent:
+                _advance(project, run)
+            status = watch.look(_room(quiet))
+            if not quiet:
+                live.update(_table(status))
+    return watch.look(most_shown(as_json=as_json))
+
+
+def _room(quiet: bool) -> int:
+    """Return how many members can be seen: no more than the terminal has lines, which may change."""
+    return 0 if quiet else console().height
+
+
+def _advance(project: Project, run: str) -> None:
+    """Advance, unless the job's own script is doing so."""
+    from hetctl.app.run.lifecycle import advance
+
+    try:
+        advance(project, run)
+    except LockedError:
+        return
+
+
+def _table(status: RunStatus) -> RenderableType:
+    from hetctl.report.tables import status_table
+
+    return status_table(status, console().width)

@@ -1,0 +1,211 @@
+"""The local batch system: detached processes on this machine, each under a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.local_records import Claim, claim_file, read_claim, read_end
+from hetctl.cluster.batch.slots import FOLDER_VARIABLE, lock_folder
+from hetctl.cluster.batch.submitit_jobs import write_call
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
+from hetctl.model.site import Site
+from hetctl.storage.atomic_io import make_private_folder, write_private
+from hetctl.storage.processes import Machine
+
+ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
+WAITS = "for another job, or for free slots"
+START_S = 30.0
+"""A supervisor needs a fraction of a second to claim its job."""
+SUBMITIT_ENVIRONMENT = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_NTASKS": "1",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_GLOBALID": "0",
+    "SUBMITIT_LOCAL_LOCALID": "0",
+}
+
+
+class LocalBatch:
+    """Jobs are known by their names: each is run by the one supervisor that claims its name.
+
+    A job waits until as many of the machine's slots are free as it asks for, and has them to itself.
+
+    Parameters
+    ----------
+    folder : Path
+        Where supervisors keep who they are, and how their jobs ended.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def submit(self, request: JobRequest) -> str:
+        """Start the script's supervisor in a session of its own, with its output in the log beside it."""
+        if not request.script.is_file():
+            raise BatchSystemError(f"cannot start {request.script}: there is no such file")
+        log = request.script.with_suffix(".log")
+        wants = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
+        self._start(request.name, request.script, wants, log)
+        return request.name
+
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
+        """Start supervisors for submitit's own program; each job waits for the one before it.
+
+        Each of them has the whole machine, so they cannot run at the same time.
+        """
+        jobs = _jobs_of_call(call.name, len(call.arguments))
+        try:
+            for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
+                self._start_call(call, job, argument, after)
+        except SubmissionInDoubtError:
+            raise
+        except (BatchSystemError, OSError):
+            self.cancel(jobs)  # all or none are submitted
+            raise
+        return jobs
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Look at the processes, and at what their supervisors wrote."""
+        return {job: status_of(self._folder, job) for job in ids}
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Return the jobs that a supervisor has claimed."""
+        return {name: name for name in names if claim_file(self._folder, name).exists()}
+
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Return those of the jobs that a supervisor has claimed."""
+        jobs = _jobs_of_call(name, count)
+        found = self.find(jobs)
+        return tuple(found.get(job, "") for job in jobs)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Tell the supervisors; they give the scripts 20 s to checkpoint."""
+        for job in ids:
+            claimed = read_claim(self._folder, job)
+            if claimed and claimed.machine == Machine.this():
+                _end(claimed)
+
+    def _start_call(self, call: FunctionCall, job: str, argument: str, after: str | None) -> None:
+        write_call(call.folder, call.function, argument, job, call.wall_s)
+        script = call.folder / f"{job}.sh"
+        write_private(script, _function_script(call.folder, job))
+        wants = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
+        self._start(job, script, wants, call.folder / f"{job}_0_log.out")
+
+    def _start(self, job: str, script: Path, wants: Sequence[str], log: Path) -> None:
+        make_private_folder(self._folder)
+        _make_lock_folder()
+        command = [
+            sys.executable,
+            "-m",
+            "hetctl.cluster.batch.supervisor",
+            str(self._folder),
+            job,
+            str(script),
+        ]
+        try:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "ab") as output:
+                supervisor = subprocess.Popen(
+                    [*command, *wants],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BatchSystemError(f"cannot start {script}: {error}") from None
+        self._wait_for_claim(job, supervisor, log)
+
+    def _wait_for_claim(self, job: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
+        """Return once the job can be found, whichever supervisor has it."""
+        limit = time.monotonic() + START_S
+        while not claim_file(self._folder, job).exists():
+            if supervisor.poll() is not None and not claim_file(self._folder, job).exists():
+                raise BatchSystemError(f"the supervisor of {job} did not start", f"see {log}")
+            if time.monotonic() > limit:
+                raise SubmissionInDoubtError(f"the supervisor of {job} did not start in {START_S:g} s")
+            time.sleep(0.01)
+
+
+def _jobs_of_call(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{index}" for index in range(count))
+
+
+def _slots(site: Site, gpus: int) -> list[str]:
+    return [f"--gpus={gpus}", f"--of={site.gpus}", f"--device={site.device}"]
+
+
+def _after(job: str | None) -> list[str]:
+    return [f"--after={job}"] if job else []
+
+
+def _make_lock_folder() -> None:
+    """Make the folder, which lies where everybody may write.
+
+    Raises
+    ------
+    BatchSystemError
+        If somebody else has made one of that name.
+    """
+    folder = lock_folder()
+    make_private_folder(folder)
+    if folder.stat().st_uid != os.getuid():
+        raise BatchSystemError(
+            f"{folder} belongs to another user, and is to hold the locks of this machine's slots",
+            f"name a folder of yours in {FOLDER_VARIABLE}",
+        )
+
+
+def status_of(folder: Path, job: str) -> JobStatus:
+    """Say where a local job stands."""
+    claimed = read_claim(folder, job)
+    if claimed is None:
+        return JobStatus(JobState.UNKNOWN)
+    alive = _state_alive(claimed)  # asked first: it may end now, but not before it has written its end
+    end = read_end(folder, job)
+    if end is not None:
+        by_code = JobState.FINISHED if end.exit_code == 0 else JobState.FAILED
+        return JobStatus(ENDED_BY.get(end.ended_by or "", by_code), end.exit_code, end.detail)
+    return alive
+
+
+def _state_alive(claimed: Claim) -> JobStatus:
+    """Say where a job stands that has no end yet."""
+    here = Machine.this()
+    if claimed.machine.host != here.host:
+        return JobStatus(JobState.UNKNOWN, detail=f"runs on {claimed.machine.host}")
+    if claimed.machine != here:
+        return JobStatus(JobState.NODE_FAILED, detail="the machine was restarted")
+    if claimed.supervisor.alive:
+        return JobStatus(JobState.RUNNING) if claimed.script else JobStatus(JobState.PENDING, detail=WAITS)
+    if claimed.script and claimed.script.group_alive:
+        return JobStatus(JobState.RUNNING, detail="its supervisor was killed")
+    return JobStatus(JobState.FAILED, detail="its supervisor was killed")
+
+
+def _end(claimed: Claim) -> None:
+    """End a job through its supervisor; if that is gone, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        if claimed.supervisor.alive:
+            os.kill(claimed.supervisor.pid, signal.SIGTERM)
+        elif claimed.script and claimed.script.group_alive:
+            os.killpg(claimed.script.pid, signal.SIGKILL)
+
+
+def _function_script(folder: Path, job: str) -> str:
+    variables = {**SUBMITIT_ENVIRONMENT, "SUBMITIT_LOCAL_JOB_ID": job}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)]
+    return "\n".join(["#!/bin/bash", "umask 077", *lines, f"exec {shlex.join(program)}", ""])

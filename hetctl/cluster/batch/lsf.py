@@ -1,0 +1,116 @@
+"""LSF: bjobs for jobs that it remembers, bhist for those that are gone."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hetctl.cluster.batch import command as process
+from hetctl.cluster.batch.base import FunctionCall, JobRequest
+from hetctl.cluster.batch.lsf_commands import (
+    DOUBTFUL,
+    NOTHING_FOUND,
+    OVER_ALREADY,
+    PASSING,
+    bhist_command,
+    bjobs_command,
+    find_command,
+    find_gone_command,
+    lsf_id,
+    parse_bhist,
+    parse_bjobs,
+    parse_found,
+    parse_found_gone,
+    parse_job_id,
+)
+from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
+from hetctl.model.site import Site
+
+JSRUN = "jsrun"
+"""Launchers of sites whose jobs are given whole nodes, and a launch node for their scripts."""
+
+FIRST_ELEMENT = 1
+"""Index in LSF's arrays."""
+
+
+class LsfBatch:
+    """LSF through its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def submit(self, request: JobRequest) -> str:
+        """Run bsub, which reads the script itself unless the command names it; all else is in there."""
+        if not request.script.is_file():  # bsub would take its name for a command
+            raise BatchSystemError(f"cannot read {request.script}: no such file")
+        stdin = None if str(request.script) in request.command else request.script
+        return parse_job_id(process.submit(request.command, stdin, DOUBTFUL))
+
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
+        """Submit with hetctl's own executor for submitit; the function starts steps itself.
+
+        What is reserved is what the batch template reserves.
+        """
+        site = call.site
+        parameters = {
+            "lsf_job_name": call.name,
+            "lsf_time": math.ceil(call.wall_s / 60),
+            "lsf_nodes": call.nodes,
+            "lsf_whole_nodes": site.launcher == JSRUN,
+            "lsf_cpus_per_task": site.gpus_per_node * site.cores_per_gpu,
+            "lsf_gpus_per_node": site.gpus_per_node if site.device == "gpu" else 0,
+            "lsf_array_parallelism": call.at_once,
+            "lsf_queue": call.queue.name,
+            "lsf_project": site.account,
+            "lsf_setup": list(_setup(site)),
+            "lsf_options": [word for line in site.directives for word in shlex.split(line)],
+        }
+        return submit_function(call, "lsf", parameters, DOUBTFUL)
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
+        if not ids:
+            return {}
+        found = parse_bjobs(process.order(bjobs_command(ids), PASSING, NOTHING_FOUND))
+        if missing := [job for job in ids if job not in found]:
+            found |= parse_bhist(process.help_of(bhist_command(missing)))
+        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Ask bjobs, then bhist for what bjobs no longer knows."""
+        if not names:
+            return {}
+        found = parse_found(process.order(find_command(names), PASSING, NOTHING_FOUND))
+        if missing := [name for name in names if name not in found]:
+            found |= parse_found_gone(process.order(find_gone_command(missing), PASSING, NOTHING_FOUND))
+        return {name: job for name, job in found.items() if name in names}
+
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Look for the job, or the array, of that name."""
+        job = self.find([name]).get(name, "")
+        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Run bkill."""
+        if not ids:
+            return
+        answer = process.ask(["bkill", *map(lsf_id, ids)], PASSING)
+        said = f"{answer.stdout}\n{answer.stderr}".splitlines()
+        if answer.code != 0 and [line for line in said if line.strip() and not _has(line, OVER_ALREADY)]:
+            raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")
+
+
+def _setup(site: Site) -> Iterator[str]:
+    """Return the shell lines that a function's job starts with."""
+    if site.launcher == JSRUN:
+        yield "unset TMPDIR"  # jsrun fails where it is set
+    yield from site.setup
+    yield from (f"export {key}={shlex.quote(value)}" for key, value in site.environment.items())
+
+
+def _has(line: str, parts: Sequence[str]) -> bool:
+    return any(part in line for part in parts)

@@ -1,0 +1,129 @@
+"""Slurm: squeue for jobs that live, sacct for those that are gone."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetctl.cluster.batch import command as process
+from hetctl.cluster.batch.base import FunctionCall, JobRequest
+from hetctl.cluster.batch.slurm_commands import (
+    DOUBTFUL,
+    GONE,
+    NO_ACCOUNTING,
+    OVER_ALREADY,
+    PASSING,
+    Record,
+    find_command,
+    find_gone_command,
+    parse_failed_nodes,
+    parse_found,
+    parse_job_id,
+    parse_sacct,
+    parse_squeue,
+    record_of,
+    sacct_command,
+    sinfo_command,
+    squeue_command,
+)
+from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.model.job import JobState, JobStatus
+
+FIRST_ELEMENT = 0
+"""Index in submitit's arrays."""
+
+
+class SlurmBatch:
+    """Slurm through its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def submit(self, request: JobRequest) -> str:
+        """Run sbatch, which reads the script itself unless the command names it; all else is in there."""
+        stdin = None if str(request.script) in request.command else request.script
+        return parse_job_id(process.submit(request.command, stdin, DOUBTFUL))
+
+    def call(self, call: FunctionCall) -> tuple[str, ...]:
+        """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
+
+        What is reserved is what the batch template reserves, and for its reasons.
+        """
+        site = call.site
+        parameters = {
+            "slurm_job_name": call.name,
+            "slurm_time": math.ceil(call.wall_s / 60),
+            "slurm_nodes": call.nodes,
+            "slurm_array_parallelism": call.at_once,
+            "slurm_mem": f"{site.memory_per_node // 2**20}M",
+            f"slurm_{site.queue_option}": call.queue.name,
+            "slurm_account": site.account,
+            "slurm_setup": [
+                *site.setup,
+                *(f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()),
+            ]
+            or None,
+            "slurm_gres": f"gpu:{site.gpus_per_node}" if site.device == "gpu" else None,
+            "slurm_additional_parameters": {
+                "mincpus": site.gpus_per_node * site.cores_per_gpu,
+                **_directives(site.directives),
+            },
+            "slurm_use_srun": False,
+        }
+        return submit_function(call, "slurm", parameters, DOUBTFUL)
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
+        if not ids:
+            return {}
+        records = parse_squeue(process.order(squeue_command(ids), PASSING, GONE))
+        if missing := [job for job in ids if record_of(job, records) is None]:
+            records |= parse_sacct(process.help_of(sacct_command(missing)))
+        found = {job: record_of(job, records) for job in ids}
+        return {job: _status(record) for job, record in found.items()}
+
+    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Ask squeue, then sacct for what squeue no longer knows.
+
+        Without accounting, a job is found for as long as squeue knows it (MinJobAge after its end).
+        """
+        if not names:
+            return {}
+        found = parse_found(process.order(find_command(names, os.getuid()), PASSING, GONE))
+        if missing := [name for name in names if name not in found]:
+            command = find_gone_command(missing, os.getuid())
+            found |= parse_found(process.order(command, PASSING, NO_ACCOUNTING))
+        return {name: job for name, job in found.items() if name in names}
+
+    def find_call(self, name: str, count: int) -> tuple[str, ...]:
+        """Look for the job, or the array, of that name."""
+        job = self.find([name]).get(name, "")
+        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Run scancel."""
+        if ids:
+            process.order(["scancel", *ids], PASSING, OVER_ALREADY)
+
+
+def _status(record: Record | None) -> JobStatus:
+    """Add to a record what only the nodes themselves tell."""
+    if record is None:
+        return JobStatus(JobState.UNKNOWN)
+    if record.status.state != JobState.NODE_FAILED or not record.nodes:
+        return record.status
+    failed = parse_failed_nodes(process.help_of(sinfo_command(record.nodes)))
+    return replace(record.status, failed_nodes=failed)
+
+
+def _directives(lines: Sequence[str]) -> dict[str, object]:
+    """Turn ``--key=value`` lines into submitit's mapping."""
+    parsed: dict[str, object] = {"no-requeue": True}
+    for line in lines:
+        key, separator, value = line.lstrip("-").partition("=")
+        parsed[key.strip()] = value.strip() if separator else True
+    return parsed

@@ -1,0 +1,226 @@
+"""What Slurm is asked, and what its answers mean: pairs of pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT
+from hetctl.model.job import JobState, JobStatus
+
+STATES = {
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "COMPLETED": JobState.FINISHED,
+    "COMPLETING": JobState.RUNNING,  # its processes may still be ending
+    "CONFIGURING": JobState.PENDING,
+    "DEADLINE": JobState.TIMEOUT,
+    "EXPEDITING": JobState.PENDING,
+    "FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "PENDING": JobState.PENDING,
+    "POWER_UP_NODE": JobState.PENDING,
+    "PREEMPTED": JobState.PREEMPTED,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESIZING": JobState.RUNNING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "REVOKED": JobState.CANCELLED,
+    "RUNNING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "STAGE_OUT": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+
+PASSING = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted or received",
+    "Unexpected message received",
+    "Communication connection failure",
+    "Connection refused",  # the accounting's daemon is away
+    "Connection timed out",
+    "Slurm backup controller in standby mode",
+    "Resource temporarily unavailable",
+)
+"""Troubles that pass by themselves."""
+
+DOUBTFUL = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
+"""What sbatch says when the controller may have taken the job without being able to tell."""
+
+GONE = ("Invalid job id",)
+"""What squeue says if it is asked for one job alone that Slurm no longer holds in memory."""
+NO_ACCOUNTING = ("accounting storage is disabled",)
+OVER_ALREADY = ("already completing or completed", *GONE)
+
+NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
+"""How the states of nodes begin that do not work; a node that does not answer has a * behind its state."""
+
+JOB_ID = re.compile(r"[0-9]{1,18}(_([0-9]{1,18}|\[[0-9,%-]+\]))?\Z")
+MEMORY_DAYS = 30
+"""How far back the accounting is searched for a name."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What Slurm says of a job; `nodes` in its own notation, ``n[1-4,7]``."""
+
+    status: JobStatus
+    nodes: str = ""
+
+
+def squeue_command(ids: Sequence[str]) -> list[str]:
+    """Ask for jobs that Slurm still holds in memory; of an array, for all elements."""
+    columns = "JobArrayID:|,State:|,exit_code:|,Reason:|,NodeList:|"
+    return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
+
+
+def parse_squeue(text: str) -> dict[str, Record]:
+    """Read what `squeue_command` prints, by job; lines that are no whole records are passed over."""
+    records = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 6 and JOB_ID.match(fields[0]):
+            job, state, code, reason, nodes, _ = fields
+            records[job] = _record(state, code, "" if reason == "None" else reason, nodes)
+    return records
+
+
+def sacct_command(ids: Sequence[str]) -> list[str]:
+    """Ask the accounting for jobs that are gone; it answers with the last run of one that was requeued."""
+    return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", _jobs(ids)]
+
+
+def parse_sacct(text: str) -> dict[str, Record]:
+    """Read what `sacct_command` prints, by job; lines that are no whole records are passed over."""
+    records = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 4 and JOB_ID.match(fields[0]):
+            job, state, code, nodes = fields
+            records[job] = _record(state, code, "", nodes)
+    return records
+
+
+def find_command(names: Sequence[str], user: int) -> list[str]:
+    """Ask for a user's jobs of these names that Slurm still holds in memory."""
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F|%j", _named(names)]
+
+
+def find_gone_command(names: Sequence[str], user: int) -> list[str]:
+    """Ask the accounting for a user's jobs of these names."""
+    since = f"--starttime=now-{MEMORY_DAYS}days"
+    return ["sacct", "-X", "-P", "-n", f"--user={user}", since, "--format=JobID,JobName", _named(names)]
+
+
+def parse_found(text: str) -> dict[str, str]:
+    """Read ``id|name`` lines: the ids by name, the newest if there are several."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        job, separator, name = line.strip().partition("|")
+        if separator and name and JOB_ID.match(job):
+            job = _array_of(job)
+            found[name] = max(job, found.get(name, job), key=int)
+    return found
+
+
+def sinfo_command(nodes: str) -> list[str]:
+    """Ask for the states of nodes."""
+    return ["sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={nodes}"]
+
+
+def parse_failed_nodes(text: str) -> tuple[str, ...]:
+    """Read ``node|state`` lines, one for each partition of the node: the nodes that do not work."""
+    failed = {}
+    for line in text.splitlines():
+        node, _, state = line.strip().partition("|")
+        if node and (state.lower().startswith(NODE_TROUBLE) or state.endswith("*")):
+            failed[node] = True
+    return tuple(failed)
+
+
+def parse_job_id(text: str) -> str:
+    """Read what ``sbatch --parsable`` prints: ``id`` or ``id;cluster``.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If there is no job id in it.
+    """
+    lines = text.strip().splitlines()
+    job = lines[-1].partition(";")[0] if lines else ""
+    if not (job.isascii() and job.isdigit()):
+        raise SubmissionInDoubtError(f"sbatch printed no job id: {text.strip()!r}", DOUBT)
+    return job
+
+
+def record_of(job: str, records: Mapping[str, Record]) -> Record | None:
+    """Look a job up; elements of an array that have not started may be kept together.
+
+    They are listed as ``6_[2-5%2]``, and once they are cancelled as ``6``.
+    """
+    if job in records:
+        return records[job]
+    array, _, index = job.partition("_")
+    for key, record in records.items():
+        if index and key.startswith(f"{array}_[") and _holds(key, int(index)):
+            return record
+    rest = records.get(array)
+    return None if rest and rest.status.state == JobState.FINISHED else rest
+
+
+def _record(words: str, code: str, reason: str, nodes: str) -> Record:
+    state = _state_named(words.split()[0] if words else "")  # sacct adds by whom: "CANCELLED by 1000"
+    exit_code = _exit_code(code) if state.over else None
+    if state == JobState.FINISHED and exit_code != 0:
+        state = JobState.FAILED  # 20.11 says COMPLETED, -1 if the prolog failed
+    elif state == JobState.NODE_FAILED or (state != JobState.FINISHED and exit_code == 0):
+        exit_code = None  # Slurm ended it: there is none, or one that Slurm made up
+    if state == JobState.CANCELLED:
+        reason = ""  # squeue keeps why it had been waiting
+    return Record(JobStatus(state, exit_code, reason or words), nodes)
+
+
+def _state_named(word: str) -> JobState:
+    """Look a state up; sacct cuts long names (``OUT_OF_ME+``), and what could be two of them is none."""
+    if not word.endswith("+"):
+        return STATES.get(word, JobState.UNKNOWN)
+    found = [state for name, state in STATES.items() if name.startswith(word.rstrip("+"))]
+    return found[0] if len(found) == 1 else JobState.UNKNOWN
+
+
+def _exit_code(text: str) -> int | None:
+    """Read sacct's ``code:signal``, or squeue's status as wait(2) returns it."""
+    if match := re.fullmatch(r"(\d{1,3}):(\d{1,3})", text, re.ASCII):
+        code, number = int(match.group(1)), int(match.group(2))
+    elif re.fullmatch(r"\d{1,5}", text, re.ASCII):
+        code, number = int(text) >> 8, int(text) & 0x7F
+    else:
+        return None
+    return 128 + number if number else code
+
+
+def _jobs(ids: Sequence[str]) -> str:
+    return "--jobs=" + ",".join(dict.fromkeys(_array_of(job) for job in ids))
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"--name={','.join(names)}"
+
+
+def _array_of(job: str) -> str:
+    return job.partition("_")[0]
+
+
+def _holds(elements: str, index: int) -> bool:
+    """Whether ``6_[2-5,9%2]`` has an element of this index."""
+    ranges = elements.partition("[")[2].rstrip("]").partition("%")[0].split(",")
+    ends = [part.split("-") for part in ranges if re.fullmatch(r"\d{1,9}(-\d{1,9})?", part, re.ASCII)]
+    return any(int(end[0]) <= index <= int(end[-1]) for end in ends)

@@ -1,0 +1,105 @@
+"""Functions as jobs, through submitit; nothing else in hetctl knows it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hetctl.cluster.batch.base import FunctionCall, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT
+from hetctl.model.errors import BadInputError, BatchSystemError
+from hetctl.storage.atomic_io import make_private_folder
+
+
+def submit_function(
+    call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], doubtful: Collection[str]
+) -> tuple[str, ...]:
+    """Submit a call through one of submitit's executors; return the jobs' ids, one for each argument.
+
+    Parameters
+    ----------
+    doubtful : collection of str
+        What the batch system says, in parts, where it may have taken the jobs all the same.
+
+    Raises
+    ------
+    BatchSystemError
+        If the batch system cannot be reached or refuses; a `SubmissionInDoubtError` if nobody knows.
+    """
+    import submitit
+
+    with _private_files(call.folder):
+        try:
+            executor = submitit.AutoExecutor(call.folder, cluster=executor_name, **_no_requeue(executor_name))
+            executor.update_parameters(**{k: v for k, v in parameters.items() if v is not None})
+            return tuple(str(job.job_id) for job in executor.map_array(call.function, call.arguments))
+        except (RuntimeError, OSError) as error:
+            message = f"submitit could not submit to {executor_name}: {error}"
+            if _in_doubt(error, doubtful):
+                raise SubmissionInDoubtError(message, DOUBT) from None
+            raise BatchSystemError(message) from None
+
+
+def write_call(folder: Path, function: Callable[[str], Any], argument: str, job: str, wall_s: int) -> None:
+    """Write a call where submitit's own program finds it when it runs as this job; not twice."""
+    from submitit.core.utils import DelayedSubmission, JobPaths
+
+    path = JobPaths(folder, job).submitted_pickle
+    if path.exists():
+        return
+    with _private_files(folder):
+        submission = DelayedSubmission(function, argument)
+        submission.set_timeout(-(-wall_s // 60), 0)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        submission.dump(temporary)
+        temporary.replace(path)  # in one step: the job may be waiting for it
+
+
+def array_elements(job: str, count: int, first: int) -> tuple[str, ...]:
+    """Return the ids of a call's jobs as submitit forms them: one job is no array."""
+    return (job,) if count == 1 else tuple(f"{job}_{index}" for index in range(first, first + count))
+
+
+def has_result(folder: Path, job: str) -> bool:
+    """Whether the function has returned or raised."""
+    return (folder / f"{job}_0_result.pkl").exists()
+
+
+def _in_doubt(error: Exception, doubtful: Collection[str]) -> bool:
+    """Return true if the jobs may have been taken: the command was killed, or could not say."""
+    from submitit.core.utils import FailedSubmissionError
+
+    killed = getattr(error.__cause__, "returncode", 0) < 0
+    return killed or isinstance(error, FailedSubmissionError) or any(part in str(error) for part in doubtful)
+
+
+@contextmanager
+def _private_files(folder: Path) -> Iterator[None]:
+    """Keep submitit's pickles to ourselves: whoever could write one could run anything as us."""
+    make_private_folder(folder)
+    _refuse_open_folders(folder)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _refuse_open_folders(folder: Path) -> None:
+    """Raise BadInputError if everybody could put another folder in the place of this one."""
+    for path in (folder, *folder.parents):
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise BadInputError(
+                f"everybody may write to {path}, and so could run programs as you",
+                f"chmod o-w {path}, or set HETCTL_HOME to a folder of your own",
+            )
+
+
+def _no_requeue(executor_name: str) -> dict[str, int]:
+    """Stop submitit from counting a short job as timed out at once and queueing it again."""
+    return {f"{executor_name}_max_num_timeout": 0}

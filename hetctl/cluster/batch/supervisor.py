@@ -1,0 +1,123 @@
+"""Holds a local job to its wall-clock limit and keeps its end: ``python -m hetctl.cluster.batch.supervisor``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from hetctl.cluster.batch.local import status_of
+from hetctl.cluster.batch.local_records import Claim, End, claim, claim_file, end_file
+from hetctl.cluster.batch.slots import Slots, lock_folder
+from hetctl.model.job import GIVEN_GPUS, JobState
+from hetctl.model.serialization import encode
+from hetctl.storage.atomic_io import write_json
+from hetctl.storage.processes import Machine, Process, die_with_parent
+
+CANCEL_GRACE_S = 20.0
+POLL_S = 0.1
+
+
+def main() -> int:
+    """Run a script as the job of this name, unless another supervisor does; keep how it ended."""
+    parser = argparse.ArgumentParser(prog="python -m hetctl.cluster.batch.supervisor", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("job")
+    parser.add_argument("script")
+    parser.add_argument("--wall", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--gpus", type=int, required=True, metavar="K", help="GPUs or slots that it takes")
+    parser.add_argument("--of", type=int, required=True, metavar="N", help="GPUs or slots of this machine")
+    parser.add_argument("--device", choices=("gpu", "slot"), required=True)
+    parser.add_argument("--after", metavar="JOB", help="wait until this job is over")
+    arguments = parser.parse_args()
+    supervisor = _Supervisor(arguments.folder, arguments.job)
+    if supervisor.has_claimed():
+        slots = Slots(lock_folder(), arguments.device, arguments.of)
+        if arguments.after:
+            supervisor.wait_for(arguments.after)
+        supervisor.take(slots, arguments.gpus)
+        supervisor.run(arguments.script, arguments.wall, slots)
+    return 0
+
+
+class _Supervisor:
+    def __init__(self, folder: Path, job: str) -> None:
+        self._folder = folder
+        self._job = job
+        self._cancelled = False
+        # Before anybody can know of us: who cancels the job sends this.
+        signal.signal(signal.SIGTERM, self._cancel)
+        self._claim = Claim(Machine.this(), Process.of(os.getpid()))
+
+    def has_claimed(self) -> bool:
+        """Whether the job is ours alone."""
+        return claim(self._folder, self._job, self._claim)
+
+    def wait_for(self, job: str) -> None:
+        """Wait until another job is over, or this one is cancelled."""
+        while not self._cancelled and not self._is_over(job):
+            time.sleep(POLL_S)
+
+    def take(self, slots: Slots, wanted: int) -> None:
+        """Wait until the job has its slots, or is cancelled."""
+        while not self._cancelled and not slots.take(wanted):
+            time.sleep(POLL_S)
+
+    def run(self, script: str, wall_s: float, slots: Slots) -> None:
+        """Run the script, unless the job is cancelled; write how it ended."""
+        end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s, slots)
+        write_json(end_file(self._folder, self._job), encode(end))
+
+    def _is_over(self, job: str) -> bool:
+        return status_of(self._folder, job).state not in (JobState.PENDING, JobState.RUNNING)
+
+    def _cancel(self, *_: object) -> None:
+        self._cancelled = True
+
+    def _supervise(self, script: str, wall_s: float, slots: Slots) -> End:
+        """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all.
+
+        If this supervisor is killed itself, the script is told as if it had been cancelled.
+        """
+        job = subprocess.Popen(
+            ["bash", script],
+            env={**os.environ, GIVEN_GPUS: ",".join(map(str, slots.numbers))},
+            pass_fds=slots.descriptors,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+        started = replace(self._claim, script=Process.of(job.pid))
+        write_json(claim_file(self._folder, self._job), encode(started))
+        limit, ended_by = time.monotonic() + wall_s, None
+        while (code := job.poll()) is None:
+            now = time.monotonic()
+            if ended_by is None and (self._cancelled or now >= limit):
+                ended_by, limit = "cancelled" if self._cancelled else "timeout", now + CANCEL_GRACE_S
+                job.send_signal(signal.SIGTERM)  # to the script alone, which tells its steps in order
+            elif now >= limit:
+                os.killpg(job.pid, signal.SIGKILL)
+            time.sleep(POLL_S)
+        _kill_leftovers(job.pid)
+        return End(code if code >= 0 else 128 - code, ended_by, _detail(code, ended_by, wall_s))
+
+
+def _detail(code: int, ended_by: str | None, wall_s: float) -> str:
+    if ended_by == "timeout":
+        return f"reached its limit of {wall_s:g} s"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 and not ended_by else ""
+
+
+def _kill_leftovers(group: int) -> None:
+    """Leave nothing of a job running, as other batch systems do."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

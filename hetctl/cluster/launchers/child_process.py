@@ -1,0 +1,31 @@
+"""One machine: an agent is a child process of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE, ResourceSet, Step, common_environment
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.site import Site
+
+
+def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+    """Start an agent on this machine; it sees the GPUs of its set alone, for others may share the machine.
+
+    Raises
+    ------
+    InfeasibleError
+        If there are several sets, and so several nodes.
+    """
+    if len(sets) != 1:
+        raise InfeasibleError(
+            f"{len(sets)} nodes; the launcher 'local' has one",
+            "Set nodes to 1 in the site file, or choose another launcher.",
+        )
+    return Step(name, command, {**common_environment(site), **variables_of(site, sets[0])})
+
+
+def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
+    """Return the variables that differ from set to set: the name of its node, and its GPUs there."""
+    gpus = {site.visible_devices: ",".join(map(str, held.gpus))} if site.device == "gpu" else {}
+    return {NODE_VARIABLE: held.node, **gpus}

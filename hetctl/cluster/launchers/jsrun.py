@@ -1,0 +1,30 @@
+"""LSF with IBM's Job Step Manager: a ``jsrun`` with an agent in each resource set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.cluster.launchers.launch_spec import ResourceSet, Step, common_environment, share_of
+from hetctl.model.site import MEMBERS, NODES, Site
+
+BIND = {NODES: "none", MEMBERS: "rs"}
+"""A member's agent is bound to the cores of its set; in any case an agent binds its ranks itself."""
+
+
+def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+    """Start an agent for each set with ``jsrun``.
+
+    No flag names the nodes (explicit resource files do, but were broken on Summit): a set of all of a
+    node's GPUs fits on each node once, and which nodes smaller ones get is for jsrun to choose.
+    A resource set never spans nodes, and ``--rs_per_host=1`` puts each on a node of its own.
+    ``--exit_on_error=0`` lets the other agents go on when one is lost.
+    Sources: OLCF's Summit user guide, "Job Launcher (jsrun)"; IBM's ``jsrun`` reference.
+    """
+    share = share_of(site, sets)
+    argv = (
+        *("jsrun", f"--nrs={len(sets)}", "--rs_per_host=1", "--tasks_per_rs=1"),
+        *(f"--cpu_per_rs={share.cores}", f"--gpu_per_rs={share.gpus if site.device == 'gpu' else 0}"),
+        *("--launch_distribution=packed", f"--bind={BIND[site.launch]}", "--latency_priority=gpu-cpu"),
+        *("--exit_on_error=0", *command),
+    )
+    return Step(name, argv, common_environment(site))

@@ -1,0 +1,91 @@
+"""How a driver learns which nodes its job holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import GIVEN_GPUS
+from hetctl.model.site import Site
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A variable of the job, and the command that makes a list of it."""
+
+    variable: str
+    script: str
+
+
+SOURCES = {
+    "slurm": _Source("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
+    "lsf": _Source("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
+}
+NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
+"""Variables with the name of the node that a process runs on, where there are any."""
+LAUNCH_NODES = {"jsrun": 1}
+"""Nodes that come first in the list, and run the script but no steps."""
+
+
+def nodes_command(site: Site) -> tuple[str, ...] | None:
+    """Return what to run inside the job to list its nodes, or None if nothing need be run."""
+    source = SOURCES.get(site.batch_system)
+    return ("sh", "-c", source.script) if source else None
+
+
+def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[str, ...]:
+    """Return the names of a job's nodes, each once and in order.
+
+    Parameters
+    ----------
+    environ : mapping
+        The driver's environment.
+    output : str
+        Of the command that `nodes_command` gave.
+
+    Raises
+    ------
+    BatchSystemError
+        If this is not inside a job of the site's batch system, or no node is listed.
+    """
+    source = SOURCES.get(site.batch_system)
+    if source is None:
+        return ("localhost",)
+    nodes = tuple(dict.fromkeys(output.split()[LAUNCH_NODES.get(site.launcher, 0) :]))
+    if source.variable not in environ or not nodes:
+        raise BatchSystemError(
+            f"{source.variable}={environ.get(source.variable)!r} names no nodes",
+            f"The driver must run inside a job of {site.batch_system}.",
+        )
+    return nodes
+
+
+def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of the GPUs, or slots, that a job has on each of its nodes.
+
+    They are all of a node's, but for local jobs, which share one machine.
+    """
+    given = environ.get(GIVEN_GPUS) if site.batch_system == "local" else None
+    return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
+
+
+def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -> str | None:
+    """Return the node that an agent runs on, as the batch system calls it; None if it is none of the job's.
+
+    Parameters
+    ----------
+    environ : mapping
+        The agent's environment.
+    host : str
+        Name of its machine, with or without a domain.
+    """
+    said = [*(environ[name] for name in NODE_VARIABLES if name in environ), host]
+    short = {node.partition(".")[0]: node for node in nodes}
+    for name in said:
+        if name in nodes:
+            return name
+        if found := short.get(name.partition(".")[0]):
+            return found
+    return None

@@ -1,0 +1,175 @@
+"""The script of one batch job, and the command that would submit it."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound
+from jinja2.sandbox import SandboxedEnvironment
+
+from hetctl.cluster.render.quoting import FILTERS
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import Queue, Site, yields
+from hetctl.storage.paths import JobFiles
+
+MEBIBYTE = 2**20
+SUBMIT = {"slurm": ("sbatch", "--parsable"), "lsf": ("bsub",), "local": ("bash",)}
+TIME_UNIT_S = {"lsf": 60}
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """All that a script depends on.
+
+    Parameters
+    ----------
+    job : int
+        Number of the job in its run.
+    name : str
+        The batch system's name for it.
+    files : JobFiles
+        Script, log and what else is the job's own.
+    grace_s : int
+        The script is sent USR2 this long before the limit.
+    python : str
+        Interpreter on the compute nodes, used if the site names none.
+    home : Path
+        ``$HETCTL_HOME``.
+    after : str or None
+        Id of the job that must be over before this one starts.
+    exclude : tuple of str
+        Nodes to keep away from.
+    chain : bool
+        Submit the next job as soon as this one starts.
+    """
+
+    run: str
+    job: int
+    name: str
+    run_folder: Path
+    files: JobFiles
+    site: Site
+    queue: Queue
+    nodes: int
+    wall_s: int
+    grace_s: int
+    python: str
+    home: Path
+    after: str | None = None
+    exclude: tuple[str, ...] = ()
+    chain: bool = False
+
+
+def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
+    """Return the text of the job's script.
+
+    Parameters
+    ----------
+    template_folders : sequence of Path
+        Searched in order before the templates that come with hetctl: the project's, then the user's.
+
+    Raises
+    ------
+    BadInputError
+        If a value cannot stand in a script, the grace leaves no time, or the template is missing or wrong.
+    """
+    _check(job)
+    name = job.site.template or f"{job.site.batch_system}.sh.j2"
+    folders = [*map(str, template_folders), str(importlib.resources.files("hetctl_templates"))]
+    try:
+        return _environment(folders).get_template(name).render(_values(job))
+    except TemplateNotFound as error:
+        raise BadInputError(
+            f"template {error.name!r} of site {job.site.name!r} is in none of {', '.join(folders)}",
+            "Set template in the site file to the name of a file in one of these folders.",
+        ) from None
+    except TemplateError as error:
+        raise BadInputError(f"template {name!r} of site {job.site.name!r}: {error}") from None
+
+
+def submit_command(job: JobScript) -> tuple[str, ...]:
+    """Return the command that submits the script; with ``submit_by: stdin`` it reads the script itself."""
+    command = SUBMIT[job.site.batch_system]
+    return command if job.site.submit_by == "stdin" else (*command, str(job.files.script))
+
+
+def _check(job: JobScript) -> None:
+    unit = TIME_UNIT_S.get(job.site.batch_system, 1)
+    if _ceil(job.grace_s, unit) >= _ceil(job.wall_s, unit):
+        raise BadInputError(
+            f"a grace of {job.grace_s} s leaves nothing of a limit of {job.wall_s} s (counted in {unit} s)",
+            "Ask for more wall-clock time or less grace.",
+        )
+    if job.site.launcher == "local" and job.nodes > 1:
+        raise BadInputError(
+            f"{job.nodes} nodes; the launcher 'local' has one", "Choose another launcher in the site file."
+        )
+    if job.site.launcher == "jsrun" and "TMPDIR" in job.site.environment:
+        raise BadInputError(
+            f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",
+            "Take it out of the site file.",
+        )
+
+
+def _values(job: JobScript) -> dict[str, Any]:
+    """Return what templates see: plain values only, since a Path could reach the file system."""
+    return {
+        "run": job.run,
+        "job": job.job,
+        "name": job.name,
+        "run_folder": str(job.run_folder),
+        "log": str(job.files.log),
+        "stop": str(job.files.stop),
+        "claim": str(job.files.claim),
+        "next": str(job.files.of_next.script),
+        "site": job.site,
+        "queue": job.queue.name,
+        "nodes": job.nodes,
+        "cores": job.site.gpus_per_node * job.site.cores_per_gpu,
+        "memory_mib": job.site.memory_per_node // MEBIBYTE,
+        "wall_s": job.wall_s,
+        "grace_s": job.grace_s,
+        "python": job.site.python or job.python,
+        "home": str(job.home),
+        "after": job.after,
+        "exclude": job.exclude,
+        "chain": job.chain,
+    }
+
+
+def _environment(folders: Sequence[str]) -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(folders),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.tests["of_communication"] = yields
+    environment.filters.update(FILTERS, hours_minutes=hours_minutes, minutes=minutes, clock=clock)
+    return environment
+
+
+def clock(seconds: int) -> str:
+    """Write a time as Slurm reads it: hours:minutes:seconds."""
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def minutes(seconds: int) -> int:
+    """Round a time up to whole minutes, which is all that LSF knows."""
+    return _ceil(seconds, 60)
+
+
+def hours_minutes(seconds: int) -> str:
+    """Write a time as LSF reads it: hours:minutes, rounded up."""
+    whole = minutes(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def _ceil(value: int, unit: int) -> int:
+    return -(-value // unit)

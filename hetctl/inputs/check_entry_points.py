@@ -1,0 +1,63 @@
+"""Whether the user's functions exist, found out without running any of their code."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+from hetctl.inputs.input_errors import suggestion
+
+
+def problem_with(function: str, folder: Path) -> str | None:
+    """Say what is wrong with ``module:function`` beside an ensemble file; None if nothing is."""
+    module, name = function.split(":")
+    stem = Path(*module.split("."))
+    candidates = [stem.with_name(f"{stem.name}.py"), stem / "__init__.py"]
+    file = next((candidate for candidate in candidates if (folder / candidate).is_file()), None)
+    if file is None:
+        return f"there is no {candidates[0]} or {candidates[1]} beside this file"
+    try:
+        names = _top_level_names((folder / file).read_bytes())
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    except SyntaxError as error:
+        return f"{file} is not Python: {error.msg} in line {error.lineno}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{file} is not Python: {error}"
+    if name in names or "*" in names:
+        return None
+    return f"{file} defines no '{name}'" + suggestion(name, names)
+
+
+def _top_level_names(source: bytes) -> set[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    finder = _Finder()
+    finder.visit(tree)
+    return finder.names
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects what a module binds outside of its functions and classes; ``*`` for a star import."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.names.add(node.name)
+
+    visit_FunctionDef = _define  # noqa: N815
+    visit_AsyncFunctionDef = _define  # noqa: N815
+    visit_ClassDef = _define  # noqa: N815
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        self.names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+
+    visit_Import = _import  # noqa: N815
+    visit_ImportFrom = _import  # noqa: N815
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.names.add(node.id)

@@ -1,0 +1,90 @@
+"""CSV: the cells of each line, by column where there is a header, and what is wrong with it by line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.inputs.input_errors import Place, refusal, shown, suggestion
+
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+Line = tuple[Place, list[str]]
+Problem = tuple[Place, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line below the header; its cells by column, without blanks around them."""
+
+    place: Place
+    cells: Mapping[str, str]
+
+
+def csv_lines(path: Path, text: str) -> list[Line]:
+    """Return the lines that are not empty, without blanks around their cells.
+
+    Raises
+    ------
+    BadInputError
+        If it is not CSV.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [(Place(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader if cells]
+    except csv.Error as error:
+        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
+
+
+def records_in(
+    path: Path, text: str, required: Sequence[str], optional: Sequence[str]
+) -> tuple[list[Record], list[Problem]]:
+    """Return the lines below the header, and name those that do not have a cell for each column.
+
+    Raises
+    ------
+    BadInputError
+        If it is not CSV, has no rows, or its header is not of these columns.
+    """
+    found = csv_lines(path, text)
+    if not found:
+        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(required)}")])
+    (first, header), *lines = found
+    _check_header(first, header, required, optional)
+    if not lines:
+        raise refusal([(first, "has no rows below its header")])
+    fitting = [(place, cells) for place, cells in lines if len(cells) == len(header)]
+    problems = [
+        (place, f"has {len(cells)} cells, the header has {len(header)}")
+        for place, cells in lines
+        if len(cells) != len(header)
+    ]
+    return [Record(place, dict(zip(header, cells, strict=True))) for place, cells in fitting], problems
+
+
+def is_count(text: str) -> bool:
+    """Whether it is a whole number from 1 to a billion."""
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= 1
+
+
+def is_positive(text: str) -> bool:
+    """Whether it is a finite number above 0."""
+    return NUMBER.fullmatch(text) is not None and 0 < float(text) < math.inf
+
+
+def _check_header(
+    place: Place, header: Sequence[str], required: Sequence[str], optional: Sequence[str]
+) -> None:
+    known = (*required, *optional)
+    rules = [f"column '{name}' is missing" for name in required if name not in header]
+    rules += [
+        f"unknown column {shown(name)}" + suggestion(name, known) for name in header if name not in known
+    ]
+    rules += [f"column '{name}' is given twice" for name in known if header.count(name) > 1]
+    if rules:
+        raise refusal((place, rule) for rule in rules)

@@ -1,0 +1,163 @@
+"""Layer profiles: CSV with a row for each layer and GPU type, or PipeDream's graph text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.inputs.csv_table import NUMBER, Problem, Record, records_in
+from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.pipedream import is_graph, layers_of
+
+TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
+REQUIRED = ("layer", *TIMES, *BYTES)
+OPTIONAL = ("gpu_type", "held_bytes")
+SAME_ON_ALL_TYPES = (*BYTES, "held_bytes")
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer on one type of GPU.
+
+    Parameters
+    ----------
+    gpu_type : str or None
+        None in a profile that does not say what it was measured on.
+    activation_bytes : int
+        What crosses a cut after the layer.
+    held_bytes : int or None
+        What stays on the GPU for the backward pass; None: as much as `activation_bytes`.
+    """
+
+    place: Place
+    layer: str
+    gpu_type: str | None
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+    parameter_bytes: int
+    held_bytes: int | None = None
+
+
+def read_layers(path: Path) -> list[LayerRow]:
+    """Read a layer profile; the layers come in the order in which they are computed.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``. Graphs must
+        have no cycle; all layers must have rows for the same GPU types.
+    """
+    text = read_text(path)
+    if is_graph(text):
+        return [
+            LayerRow(
+                place=node.place,
+                layer=node.title,
+                gpu_type=None,
+                forward_s=node.forward_s,
+                backward_s=node.backward_s,
+                activation_bytes=crossing,
+                parameter_bytes=node.parameter_bytes,
+                held_bytes=node.held_bytes,
+            )
+            for node, crossing in layers_of(path, text)
+        ]
+    rows = _table(path, text)
+    problems = _contradictions(rows) or _gaps(rows)
+    if problems:
+        raise refusal(problems)
+    return rows
+
+
+def _table(path: Path, text: str) -> list[LayerRow]:
+    records, problems = records_in(path, text, REQUIRED, OPTIONAL)
+    problems += [problem for record in records for problem in _problems(record)]
+    if problems:
+        raise refusal(problems)
+    return [_row(record) for record in records]
+
+
+def _problems(record: Record) -> list[Problem]:
+    return [
+        (record.place, f"{name}: {rule}, got {shown(record.cells[name])}")
+        for name, rule in _broken(record.cells)
+    ]
+
+
+def _row(record: Record) -> LayerRow:
+    cells, held = record.cells, record.cells.get("held_bytes", "")
+    return LayerRow(
+        place=record.place,
+        layer=cells["layer"],
+        gpu_type=cells.get("gpu_type") or None,
+        forward_s=float(cells["forward_s"]),
+        backward_s=float(cells["backward_s"]),
+        activation_bytes=int(cells["activation_bytes"]),
+        parameter_bytes=int(cells["parameter_bytes"]),
+        held_bytes=int(held) if held else None,
+    )
+
+
+def _broken(row: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the columns whose values break their rule, with the rule."""
+    broken = [
+        (name, "must be one line of text")
+        for name in ("layer", "gpu_type")
+        if not row.get(name, "").isprintable()
+    ]
+    if not row["layer"]:
+        broken.append(("layer", "must not be empty"))
+    broken += [(name, "must be a number of seconds, at least 0") for name in TIMES if not _is_time(row[name])]
+    sizes = [name for name in SAME_ON_ALL_TYPES if name in row and (row[name] or name in BYTES)]
+    broken += [
+        (name, "must be a whole number from 0 to 999,999,999,999,999")
+        for name in sizes
+        if not _is_size(row[name])
+    ]
+    return broken
+
+
+def _is_time(text: str) -> bool:
+    return NUMBER.fullmatch(text) is not None and 0 <= float(text) < math.inf
+
+
+def _is_size(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}", text) is not None
+
+
+def _contradictions(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+    points: dict[tuple[str, str | None], LayerRow] = {}
+    firsts: dict[str, LayerRow] = {}
+    problems = []
+    for row in rows:
+        earlier = points.setdefault((row.layer, row.gpu_type), row)
+        if earlier is not row:
+            on = f" on {row.gpu_type}" if row.gpu_type else ""
+            problems.append((row.place, f"layer '{row.layer}'{on} is already in line {earlier.place.line}"))
+        first = firsts.setdefault(row.layer, row)
+        problems += [
+            (row.place, f"{name}: must be the same in all rows of layer '{row.layer}', as in line {line}")
+            for name in SAME_ON_ALL_TYPES
+            if getattr(row, name) != getattr(first, name)
+            for line in (first.place.line,)
+        ]
+    return problems
+
+
+def _gaps(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+    """Find layers that lack a GPU type which another layer has."""
+    types: dict[str, set[str | None]] = {}
+    firsts: dict[str, Place] = {}
+    for row in rows:
+        types.setdefault(row.layer, set()).add(row.gpu_type)
+        firsts.setdefault(row.layer, row.place)
+    everywhere = {row.gpu_type for row in rows}
+    return [
+        (firsts[layer], f"layer '{layer}' has no row for gpu_type {missing or '(empty)'}, others have")
+        for layer, found in types.items()
+        for missing in sorted(str(name or "") for name in everywhere - found)
+    ]

@@ -1,0 +1,136 @@
+"""From the entries of an ensemble file to its members."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetctl.inputs.ensemble_schema import (
+    DrawModel,
+    EnsembleModel,
+    GridEntry,
+    GridModel,
+    MemberModel,
+    RandomEntry,
+    RandomModel,
+    Settings,
+)
+from hetctl.inputs.names import fitted, grid_names
+from hetctl.inputs.yaml_source import Location
+from hetctl.model.ensemble import Member, StopRule
+
+MOST_MEMBERS = 10_000
+MORE_IS_BETTER = ("acc", "auc", "f1", "precision", "recall")
+
+
+class Point(NamedTuple):
+    """A member to be: where it is written, its name, its config and its own settings."""
+
+    where: Location
+    name: str
+    config: dict[str, Any]
+    settings: Settings
+
+
+def count_members(ensemble: EnsembleModel) -> int:
+    """Return how many members the entries stand for, without making them."""
+    return sum(_count(entry) for entry in ensemble.members)
+
+
+def _count(entry: MemberModel | GridEntry | RandomEntry) -> int:
+    if isinstance(entry, GridEntry):
+        return math.prod(len(values) for values in entry.grid.over.values())
+    return entry.random.count if isinstance(entry, RandomEntry) else 1
+
+
+def points_of(ensemble: EnsembleModel) -> Iterator[Point]:
+    """Write out all entries, in the order of the file."""
+    for index, entry in enumerate(ensemble.members):
+        where: Location = ("members", index)
+        if isinstance(entry, MemberModel):
+            yield Point(where, entry.name, dict(entry.config), entry)
+        elif isinstance(entry, GridEntry):
+            yield from _grid_points((*where, "grid"), entry.grid)
+        else:
+            seed = _own(entry.random).get("seed", ensemble.seed)
+            yield from _random_points((*where, "random"), entry.random, seed)
+
+
+def _grid_points(where: Location, grid: GridModel) -> Iterator[Point]:
+    points = [dict(zip(grid.over, values, strict=True)) for values in itertools.product(*grid.over.values())]
+    for name, point in zip(grid_names(grid.name, points), points, strict=True):
+        yield Point(where, name, {**grid.config, **point}, grid)
+
+
+def _random_points(where: Location, sample: RandomModel, seed: int) -> Iterator[Point]:
+    for index in range(sample.count):
+        drawn = {key: draw(how, seed, index, key) for key, how in sample.over.items()}
+        name = fitted(f"{sample.name}-{index:03d}", [sample.name, index])
+        yield Point(where, name, {**sample.config, **drawn}, sample)
+
+
+def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
+    """Draw a value that depends on nothing but the arguments.
+
+    Floats have six significant digits, so that no machine's logarithm changes them.
+    """
+    (kind,) = how.model_fields_set
+    values = getattr(how, kind)
+    share = random.Random(f"{seed}/{index}/{key}").random()
+    if kind == "choice":
+        return values[int(share * len(values))]
+    lower, upper = values
+    if kind == "integer":
+        return min(upper, lower + int(share * (upper - lower + 1)))
+    if kind == "log_uniform":
+        value = math.exp((1 - share) * math.log(lower) + share * math.log(upper))
+    else:
+        value = (1 - share) * lower + share * upper
+    return float(min(upper, max(lower, float(f"{value:.6g}"))))
+
+
+def members_of(ensemble: EnsembleModel, points: list[Point], folder: Path) -> list[Member]:
+    """Lay each member's own settings over the ensemble's.
+
+    The seed is the CRC-32 of ``SEED/NAME``: members differ, and none depends on another.
+
+    Parameters
+    ----------
+    folder : Path
+        Where relative paths of layer profiles begin.
+    """
+    common = ensemble.model_dump(include=set(Settings.model_fields))
+    return [replace(_member(common, point), layers=_layers(point, folder)) for point in points]
+
+
+def _layers(point: Point, folder: Path) -> str | None:
+    layers = point.settings.layers if isinstance(point.settings, MemberModel) else None
+    return None if layers is None else os.path.normpath(folder / layers)
+
+
+def _member(common: dict[str, Any], point: Point) -> Member:
+    own = _own(point.settings)
+    merged = {**common, **own}
+    seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())
+    stop = _stop_rule(common["stop"], own.get("stop", {}))
+    return Member(**{**merged, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
+
+
+def _own(settings: Settings) -> dict[str, Any]:
+    return settings.model_dump(include=set(Settings.model_fields), exclude_unset=True)
+
+
+def _stop_rule(common: dict[str, Any], own: dict[str, Any]) -> StopRule:
+    """Merge stop keys; a mode and a target for one metric say nothing about another."""
+    if own.get("metric", common["metric"]) != common["metric"]:
+        common = {**common, "mode": None, "target": None}
+    merged = {**common, **own}
+    more = any(word in merged["metric"].lower() for word in MORE_IS_BETTER)
+    return StopRule(**{**merged, "mode": merged["mode"] or ("max" if more else "min")})

@@ -1,0 +1,114 @@
+"""Clusters for pipelines: a YAML file of GPU types, nodes, and what was measured of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from hetctl.inputs.durations import parse_bytes
+from hetctl.inputs.input_errors import Place, suggestion
+from hetctl.inputs.interconnect_schema import LinksModel, Positive, links_of, links_problems
+from hetctl.inputs.validation import Matching, Strict, validate
+from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
+from hetctl.model.errors import BadInputError
+from hetctl.model.interconnect import NodeLinks
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """A type of GPU.
+
+    Parameters
+    ----------
+    time_ratio : float or None
+        Its times over those of a layer profile that names no GPU type.
+    """
+
+    place: Place
+    memory_bytes: int
+    time_ratio: float | None
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """What a cluster file says.
+
+    Parameters
+    ----------
+    nodes : tuple of tuple of str
+        The type of each GPU of each node.
+    nodes_place : Place
+        Where the nodes begin.
+    """
+
+    nodes_place: Place
+    gpu_types: Mapping[str, GpuType]
+    nodes: tuple[tuple[str, ...], ...]
+    links: NodeLinks
+
+
+def read_cluster(path: Path) -> ClusterFile:
+    """Read a cluster file.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+    """
+    source = read_yaml(path)
+    model = validate(_ClusterModel, source)
+    problems = [*_unknown_types(model), *links_problems(model.links)]
+    if problems:
+        raise source.refusal(problems)
+    return _cluster(source, model)
+
+
+def _size(value: object) -> int:
+    try:
+        return parse_bytes(value)  # type: ignore[arg-type]
+    except BadInputError as error:
+        raise ValueError(error.message) from None
+
+
+TypeName = Annotated[str, Matching(r"[!-~]([ -~]*[!-~])?", "must be one line of plain text")]
+
+
+class _GpuTypeModel(Strict):
+    memory: Annotated[int, BeforeValidator(_size)]
+    time_ratio: Positive | None = None
+
+
+class _ClusterModel(Strict):
+    gpu_types: Annotated[dict[TypeName, _GpuTypeModel], Field(min_length=1)]
+    nodes: Annotated[
+        list[Annotated[dict[str, Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)]],
+        Field(min_length=1),
+    ]
+    links: LinksModel
+
+
+def _unknown_types(model: _ClusterModel) -> list[tuple[Location, str]]:
+    return [
+        (("nodes", index, name), f"is no gpu_type of this file{suggestion(name, model.gpu_types)}")
+        for index, node in enumerate(model.nodes)
+        for name in node
+        if name not in model.gpu_types
+    ]
+
+
+def _cluster(source: YamlSource, model: _ClusterModel) -> ClusterFile:
+    return ClusterFile(
+        nodes_place=source.place(("nodes",)),
+        gpu_types={
+            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio)
+            for name, kind in model.gpu_types.items()
+        },
+        nodes=tuple(
+            tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
+        ),
+        links=links_of(model.links),
+    )

@@ -1,0 +1,175 @@
+"""Site files: where it is trained, and which of several files of one name counts."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hetctl.inputs.input_errors import shown, suggestion
+from hetctl.inputs.interconnect_schema import links_of, links_problems
+from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+from hetctl.inputs.site_schema import SiteModel
+from hetctl.inputs.site_timeouts import timeouts_of, timeouts_problems
+from hetctl.inputs.validation import validate
+from hetctl.inputs.yaml_source import YamlSource, read_yaml
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import NetworkInterfaces, NodeType, Queue, Site, SiteKey
+
+FOLDER = "site-configs"
+
+
+def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
+    """Read a site file, with those that it extends.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+    """
+    return _checked(path, _Search(project, home).load(path, ()))[0]
+
+
+def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[Site, tuple[SiteKey, ...]]:
+    """Read a site as `find_site` does; say for each of its keys where it stands.
+
+    Raises
+    ------
+    BadInputError
+        As `find_site` does.
+    """
+    search = _Search(project, home)
+    path = search.locate(name, Path(), ())
+    source = search.load(path, ())
+    site, model = _checked(path, source)
+    return site, tuple(_key(key, value, source) for key, value in model.model_dump().items())
+
+
+def _key(key: str, value: Any, source: YamlSource) -> SiteKey:
+    """Show a key as its file has it, in human units; one that no file has as its default."""
+    if key not in source.values:
+        return SiteKey(key, value)
+    place = source.place((key,))
+    return SiteKey(key, source.values[key], str(place.path), place.line)
+
+
+def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
+    name = path.name.removesuffix(".yaml")
+    if SAFE_NAME.fullmatch(name) is None:
+        raise BadInputError(f"{path}: the file's name is the site's, which {NAME_RULE}")
+    model = validate(SiteModel, source)
+    if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
+        known = suggestion(model.queue, (queue.name for queue in model.queues))
+        raise source.refusal([(("queue",), f"is none of the queues, got '{model.queue}'{known}")])
+    of_types = sum(node_type.nodes for node_type in model.node_types)
+    if model.node_types and of_types != model.nodes:
+        raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
+    if model.links is not None and (problems := links_problems(model.links)):
+        raise source.refusal(problems)
+    if problems := timeouts_problems(timeouts_of(model.timeouts)):
+        raise source.refusal(problems)
+    return _site(name, model), model
+
+
+def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
+    """Read a site by its name, or by its path if that has a ``/`` or ends in ``.yaml``.
+
+    A file in the project's ``site-configs/`` comes before one in ``~/.config/hetctl/site-configs/``,
+    and that before the ones that come with hetctl.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such site, or anything in its file is wrong.
+    """
+    search = _Search(project, home)
+    return read_site(search.locate(name, Path(), ()), project=project, home=home)
+
+
+def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Path]]:
+    """Return all names that `find_site` knows, each with the file that counts."""
+    return [(name, paths[0]) for name, paths in sorted(_Search(project, home).files().items())]
+
+
+def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
+    """Return the first site one of whose host patterns fits; None if no site's do."""
+    for site in sites:
+        if any(fnmatch.fnmatch(hostname, pattern) for pattern in site.host_patterns):
+            return site.name
+    return None
+
+
+def site_schema() -> dict[str, Any]:
+    """Return the JSON Schema of site files; only one that extends another may leave keys out."""
+    schema = SiteModel.model_json_schema()
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "hetctl site"}
+
+
+@dataclass(frozen=True)
+class _Search:
+    project: Path | None
+    home: Path | None
+
+    def files(self) -> dict[str, list[Path]]:
+        """Return every file of each name, the one that counts first."""
+        folders = [Path(str(resources.files("hetctl_site_configs")))]
+        if self.home is not None:
+            folders.insert(0, self.home / ".config" / "hetctl" / FOLDER)
+        if self.project is not None:
+            folders.insert(0, self.project / FOLDER)
+        found: dict[str, list[Path]] = {}
+        for folder in folders:
+            for path in sorted(folder.glob("*.yaml")):
+                found.setdefault(path.stem, []).append(path)
+        return found
+
+    def locate(self, name: str, folder: Path, without: tuple[Path, ...]) -> Path:
+        """Find a site's file; one that extends its own name means the next file of that name."""
+        if "/" in name or name.endswith(".yaml"):
+            return folder / name
+        files = self.files()
+        for path in files.get(name, []):
+            if path.resolve() not in without:
+                return path
+        if name in files:
+            raise BadInputError(f"site '{name}' extends itself")
+        raise BadInputError(f"unknown site {shown(name)}{suggestion(name, files)}")
+
+    def load(self, path: Path, chain: tuple[Path, ...]) -> YamlSource:
+        """Read a file and all that it extends, `chain` being the files that led here."""
+        chain = (*chain, path.resolve())
+        source = read_yaml(path)
+        base = source.values.get("extends")
+        if not isinstance(base, str):
+            return source
+        try:
+            base_path = self.locate(base, path.parent, chain)
+        except BadInputError as error:
+            raise source.refusal([(("extends",), error.message)]) from None
+        if base_path.resolve() in chain:
+            raise source.refusal([(("extends",), f"leads back to {base_path}")])
+        return source.extending(self.load(base_path, chain))
+
+
+def _site(name: str, model: SiteModel) -> Site:
+    own = {"extends", "queues", "memory_per_node", "node_types", "links", "network", "timeouts"}
+    values = model.model_dump(exclude=own)
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
+    types = tuple(
+        NodeType(one.gpu_type, one.nodes, tuple(one.hosts), one.gpu_memory) for one in model.node_types
+    )
+    return Site(
+        name=name,
+        queues=queues,
+        memory_per_node=model.memory_per_node,
+        node_types=types,
+        links=None if model.links is None else links_of(model.links),
+        network=NetworkInterfaces(tuple(model.network.control), tuple(model.network.gloo)),
+        timeouts=timeouts_of(model.timeouts),
+        **values,
+    )

@@ -1,0 +1,39 @@
+"""Time-outs of site files: their values, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from hetctl.inputs.durations import format_duration
+from hetctl.inputs.site_schema import TimeoutsModel
+from hetctl.inputs.yaml_source import Location
+from hetctl.model.site import SIGN_EVERY_S, Timeouts
+
+LEAST_SILENCE_S = 5 * SIGN_EVERY_S
+"""Signs of life may be late, or some of them lost."""
+WITHOUT_A_SIGN = ("meeting", "samples", "lockstep")
+"""Waited for by ranks that give no sign of life meanwhile."""
+
+
+def timeouts_of(model: TimeoutsModel) -> Timeouts:
+    """Return the time-outs as a value."""
+    given = {f"{key}_s": float(value) for key, value in model if value is not None}
+    return Timeouts(**given)
+
+
+def timeouts_problems(timeouts: Timeouts) -> list[tuple[Location, str]]:
+    """Return which are too short for what has to happen meanwhile."""
+    return [(("timeouts", key), rule) for key, rule in _problems(timeouts)]
+
+
+def _problems(timeouts: Timeouts) -> Iterator[tuple[str, str]]:
+    values = {field.name.removesuffix("_s"): getattr(timeouts, field.name) for field in fields(timeouts)}
+    shown = {key: format_duration(seconds) for key, seconds in values.items()}
+    least, often = format_duration(LEAST_SILENCE_S), format_duration(SIGN_EVERY_S)
+    for key in ("hang", "silence"):
+        if values[key] < LEAST_SILENCE_S:
+            yield key, f"must be at least {least}, since a sign of life comes every {often}, got {shown[key]}"
+    for key in WITHOUT_A_SIGN:
+        if values[key] > values["hang"]:
+            yield key, f"must be at most hang, which is {shown['hang']}, got {shown[key]}"

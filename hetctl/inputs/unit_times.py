@@ -1,0 +1,219 @@
+"""Unit times: how long each configuration trains on each partition, as a matrix or as a list.
+
+Three forms are told apart by their first line: a CSV matrix, with names or without; two whole numbers
+``rows columns`` and the numbers, as open-shop benchmarks are; a CSV list with the columns
+``config,partition,worker,seconds``, for partitions of which several workers have a copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.inputs.csv_table import NUMBER, Line, Problem, csv_lines
+from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+
+COLUMNS = ("config", "partition", "worker", "seconds")
+SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
+NEVER = ("", "inf")
+"""Cells of a worker that does not have the partition."""
+MOST_S = 1e12
+"""Sums of times stay finite."""
+
+
+@dataclass(frozen=True)
+class UnitTimeTable:
+    """Unit times as a file has them.
+
+    Parameters
+    ----------
+    configs, partitions, workers : tuple of str
+        Names in the order of the file; ``c0``, ``p0``, ``w0`` and so on where it has none.
+    seconds : mapping of (int, int, int) to float
+        By the numbers of configuration, partition and worker; what is missing cannot be trained there.
+    """
+
+    configs: tuple[str, ...]
+    partitions: tuple[str, ...]
+    workers: tuple[str, ...]
+    seconds: Mapping[tuple[int, int, int], float]
+
+
+def read_unit_times(path: Path) -> UnitTimeTable:
+    """Read a file of unit times.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``.
+    """
+    text = read_text(path)
+    numbered = [(Place(path, i), line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    sizes = SIZES.fullmatch(numbered[0][1]) if numbered else None
+    if sizes:
+        rows = [(place, line.split()) for place, line in numbered[1:]]
+        return _sized(numbered[0][0], int(sizes[1]), int(sizes[2]), rows)
+    lines = [(place, cells) for place, cells in csv_lines(path, text) if cells != [""]]
+    if not lines:
+        raise refusal([(Place(path, 1), "is empty: it must have a row of seconds for each configuration")])
+    if sorted(lines[0][1]) == sorted(COLUMNS):
+        return _list(lines[0], lines[1:])
+    return _named(lines)
+
+
+def _sized(first: Place, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:
+    if rows == 0 or columns == 0:
+        raise refusal([(first, f"says {rows} rows and {columns} columns, but must say at least 1 of each")])
+    problems = _ragged(lines, columns, f"line {first.line} says {columns} columns")
+    if len(lines) != rows:
+        problems.append((first, f"says {rows} rows, but {len(lines)} follow"))
+    if problems:
+        raise refusal(problems)
+    return _matrix(lines, _numbered("c", rows), _numbered("w", columns))
+
+
+def _named(lines: Sequence[Line]) -> UnitTimeTable:
+    """Read a matrix; its first line names the workers if it has no number.
+
+    If it begins with ``config``, or no row begins with a number, rows begin with a configuration's name.
+    """
+    (place, header), rows = lines[0], lines[1:]
+    named = header[0] == "config" or bool(rows and not any(_is_time(cells[0]) for _, cells in rows))
+    if all(_is_time(cell) for cell in header):
+        _refuse(_ragged(lines, len(header), f"line {place.line} has {len(header)}"))
+        return _matrix(lines, _numbered("c", len(lines)), _numbered("w", len(header)))
+    if not named:
+        _refuse((place, f"{shown(c)} is a number among names") for c in header if NUMBER.fullmatch(c))
+    _refuse(_ragged(rows, len(header), f"the header has {len(header)}"))
+    workers = tuple(header[named:])
+    if not rows or not workers:
+        raise refusal([(place, "has no seconds below its header, or names no worker")])
+    _refuse(_wrong_names("worker", [(place, worker) for worker in workers]))
+    if not named:
+        return _matrix(rows, _numbered("c", len(rows)), workers)
+    _refuse(_wrong_names("config", [(place, cells[0]) for place, cells in rows]))
+    times = [(place, cells[1:]) for place, cells in rows]
+    return _matrix(times, tuple(cells[0] for _, cells in rows), workers)
+
+
+def _matrix(lines: Sequence[Line], configs: tuple[str, ...], workers: tuple[str, ...]) -> UnitTimeTable:
+    """Return the times of a partition on each worker, that no other one has."""
+    problems = []
+    for j, worker in enumerate(workers):
+        if all(cells[j].lower() in NEVER for _, cells in lines):
+            problems.append((lines[0][0], f"worker {shown(worker)} has no partition: all its times are inf"))
+    for place, cells in lines if not problems else ():
+        for worker, cell in zip(workers, cells, strict=True):
+            if cell.lower() in NEVER:
+                rule = "every configuration visits every partition, and no other worker has this one"
+                problems.append((place, f"worker {shown(worker)}: there is no time; {rule}"))
+            elif wrong := _wrong_seconds(cell):
+                problems.append((place, f"worker {shown(worker)}: {wrong}"))
+    _refuse(problems)
+    seconds = {(i, j, j): float(cell) for i, (_, cells) in enumerate(lines) for j, cell in enumerate(cells)}
+    return UnitTimeTable(configs, _numbered("p", len(workers)), workers, seconds)
+
+
+def _list(header: Line, lines: Sequence[Line]) -> UnitTimeTable:
+    if not lines:
+        raise refusal([(header[0], "has no rows below its header")])
+    _refuse(_ragged(lines, len(COLUMNS), f"the header has {len(COLUMNS)}"))
+    records = [(place, dict(zip(header[1], cells, strict=True))) for place, cells in lines]
+    _refuse(problem for record in records for problem in _wrong_record(*record))
+    names = [tuple(dict.fromkeys(record[column] for _, record in records)) for column in COLUMNS[:3]]
+    table = UnitTimeTable(names[0], names[1], names[2], _seconds_of(records, names))
+    _refuse(_gaps(table, records))
+    return table
+
+
+def _wrong_record(place: Place, record: Mapping[str, str]) -> Iterable[Problem]:
+    for column in COLUMNS[:3]:
+        if rule := _wrong_name(record[column]):
+            yield place, f"{column}: {rule}"
+    if record["seconds"].lower() not in NEVER and (rule := _wrong_seconds(record["seconds"])):
+        yield place, rule
+
+
+def _seconds_of(
+    records: Iterable[tuple[Place, Mapping[str, str]]], names: Iterable[tuple[str, ...]]
+) -> dict[tuple[int, int, int], float]:
+    numbers = [{name: i for i, name in enumerate(row)} for row in names]
+    places: dict[tuple[int, int, int], Place] = {}
+    problems, seconds = [], {}
+    for place, record in records:
+        i, j, k = (at[record[column]] for at, column in zip(numbers, COLUMNS[:3], strict=True))
+        earlier = places.setdefault((i, j, k), place)
+        if earlier != place:
+            problems.append((place, f"the same unit on the same worker is already in line {earlier.line}"))
+        if record["seconds"].lower() not in NEVER:
+            seconds[i, j, k] = float(record["seconds"])
+    _refuse(problems)
+    return seconds
+
+
+def _gaps(table: UnitTimeTable, records: Iterable[tuple[Place, Mapping[str, str]]]) -> Iterable[Problem]:
+    """Say what a list lacks, where it first names that: who has a partition has all configurations' times."""
+    places = _first_places(records)
+    homes = sorted({(table.partitions[j], table.workers[k]) for _, j, k in table.seconds})
+    times = {(table.configs[i], table.partitions[j], table.workers[k]) for i, j, k in table.seconds}
+    for worker in set(table.workers).difference(worker for _, worker in homes):
+        yield places["", worker], f"worker {shown(worker)} has no partition: it has no seconds, or only inf"
+    for partition in set(table.partitions).difference(partition for partition, _ in homes):
+        yield places[partition, ""], f"partition {shown(partition)} is on no worker"
+    for partition, worker in homes:
+        for config in table.configs:
+            if (config, partition, worker) not in times:
+                where = f"partition {shown(partition)} of worker {shown(worker)}"
+                rule = f"config {shown(config)} has no seconds on {where}, but others have"
+                yield places[partition, worker], rule
+
+
+def _first_places(records: Iterable[tuple[Place, Mapping[str, str]]]) -> Mapping[tuple[str, str], Place]:
+    """Return where each partition is first named, each worker, and both together; "" stands for any."""
+    places: dict[tuple[str, str], Place] = {}
+    for place, record in records:
+        partition, worker = record["partition"], record["worker"]
+        for named in ((partition, ""), ("", worker), (partition, worker)):
+            places.setdefault(named, place)
+    return places
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    found = list(problems)
+    if found:
+        raise refusal(found)
+
+
+def _ragged(lines: Iterable[Line], columns: int, against: str) -> list[Problem]:
+    return [(place, f"has {len(cells)} cells, {against}") for place, cells in lines if len(cells) != columns]
+
+
+def _wrong_names(kind: str, names: Iterable[tuple[Place, str]]) -> list[Problem]:
+    seen: set[str] = set()
+    problems = []
+    for place, name in names:
+        rule = f"{shown(name)} is given twice" if name in seen else _wrong_name(name)
+        seen.add(name)
+        if rule:
+            problems.append((place, f"{kind}: {rule}"))
+    return problems
+
+
+def _wrong_name(name: str) -> str:
+    return "" if name and name.isprintable() else f"must be printable text, got {shown(name)}"
+
+
+def _wrong_seconds(cell: str) -> str:
+    if NUMBER.fullmatch(cell) and 0 <= float(cell) <= MOST_S:
+        return ""
+    return f"seconds must be a number from 0 to 1e12, got {shown(cell)}"
+
+
+def _is_time(cell: str) -> bool:
+    return NUMBER.fullmatch(cell) is not None or cell.lower() in (*NEVER, "nan", "-inf")
+
+
+def _numbered(letter: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{letter}{i}" for i in range(count))

@@ -1,0 +1,114 @@
+"""From values to a pydantic model, with every problem named by its file, line and rule."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
+
+from hetctl.inputs.input_errors import shown, suggestion
+from hetctl.inputs.yaml_source import Location, YamlSource
+
+Model = TypeVar("Model", bound=BaseModel)
+
+UNION_MARKS = ("<member>", "<grid>", "<random>")
+KEY_MARK = "[key]"
+RULES = {
+    "missing": "is required",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text (put it in quotes)",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "too_short": "must have at least {min_length}",
+    "too_long": "must have at most {max_length}",
+    "string_too_short": "must not be empty",
+    "value_error": "{error}",
+}
+
+
+class Strict(BaseModel):
+    """A mapping that takes its own keys only, and values of just their types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Marks a text that must match `pattern` as a whole; `rule` says so in words."""
+
+    pattern: str
+    rule: str
+
+    def check(self, text: str) -> str:
+        """Return the text; ValueError with the rule if it does not match."""
+        if re.fullmatch(self.pattern, text) is None:
+            raise ValueError(self.rule)
+        return text
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self.check, handler(kind))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^({self.pattern})$"}
+
+
+def validate(kind: type[Model], source: YamlSource) -> Model:
+    """Check all values of a file against a model.
+
+    Raises
+    ------
+    BadInputError
+        With a line for each problem: ``FILE:LINE: key: rule, got value``.
+    """
+    try:
+        return kind.model_validate(source.values)
+    except ValidationError as error:
+        problems = [_problem(kind, details) for details in error.errors(include_url=False)]
+        raise source.refusal(problems) from None
+
+
+def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
+    *around, last = details["loc"] or [""]
+    around = [key for key in around if key not in UNION_MARKS]
+    if details["type"] == "extra_forbidden":
+        return (*around, last), f"unknown key '{last}'" + suggestion(
+            str(last), _known_keys(kind, around, last)
+        )
+    location = tuple(around) if last in (KEY_MARK, *UNION_MARKS, "") else (*around, last)
+    rule = RULES.get(details["type"], details["msg"]).format(**details.get("ctx", {}))
+    value = details["input"]
+    says_it_all = details["type"] == "missing" or (
+        details["type"] == "value_error" and isinstance(value, dict)
+    )
+    return location, rule if says_it_all else f"{rule}, got {shown(value)}"
+
+
+def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:
+    """Return the keys that go where `key` does not: those of every kind of mapping that may stand there."""
+    models = [kind]
+    for step in around:
+        fields = [model.model_fields[step] for model in models if step in model.model_fields]
+        models = [model for field in fields for model in _models_in(field.annotation)] or models
+    return {name for model in models if key not in model.model_fields for name in model.model_fields}
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,156 @@
+"""A log of visits: JSON lines, as ``hetctl hopper --trace`` writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetctl.inputs.csv_table import Problem
+from hetctl.inputs.input_errors import Place, read_text, refusal, shown, suggestion
+from hetctl.inputs.unit_times import UnitTimeTable
+
+MOST_EPOCHS = 10_000
+"""Of a configuration."""
+
+
+@dataclass(frozen=True)
+class LoggedVisit:
+    """A line of the log.
+
+    Parameters
+    ----------
+    lost : bool
+        Whether a failure undid the visit.
+    """
+
+    config: str
+    worker: str
+    start: float
+    end: float
+    partition: str
+    epoch: int
+    lost: bool
+
+    @property
+    def unit(self) -> tuple[str, int, str]:
+        """What was trained; each is done once."""
+        return self.config, self.epoch, self.partition
+
+
+def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
+    """Read the visits of a log that were done, in an order in which they could start.
+
+    A line may have more keys than those of `LoggedVisit`; they are left out.
+
+    Parameters
+    ----------
+    table : UnitTimeTable
+        What there is to visit.
+
+    Raises
+    ------
+    BadInputError
+        If a line is wrong, visits what is not in the table, or does a unit again, with a line for each
+        problem: ``FILE:LINE: rule``; or if no visit was done.
+    """
+    found: list[tuple[Place, LoggedVisit]] = []
+    problems: list[Problem] = []
+    for place, line in _lines(path):
+        visit = _visit(line)
+        if isinstance(visit, LoggedVisit):
+            found.append((place, visit))
+        else:
+            problems += ((place, rule) for rule in visit)
+    _refuse(problems)
+    _refuse(_unknown(found, table))
+    done = [(place, visit) for place, visit in found if not visit.lost]
+    _refuse([*_homeless(found, table), *_done_again(done)])
+    _refuse([] if done else [(Place(path, 1), "has no visit that was done")])
+    return sorted((visit for _, visit in done), key=lambda visit: (visit.start, visit.end))
+
+
+def _lines(path: Path) -> list[tuple[Place, str]]:
+    lines = read_text(path).split("\n")
+    return [(Place(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    found = list(problems)
+    if found:
+        raise refusal(found)
+
+
+def _visit(line: str) -> LoggedVisit | list[str]:
+    """Return the visit of a line, or what is wrong with it."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return ["is not JSON"]
+    if not isinstance(data, dict):
+        return [f"must be an object with {', '.join(_FIELDS)}, got {shown(data)}"]
+    rules = [
+        f"{name} must be {rule}, got {shown(data[name])}" if name in data else f"{name} is missing"
+        for name, (holds, rule) in _FIELDS.items()
+        if name not in data or not holds(data[name])
+    ]
+    if not rules and data["end"] < data["start"]:
+        rules = [f"end is {shown(data['end'])}, before start, {shown(data['start'])}"]
+    return rules or LoggedVisit(**{name: data[name] for name in _FIELDS})
+
+
+def _unknown(visits: Iterable[tuple[Place, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
+    """Name what the table does not have, each where it comes first."""
+    kinds = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
+    first: dict[tuple[str, str], Place] = {}
+    for place, visit in visits:
+        for kind in kinds:
+            first.setdefault((kind, getattr(visit, kind)), place)
+    for kind, names in kinds.items():
+        for name in {name for of, name in first if of == kind}.difference(names):
+            yield first[kind, name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
+
+
+def _homeless(visits: Iterable[tuple[Place, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
+    homes = {(table.partitions[j], table.workers[k]) for _, j, k in table.seconds}
+    for place, visit in visits:
+        if (visit.partition, visit.worker) not in homes:
+            yield place, f"worker {shown(visit.worker)} does not have partition {shown(visit.partition)}"
+
+
+def _done_again(visits: Iterable[tuple[Place, LoggedVisit]]) -> Iterator[Problem]:
+    first: dict[tuple[str, int, str], Place] = {}
+    for place, visit in visits:
+        earlier = first.setdefault(visit.unit, place)
+        if earlier != place:
+            yield place, f"the same unit is already done in line {earlier.line}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return (_is_whole(value) or isinstance(value, float)) and 0 <= value < math.inf
+
+
+_TEXT, _TIME = (_is_text, "text"), (_is_time, "a number of seconds from 0")
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "config": _TEXT,
+    "worker": _TEXT,
+    "start": _TIME,
+    "end": _TIME,
+    "partition": _TEXT,
+    "epoch": (
+        lambda v: _is_whole(v) and 0 <= v < MOST_EPOCHS,
+        f"a whole number from 0 to {MOST_EPOCHS - 1:,}",
+    ),
+    "lost": (lambda v: isinstance(v, bool), "true or false"),
+}

@@ -1,0 +1,117 @@
+"""What workers' batches take: CSV with the columns ``worker,batch,seconds`` and perhaps ``max_batch``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from hetctl.inputs.csv_table import Problem, Record, is_count, is_positive, records_in
+from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+
+REQUIRED = ("worker", "batch", "seconds")
+OPTIONAL = ("max_batch",)
+LEAST_S, MOST_S = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class WorkerPoints:
+    """What was measured of a worker.
+
+    Parameters
+    ----------
+    points : tuple of (batch, seconds)
+        In ascending order of the batch.
+    max_batch : int or None
+        The largest batch that fits into its memory.
+    place : Place
+        Its first line.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    max_batch: int | None
+    place: Place
+
+
+def read_workers(path: Path) -> list[WorkerPoints]:
+    """Read the workers of a file, in the order of their first lines.
+
+    Raises
+    ------
+    BadInputError
+        If anything in it is wrong, with a line for each problem: ``FILE:LINE: column: rule``.
+    """
+    records, problems = records_in(path, read_text(path), REQUIRED, OPTIONAL)
+    wrong = {record.place: rules for record in records if (rules := _broken(record))}
+    problems += [(place, rule) for place, rules in wrong.items() for rule in rules]
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if record.place not in wrong:
+            groups.setdefault(record.cells["worker"], []).append(record)
+    for rows in groups.values():
+        problems += [*_disorder(rows), *_caps(rows)]
+    if problems:
+        raise refusal(problems)
+    return [_worker(rows) for rows in groups.values()]
+
+
+def _worker(rows: list[Record]) -> WorkerPoints:
+    return WorkerPoints(
+        name=rows[0].cells["worker"],
+        points=tuple((_batch(row), float(row.cells["seconds"])) for row in rows),
+        max_batch=_cap(rows[0]),
+        place=rows[0].place,
+    )
+
+
+def _broken(record: Record) -> list[str]:
+    cells = record.cells
+    cap = cells.get("max_batch", "")
+    rules = [
+        (SAFE_NAME.fullmatch(cells["worker"]) is not None, "worker", NAME_RULE),
+        (is_count(cells["batch"]), "batch", "must be a whole number of at least 1"),
+        (_is_time(cells["seconds"]), "seconds", f"must be a number from {LEAST_S:g} to {MOST_S:g}"),
+        (not cap or is_count(cap), "max_batch", "must be a whole number of at least 1"),
+    ]
+    return [f"{name}: {rule}, got {shown(cells[name])}" for holds, name, rule in rules if not holds]
+
+
+def _is_time(text: str) -> bool:
+    return is_positive(text) and LEAST_S <= float(text) <= MOST_S
+
+
+def _disorder(rows: list[Record]) -> Iterable[Problem]:
+    for earlier, row in pairwise(rows):
+        name, batch, before = row.cells["worker"], _batch(row), _batch(earlier)
+        where = f"in line {earlier.place.line}"
+        if batch == before:
+            yield row.place, f"batch: worker '{name}' with {batch} is already {where}"
+        elif batch < before:
+            yield row.place, f"batch: must ascend for worker '{name}', got {batch} after {before} {where}"
+
+
+def _caps(rows: list[Record]) -> Iterable[Problem]:
+    first, cap = rows[0], _cap(rows[0])
+    for row in rows:
+        if _cap(row) != cap:
+            rule = f"max_batch: must be the same in all rows of worker '{row.cells['worker']}'"
+            said = f"{_said(row)} here and {_said(first)} in line {first.place.line}"
+            yield row.place, f"{rule}, got {said}"
+        elif cap is not None and _batch(row) > cap:
+            yield row.place, f"batch: {_batch(row)} is above the worker's max_batch of {cap}"
+
+
+def _batch(row: Record) -> int:
+    return int(row.cells["batch"])
+
+
+def _cap(row: Record) -> int | None:
+    cap = row.cells.get("max_batch", "")
+    return int(cap) if cap else None
+
+
+def _said(row: Record) -> str:
+    return row.cells["max_batch"] or "none"

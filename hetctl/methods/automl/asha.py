@@ -1,0 +1,75 @@
+"""ASHA: successive halving that waits for nobody (Li et al., 2020, Algorithm 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.trial_history import History, Trial
+from hetctl.model.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class Asha(Method):
+    """Whoever is free promotes a trial that can be, from the highest rung down, or begins a new one.
+
+    Failed trials count as the worst of their rung.
+
+    Parameters
+    ----------
+    trials : int
+        Configurations that are begun; the paper goes on until somebody stops it.
+    max_epochs : int
+        R of the paper: epochs of the trials that reach the end.
+    min_epochs : int
+        r of the paper: epochs of every trial, if `stop_rate` is 0.
+    eta : int
+        The best 1/eta of a rung's reports may go on.
+    stop_rate : int
+        s of the paper, the minimum early-stopping rate: every trial has `min_epochs` * eta^s.
+    """
+
+    trials: int
+    max_epochs: int
+    min_epochs: int = 1
+    eta: int = 4
+    stop_rate: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, min_epochs=self.min_epochs)
+        at_least(2, eta=self.eta)
+        at_least(0, stop_rate=self.stop_rate)
+        first = self.min_epochs * self.eta**self.stop_rate
+        if self.max_epochs < first:
+            raise BadInputError(f"max_epochs is {self.max_epochs}, but the first rung has {first}")
+
+    @property
+    def fresh(self) -> int:
+        """How many configurations it takes from the source."""
+        return self.trials
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """Epochs of the rungs: r * eta^(s+k), up to R."""
+        rungs = [self.min_epochs * self.eta**self.stop_rate]
+        while rungs[-1] * self.eta <= self.max_epochs:
+            rungs.append(rungs[-1] * self.eta)
+        return tuple(rungs)
+
+    def next_trial(self, history: History) -> Trial | Fresh | None:
+        """Answer as ``get_job`` of Algorithm 2."""
+        promoted = self._promoted(history)
+        if promoted is None and len(history.trials) < self.trials:
+            return Fresh(self.epochs[0])
+        return promoted
+
+    def _promoted(self, history: History) -> Trial | None:
+        """Return the best trial of the highest rung that has one to promote."""
+        for epochs, more in reversed(list(pairwise(self.epochs))):
+            reported = sum(loss is not None for loss in history.rung(epochs).values())
+            for number in history.ranked(epochs)[: reported // self.eta]:
+                if number not in history.rung(more):
+                    return replace(history.trials[number], epochs=more)
+        return None

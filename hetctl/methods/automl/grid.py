@@ -1,0 +1,43 @@
+"""Every combination of the listed values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetctl.methods.automl.space import Choice, Space, Value
+from hetctl.methods.automl.trial_history import Config, History
+from hetctl.model.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class GridSource:
+    """The grid of a space that lists all its values; the last parameter changes fastest."""
+
+    space: Space
+
+    def __post_init__(self) -> None:
+        for name, parameter in self.space.items():
+            if not isinstance(parameter, Choice):
+                raise BadInputError(f"{name} is a range, but a grid needs its values listed")
+
+    @property
+    def size(self) -> int:
+        """The number of combinations."""
+        return math.prod(len(values) for values in self._values().values())
+
+    def config(self, number: int) -> Config:
+        """Return combination `number`, counted from 0."""
+        values_at = dict[str, Value]()
+        for name, values in reversed(self._values().items()):
+            number, at = divmod(number, len(values))
+            values_at[name] = values[at]
+        return dict(reversed(values_at.items()))
+
+    def follow(self, _history: History) -> Callable[[int], Config]:
+        """Return `config`: nothing is learned."""
+        return self.config
+
+    def _values(self) -> dict[str, tuple[Value, ...]]:
+        return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Choice)}

@@ -1,0 +1,89 @@
+"""Hyperband: successive halving from several numbers of configurations (Li et al., 2018, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.trial_history import History, Trial
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One run of successive halving.
+
+    Parameters
+    ----------
+    numbers : range
+        Its trials: n of the paper.
+    epochs : tuple of int
+        What those of each rung have in all: r_i of the paper, rounded down; the last is R.
+    """
+
+    numbers: range
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Hyperband(Method):
+    """Hyperband; a bracket can go on while another waits for a slow trial.
+
+    Failed trials count as the worst of their rung.
+
+    Parameters
+    ----------
+    max_epochs : int
+        R of the paper: epochs of the trials that reach the end.
+    eta : int
+        One in `eta` trials of a rung goes on.
+    """
+
+    max_epochs: int
+    eta: int = 3
+
+    def __post_init__(self) -> None:
+        at_least(1, max_epochs=self.max_epochs)
+        at_least(2, eta=self.eta)
+
+    @property
+    def fresh(self) -> int:
+        """How many configurations it takes from the source."""
+        return self.brackets()[-1].numbers.stop
+
+    def brackets(self) -> tuple[Bracket, ...]:
+        """Return the brackets of Algorithm 1, from s_max to 0."""
+        most = 0
+        while self.eta ** (most + 1) <= self.max_epochs:
+            most += 1
+        brackets, first = list[Bracket](), 0
+        for s in range(most, -1, -1):
+            trials = -(-(most + 1) * self.eta**s // (s + 1))
+            epochs = tuple(self.max_epochs // self.eta ** (s - rung) for rung in range(s + 1))
+            brackets.append(Bracket(range(first, first + trials), epochs))
+            first += trials
+        return tuple(brackets)
+
+    def next_trial(self, history: History) -> Trial | Fresh | None:
+        """Ask for what the first bracket that does not wait for reports needs next."""
+        for bracket in self.brackets():
+            if len(history.trials) < bracket.numbers.stop:
+                return Fresh(bracket.epochs[0])
+            promoted = self._promoted(bracket, history)
+            if promoted is not None:
+                return promoted
+        return None
+
+    def _promoted(self, bracket: Bracket, history: History) -> Trial | None:
+        """Return a trial that goes on to the next rung, whose rung is all reported."""
+        members = list(bracket.numbers)
+        for rung, (epochs, more) in enumerate(pairwise(bracket.epochs), start=1):
+            losses = history.rung(epochs)
+            if any(losses[number] is None for number in members):
+                return None
+            members = history.ranked(epochs, members)[: len(bracket.numbers) // self.eta**rung]
+            for number in members:
+                if number not in history.rung(more):
+                    return replace(history.trials[number], epochs=more)
+        return None

@@ -1,0 +1,37 @@
+"""Every configuration for the same number of epochs: grid and random search (CEREBRO, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.trial_history import History
+
+
+@dataclass(frozen=True)
+class OneShot(Method):
+    """The one-shot instance of CEREBRO's template.
+
+    Parameters
+    ----------
+    trials : int
+        Configurations.
+    epochs : int
+        Of each.
+    """
+
+    trials: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, epochs=self.epochs)
+
+    @property
+    def fresh(self) -> int:
+        """How many configurations it takes from the source."""
+        return self.trials
+
+    def next_trial(self, history: History) -> Fresh | None:
+        """Ask for the next configuration, whatever came of the others."""
+        return Fresh(self.epochs) if len(history.trials) < self.trials else None

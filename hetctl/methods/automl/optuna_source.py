@@ -1,0 +1,119 @@
+"""Configurations from one of Optuna's samplers, which learn from what was reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.methods.automl.space import Choice, Parameter, Space
+from hetctl.methods.automl.trial_history import Config, History, Report, Trial
+from hetctl.model.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class OptunaSource:
+    """An Optuna sampler, asked and told in the order of the history.
+
+    It learns from the first report of each trial; mutants of PBT, which it did not draw, are left out.
+    A restored search draws all again, since a sampler's own state cannot be saved as JSON.
+
+    Parameters
+    ----------
+    sampler : str
+        Name of a class in ``optuna.samplers`` that needs nothing but a seed.
+    """
+
+    space: Space
+    sampler: str = "TPESampler"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.new_sampler()
+
+    @property
+    def size(self) -> None:
+        """There is no end."""
+
+    def new_sampler(self) -> Any:
+        """Return the sampler at its beginning.
+
+        Raises
+        ------
+        BadInputError
+            If Optuna is missing or has no such sampler.
+        """
+        try:
+            from optuna import samplers
+        except ImportError:
+            raise BadInputError(
+                f"{self.sampler} is one of Optuna's, but Optuna is not installed",
+                hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
+            ) from None
+        try:
+            return getattr(samplers, self.sampler)(seed=self.seed % 2**32)
+        except (AttributeError, TypeError):
+            raise BadInputError(
+                f"the sampler is {self.sampler}, but must be one of optuna.samplers that needs a seed alone",
+                hint="for example TPESampler, GPSampler or CmaEsSampler",
+            ) from None
+
+    def follow(self, history: History) -> Callable[[int], Config]:
+        """Return what draws from a study that learns from the history."""
+        return _Study(self, history).config
+
+
+class _Study:
+    """An Optuna study that is as far as the history."""
+
+    def __init__(self, source: OptunaSource, history: History) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._study = optuna.create_study(sampler=source.new_sampler())
+        self._distributions = {name: _distribution(p) for name, p in source.space.items()}
+        self._history, self._seen = history, 0
+        self._drawn = dict[int, optuna.Trial]()
+        self._catch_up()
+
+    def config(self, number: int) -> Config:
+        """Draw the configuration of a new trial."""
+        self._catch_up()
+        return self._draw(number)
+
+    def _draw(self, number: int) -> Config:
+        self._drawn[number] = self._study.ask(self._distributions)
+        return self._drawn[number].params
+
+    def _catch_up(self) -> None:
+        for event in self._history.events[self._seen :]:
+            if isinstance(event, Report):
+                self._tell(event)
+            elif event.parent is None and event.number not in self._drawn:
+                self._draw_again(event)
+        self._seen = len(self._history.events)
+
+    def _tell(self, report: Report) -> None:
+        from optuna.trial import TrialState
+
+        if report.trial in self._drawn:
+            state = TrialState.FAIL if report.loss is None else TrialState.COMPLETE
+            self._study.tell(self._drawn[report.trial], report.loss, state, skip_if_finished=True)
+
+    def _draw_again(self, trial: Trial) -> None:
+        config = self._draw(trial.number)
+        if config != trial.config:
+            raise BadInputError(
+                f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
+                hint="go on with the version of Optuna that the search began with",
+            )
+
+
+def _distribution(parameter: Parameter) -> Any:
+    from optuna import distributions
+
+    if isinstance(parameter, Choice):
+        return distributions.CategoricalDistribution(parameter.values)
+    if parameter.whole:
+        return distributions.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log)

@@ -1,0 +1,90 @@
+"""The hyper-parameters of a search and the values that each may take."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetctl.model.errors import BadInputError
+
+Value = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the values, all equally likely."""
+
+    values: tuple[Value, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise BadInputError("a choice has no values, but must have at least one")
+
+    def at(self, share: float) -> Value:
+        """Return the value at a share from 0 up to, but not including, 1."""
+        return self.values[int(share * len(self.values))]
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers."""
+        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Any number from `low` to `high`, both included.
+
+    Parameters
+    ----------
+    log : bool
+        All orders of magnitude are equally likely, not all numbers.
+    whole : bool
+        Whole numbers only.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        rules = (
+            (math.isfinite(self.low) and math.isfinite(self.high), "both ends must be finite"),
+            (self.low <= self.high, "the first must not be larger than the second"),
+            (self.low > 0 or not self.log, "a logarithmic one must begin above 0"),
+            (not self.whole or self._ends_are_whole, "a whole one must end in whole numbers"),
+        )
+        for holds, rule in rules:
+            if not holds:
+                raise BadInputError(f"a range goes from {self.low} to {self.high}, but {rule}")
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers: they are."""
+        return True
+
+    def at(self, share: float) -> Value:
+        """Return the value at a share from 0 up to, but not including, 1."""
+        high = self.high + 1 if self.whole else self.high
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(high) - math.log(self.low)))
+        else:
+            value = self.low + share * (high - self.low)
+        if self.whole:
+            value = math.floor(value)
+        return min(max(value, self.low), self.high)
+
+    @property
+    def _ends_are_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Parameter = Choice | Range
+Space = Mapping[str, Parameter]
+
+
+def draws(seed: int, number: int) -> random.Random:
+    """Return the random numbers of one trial, which depend on nothing else."""
+    return random.Random(f"{seed}/{number}")

@@ -1,0 +1,48 @@
+"""Batches in proportion to predicted speed, for workers without accelerators (LB-BSP, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetctl.methods.balance.batch_partition import Lines, whole_batches
+from hetctl.methods.balance.manager import Observation, Warned, checked_limits
+from hetctl.methods.balance.predictors.base import Predictor
+
+
+class CpuManager:
+    """Algorithm 1: Gamma_i(x) = x / v_i, with v_i as predicted for the next iteration.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Of the first iteration; their sum is kept.
+    predictor : Predictor
+        Of as many workers: F_i in the paper.
+    caps : sequence of int or None
+        The largest batch of each worker; empty: none for anybody.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        If batches and caps do not go together.
+    """
+
+    def __init__(self, batches: Sequence[int], predictor: Predictor, caps: Sequence[int | None] = ()) -> None:
+        self._limits = checked_limits(batches, caps)
+        self._predictor = predictor
+        self.batches = tuple(batches)
+        self.warnings: tuple[Warned, ...] = ()
+
+    def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
+        """Predict the speeds; round the shares so that the slowest worker is as fast as can be."""
+        self._predictor.observe(
+            np.array([seen.batch / seen.seconds for seen in observations]),
+            np.array([seen.cpu for seen in observations]),
+            np.array([seen.memory for seen in observations]),
+        )
+        speeds = self._predictor.predict()
+        lines = Lines(np.zeros_like(speeds), 1 / speeds)
+        self.batches = tuple(whole_batches(lines, sum(self.batches), self._limits).tolist())
+        return self.batches

@@ -1,0 +1,80 @@
+"""Samples from the slowest to the fastest worker, step by step, for accelerators (LB-BSP, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.balance.manager import FULL_MEMORY, Observation, Warned, checked_limits
+
+FAST_STEP, FAST_WINDOW = 5, 5
+"""Delta in samples and D in iterations while the balance is approached."""
+FINE_STEP, FINE_WINDOW = 1, 20
+"""The same once a leader has been slower than a straggler."""
+
+
+class GpuManager:
+    """Algorithm 2: the leader takes samples over from the straggler.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Of the first iteration; their sum is kept.
+    caps : sequence of int or None
+        The largest batch of each worker; empty: none for anybody.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        If batches and caps do not go together.
+    """
+
+    def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
+        self._limits = checked_limits(batches, caps)
+        self._step, self._window = FAST_STEP, FAST_WINDOW
+        self._recent: list[NDArray[np.float64]] = []
+        self._ever_slower = np.zeros((len(batches), len(batches)), dtype=bool)
+        self.batches = tuple(batches)
+        self.warnings: tuple[Warned, ...] = ()
+
+    def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
+        """Move one step's samples, if the leader was faster all through the window."""
+        seconds = np.array([seen.seconds for seen in observations])
+        self._recent = [*self._recent, seconds][-FINE_WINDOW:]
+        self._ever_slower |= seconds[:, None] > seconds[None, :]
+        leader, straggler = self._leader(observations), int(seconds.argmax())
+        if self.batches[straggler] <= self._step:
+            self._warn(straggler)
+        elif leader is not None and self._always_faster(leader, straggler):
+            self._move(straggler, leader)
+        elif leader is not None and self._ever_slower[leader, straggler]:
+            self._step, self._window = FINE_STEP, FINE_WINDOW
+        return self.batches
+
+    def _leader(self, observations: Sequence[Observation]) -> int | None:
+        """Return the fastest worker that can hold more samples, if any can."""
+        able = [
+            worker
+            for worker, seen in enumerate(observations)
+            if seen.memory <= FULL_MEMORY and self.batches[worker] + self._step <= self._limits[worker]
+        ]
+        return min(able, key=lambda worker: observations[worker].seconds, default=None)
+
+    def _always_faster(self, leader: int, straggler: int) -> bool:
+        window = self._recent[-self._window :]
+        return len(window) == self._window and all(past[leader] < past[straggler] for past in window)
+
+    def _move(self, straggler: int, leader: int) -> None:
+        batches = list(self.batches)
+        batches[straggler] -= self._step
+        batches[leader] += self._step
+        self.batches = tuple(batches)
+
+    def _warn(self, straggler: int) -> None:
+        samples = self.batches[straggler]
+        what = f"is the slowest with {samples} samples and cannot give away {self._step}"
+        warning = Warned(straggler, f"{what}: training is faster without it")
+        if warning not in self.warnings:
+            self.warnings += (warning,)

@@ -1,0 +1,34 @@
+"""The batches that members on several types of GPU begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hetctl.methods.balance.batch_partition import Lines, whole_batches
+from hetctl.model.plan import Allocation
+from hetctl.model.workload import Candidate
+
+
+def with_batches(
+    given: Allocation, candidate: Candidate, batch_size: int, gpu_types: Mapping[str, str]
+) -> Allocation:
+    """Return an allocation with the samples of each of its GPUs, if they are of several types.
+
+    Together the batches are as large as equal ones of `batch_size`, and in proportion to each GPU's rate
+    (LB-BSP, Algorithm 1). While it trains, a manager of `hetctl.methods.balance` goes on from them.
+
+    Parameters
+    ----------
+    gpu_types : mapping of str to str
+        By node.
+    """
+    types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
+    if len(set(types)) == 1:
+        return given
+    rates = np.array([candidate.on_type(gpu_type).rates[given.gpus] for gpu_type in types])
+    lines = Lines(np.zeros_like(rates), 1 / rates)
+    batches = whole_batches(lines, given.gpus * batch_size, np.full_like(rates, np.inf))
+    return replace(given, batch_sizes=tuple(batches.tolist()))

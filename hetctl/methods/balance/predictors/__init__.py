@@ -1,0 +1,21 @@
+"""How fast each worker will be in the next iteration (LB-BSP, section 3.2.2): one file per method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetctl.methods.balance.predictors import lstm, narx, rnn
+from hetctl.methods.balance.predictors.arima import Arima
+from hetctl.methods.balance.predictors.base import Predictor
+from hetctl.methods.balance.predictors.ema import Ema
+from hetctl.methods.balance.predictors.memoryless import Memoryless
+
+PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
+    "memoryless": lambda workers, _: Memoryless(workers),
+    "ema": lambda workers, _: Ema(workers),
+    "arima": lambda workers, _: Arima(workers),
+    "rnn": rnn.rnn,
+    "lstm": lstm.lstm,
+    "narx": narx.narx,
+}
+"""By name; made from the number of workers and a seed."""

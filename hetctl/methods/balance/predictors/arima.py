@@ -1,0 +1,73 @@
+"""ARIMA of order (2, 2, 1), fitted anew with every observation (LB-BSP, section 5.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetctl.methods.balance.predictors.base import Range, Values, check
+
+INVERTIBLE = 0.99
+"""The most that the moving-average coefficient may be, up to sign, for errors to be forgotten."""
+
+
+class Arima:
+    """With w the second difference of the speed: w_t = a w_{t-1} + b w_{t-2} + c e_{t-1} + e_t.
+
+    The coefficients come from the recursive prediction error method (Ljung and Söderström, 1983,
+    chapter 3): a Gauss-Newton step per observation towards the least sum of squared errors, from
+    coefficients that are unknown within about 1 of zero.
+
+    Attributes
+    ----------
+    coefficients : array, shape (workers, 3)
+        a, b and c.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._range = Range(workers)
+        self._speeds: list[Values] = []
+        self._inputs = np.zeros((workers, 3))
+        self._slopes = np.zeros((workers, 3))
+        self._spread = np.tile(np.eye(3), (workers, 1, 1))
+        self._squares = np.zeros(workers)
+        self._errors = 0
+        self.coefficients = np.zeros((workers, 3))
+
+    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+        """Learn from the error of the last prediction."""
+        check(len(self._squares), speed, cpu, memory)
+        self._range.observe(speed)
+        self._speeds = [*self._speeds[-2:], speed.copy()]
+        if len(self._speeds) == 3:
+            self._learn(speed - 2 * self._speeds[1] + self._speeds[0])
+
+    def predict(self) -> Values:
+        """Return the speed of least expected squared error under the coefficients found so far."""
+        if not self._speeds:
+            return np.ones(len(self._squares))
+        before, last = (self._speeds[:1] + self._speeds)[-2:]
+        return self._range.clip(2 * last - before + self._difference())
+
+    def _difference(self) -> Values:
+        """Return the w that is to be expected."""
+        difference: Values = (self.coefficients * self._inputs).sum(axis=1)
+        return difference
+
+    def _learn(self, difference: Values) -> None:
+        """Take in w_t.
+
+        Until then, `_inputs` are w_{t-1}, w_{t-2} and e_{t-1}; `_slopes` become the derivatives of the
+        prediction by the coefficients, through the errors before it, too.
+        """
+        error = difference - self._difference()
+        self._squares += error**2
+        self._errors += 1
+        self._slopes = self._inputs - self.coefficients[:, 2:] * self._slopes
+        reach = np.einsum("wij,wj->wi", self._spread, self._slopes)
+        variance = self._squares / self._errors + (self._slopes * reach).sum(axis=1)
+        gain = reach / np.where(variance > 0, variance, 1.0)[:, None]
+        self._spread -= gain[:, :, None] * reach[:, None, :]
+        self.coefficients += gain * error[:, None]
+        np.clip(self.coefficients[:, 2], -INVERTIBLE, INVERTIBLE, out=self.coefficients[:, 2])
+        left = difference - self._difference()
+        self._inputs = np.stack([difference, self._inputs[:, 0], left], axis=1)

@@ -1,0 +1,29 @@
+"""The exponential moving average of the speed (LB-BSP, section 3.2.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetctl.methods.balance.predictors.base import Values, check
+
+ALPHA = 0.2
+"""Weight of the latest observation (LB-BSP, Table 3)."""
+
+
+class Ema:
+    """Takes each worker to go on as it did of late; the first observation counts whole."""
+
+    def __init__(self, workers: int) -> None:
+        self._average = np.ones(workers)
+        self._started = False
+
+    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+        """Move the average towards the last speed."""
+        check(len(self._average), speed, cpu, memory)
+        weight = ALPHA if self._started else 1.0
+        self._average += weight * (speed - self._average)
+        self._started = True
+
+    def predict(self) -> Values:
+        """Return the average."""
+        return self._average.copy()

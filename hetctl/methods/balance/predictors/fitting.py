@@ -1,0 +1,134 @@
+"""Small networks, one per worker, fitted at once by Levenberg-Marquardt steps with early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hetctl.methods.balance.predictors.base import Values
+
+MOST_STEPS, PATIENCE = 20, 3
+"""Training ends after so many steps, or so many in a row that do not lower the held-out error."""
+HELD_OUT = 5
+"""One sample in so many is held out."""
+BLOCK = 64
+"""Samples that are multiplied at once, so few that BLAS does not spread them over threads: those would
+wait for whatever else the machine computes.
+"""
+DECAY = 1e-3
+"""Weight of the squared weights beside the mean squared error."""
+FIRST_DAMPING, LEAST_DAMPING, SOFTER, HARDER = 1e-1, 1e-7, 0.2, 5.0
+"""Of the steps; how it changes after a step that lowers the error, and after one that does not."""
+
+
+class Network(Protocol):
+    """A function with weights and one output.
+
+    Weights have the shape (workers, parameters), inputs (workers, samples, features).
+    """
+
+    @property
+    def parameters(self) -> int:
+        """Return how many weights there are."""
+
+    def outputs(self, weights: Values, inputs: Values) -> Values:
+        """Return the outputs, of the shape (workers, samples)."""
+
+    def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
+        """Return the outputs and their derivatives by the weights, (workers, samples, parameters)."""
+
+
+def split(weights: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
+    """Cut weights of the shape (workers, parameters) into arrays of the shapes (workers, *shape)."""
+    parts, end = [], 0
+    for shape in shapes:
+        start, end = end, end + math.prod(shape)
+        parts.append(weights[:, start:end].reshape(len(weights), *shape))
+    return parts
+
+
+def joined(*parts: Values) -> Values:
+    """Join derivatives by several arrays, (workers, samples, *shape) each, along their parameters."""
+    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
+
+
+def outer(left: Values, right: Values) -> Values:
+    """Multiply each element of the last axis of `left` by each of `right`."""
+    return left[..., :, None] * right[..., None, :]
+
+
+class Fitting:
+    """Training of several workers' networks, a step at a time.
+
+    Parameters
+    ----------
+    weights : array, shape (workers, parameters)
+        To start from.
+    inputs : array, shape (workers, samples, features)
+    targets : array, shape (workers, samples)
+
+    Attributes
+    ----------
+    best : array, shape (workers, parameters)
+        The weights with the least held-out error so far.
+    least : array, shape (workers,)
+        That error, squared.
+    """
+
+    def __init__(self, network: Network, weights: Values, inputs: Values, targets: Values) -> None:
+        self._network = network
+        self._inputs, self._targets = inputs, targets
+        self._held_out = np.arange(targets.shape[1]) % HELD_OUT == HELD_OUT - 1
+        self._weights = self.best = weights
+        self._error, self.least = self._errors(weights)
+        self._damping = np.full(len(weights), FIRST_DAMPING)
+        self._idle = np.zeros(len(weights), dtype=int)
+        self._steps = 0
+
+    @property
+    def done(self) -> bool:
+        """Return whether no more steps are of use."""
+        return self._steps >= MOST_STEPS or bool((self._idle >= PATIENCE).all())
+
+    def step(self) -> None:
+        """Take one step for each worker; one that would do harm in training is damped and not taken."""
+        trial = self._weights + self._change()
+        error, held_out = self._errors(trial)
+        taken = error < self._error
+        better = taken & (held_out < self.least)
+        self._weights = np.where(taken[:, None], trial, self._weights)
+        self._error = np.where(taken, error, self._error)
+        self.best = np.where(better[:, None], trial, self.best)
+        self.least = np.where(better, held_out, self.least)
+        self._damping = np.maximum(self._damping * np.where(taken, SOFTER, HARDER), LEAST_DAMPING)
+        self._idle = np.where(better, 0, self._idle + 1)
+        self._steps += 1
+
+    def _change(self) -> Values:
+        trained = ~self._held_out
+        outputs, jacobian = self._network.jacobian(self._weights, self._inputs[:, trained])
+        left = self._targets[:, trained] - outputs
+        products = _products(np.concatenate([jacobian, left[..., None]], axis=2))
+        curvature, slope = products[:, :-1, :-1], products[:, :-1, -1:]
+        kept = (DECAY + self._damping)[:, None, None] * np.eye(self._network.parameters)
+        change: Values = np.linalg.solve(curvature + kept, slope - DECAY * self._weights[..., None])[..., 0]
+        return change
+
+    def _errors(self, weights: Values) -> tuple[Values, Values]:
+        """Return what training lowers and the mean squared error held out, of the shape (workers,)."""
+        squares = (self._targets - self._network.outputs(weights, self._inputs)) ** 2
+        decay = DECAY * (weights**2).sum(axis=1)
+        return squares[:, ~self._held_out].mean(axis=1) + decay, squares[:, self._held_out].mean(axis=1)
+
+
+def _products(columns: Values) -> Values:
+    """Return the mean over samples of the products of any two columns: (workers, columns, columns)."""
+    workers, samples, count = columns.shape
+    mean = np.zeros((workers, count, count))
+    for start in range(0, samples, BLOCK):
+        block = columns[:, start : start + BLOCK]
+        mean += (block / samples).transpose(0, 2, 1) @ block
+    return mean

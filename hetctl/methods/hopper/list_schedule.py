@@ -1,0 +1,119 @@
+"""List scheduling: a worker that is idle begins one of the units that it could, by some rule."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.hopper.residual import Residual
+from hetctl.methods.hopper.schedule import Hop, Schedule
+from hetctl.methods.hopper.unit_times import UnitTimes
+
+Numbers = NDArray[np.intp]
+Rule = Callable[[int, Numbers], int]
+"""From a worker and the units that are ready for it, to one of these.
+
+Units are counted through: configuration * partitions + partition.
+"""
+
+
+def dispatch(units: UnitTimes, rule: Rule) -> Schedule:
+    """Return the schedule of CEREBRO's Algorithms 1 and 2 with a rule in place of the shuffle.
+
+    Time goes from one completion to the next instead of by WAIT_TIME. The schedule is *dense*: no
+    worker waits while a unit is ready for it.
+    """
+    return dispatch_residual(Residual.whole(units), rule)
+
+
+def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
+    """Return the dense schedule of what is left, from now on.
+
+    Workers that are absent are taken to return when nothing else is left that can be done without
+    them: the hops before that hold however long they stay away.
+    """
+    floor = _Floor(residual)
+    hops: list[Hop] = []
+    running = sorted(residual.running)
+    absent = set(residual.absent)
+    now_s = 0.0
+    while True:
+        for worker in sorted(floor.idle):
+            ready = floor.ready_for(worker)
+            if not len(ready):
+                floor.dismiss(worker)
+            else:
+                hop = floor.begin(int(rule(worker, ready)), worker, now_s)
+                heapq.heappush(running, (hop.end_s, worker, hop.config))
+                hops.append(hop)
+        if running:
+            now_s = running[0][0]
+        elif absent:
+            floor.idle.update(absent)
+            absent.clear()
+        else:
+            return Schedule(tuple(hops))
+        while running and running[0][0] <= now_s:
+            _, worker, config = heapq.heappop(running)
+            floor.end(worker, config)
+
+
+class _Floor:
+    """Which workers are idle, and which units are waiting and ready.
+
+    Parameters
+    ----------
+    waiting : array of shape (configs, partitions)
+        Q in the paper, of the epochs that configurations are in.
+    ready : array of shape (configs, partitions)
+        Units that are waiting while their configuration is idle.
+    """
+
+    def __init__(self, residual: Residual) -> None:
+        units = residual.units
+        self._seconds = units.seconds
+        available = np.isfinite(units.seconds).reshape(-1, len(units.workers))
+        self._at = [np.flatnonzero(here) for here in available.T]
+        self._epochs = residual.epochs.tolist()
+        self._epochs_left = sum(self._epochs)
+        self.waiting = residual.waiting.copy()
+        self.ready = np.zeros_like(self.waiting)
+        busy = {worker for _, worker, _ in residual.running}
+        self.idle = set(range(len(units.workers))) - busy - residual.absent
+        training = {config for _, _, config in residual.running}
+        for config in set(range(len(units.configs))) - training:
+            self._make_ready(config)
+
+    def ready_for(self, worker: int) -> Numbers:
+        """Return the units that a worker could begin."""
+        at: Numbers = self._at[worker]
+        return np.asarray(at[self.ready.ravel()[at]])
+
+    def dismiss(self, worker: int) -> None:
+        """Ask a worker no more if it has nothing left to wait for."""
+        if not self._epochs_left and not self.waiting.ravel()[self._at[worker]].any():
+            self.idle.remove(worker)
+
+    def begin(self, unit: int, worker: int, now_s: float) -> Hop:
+        """Take a unit away for a worker."""
+        config, partition = divmod(unit, self.waiting.shape[1])
+        self.waiting[config, partition] = False
+        self.ready[config] = False
+        self.idle.remove(worker)
+        return Hop(config, partition, worker, now_s, now_s + float(self._seconds[config, partition, worker]))
+
+    def end(self, worker: int, config: int) -> None:
+        """Make a worker and a configuration idle again (Algorithm 2)."""
+        self._make_ready(config)
+        self.idle.add(worker)
+
+    def _make_ready(self, config: int) -> None:
+        """Let a configuration be begun, in its next epoch if nothing of this one is left."""
+        if self._epochs[config] and not self.waiting[config].any():
+            self.waiting[config] = True
+            self._epochs[config] -= 1
+            self._epochs_left -= 1
+        self.ready[config] = self.waiting[config]

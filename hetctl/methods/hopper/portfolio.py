@@ -1,0 +1,58 @@
+"""`best`: ours; dense schedules as long as they get better, and a solver for small problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count, islice
+from operator import attrgetter
+
+import numpy as np
+
+from hetctl.methods.hopper.approximate import approximate
+from hetctl.methods.hopper.dense_schedule import NOISES, dense
+from hetctl.methods.hopper.replica_assignment import settled
+from hetctl.methods.hopper.schedule import PRECISION, Schedule
+from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.solver import refine
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+
+MOST_PLACES = 600
+"""Units, times the workers of each: with more the solver finds nothing in seconds."""
+MOST_BOUNDED = 20_000
+"""With more, and replicas, the bound takes longer than it is worth."""
+DRAWS, DRAWS_SHARE = 100, 0.5
+"""Dense schedules before the solver, and the most of the time that they may take."""
+
+
+def best(units: UnitTimes, options: SearchOptions) -> Schedule:
+    """Return the best schedule found in the time; to find one as good as the bound ends the search.
+
+    First come dense schedules, that of `approximate` for an open shop among them; with replicas each
+    other time with units settled on workers.
+    """
+    began_s = options.clock()
+    places = np.isfinite(units.seconds).sum()
+    bound_s = lower_bound(units) if units.is_open_shop or places <= MOST_BOUNDED else 0.0
+    enough_s = bound_s * (1 + PRECISION)
+    is_small = places <= MOST_PLACES
+    draws, share = (DRAWS, DRAWS_SHARE) if is_small else (None, 1.0)
+    until_s = began_s + share * options.seconds
+    schedules = islice(_schedules(units, options), draws)
+    found = next(schedules)
+    while found.makespan_s > enough_s and options.clock() < until_s and (draw := next(schedules, None)):
+        found = min(found, draw, key=attrgetter("makespan_s"))
+    left_s = began_s + options.seconds - options.clock()
+    if not is_small or left_s <= 0 or found.makespan_s <= enough_s:
+        return found
+    return refine(units, found, bound_s, replace(options, seconds=left_s))
+
+
+def _schedules(units: UnitTimes, options: SearchOptions) -> Iterator[Schedule]:
+    yield dense(units)
+    if units.is_open_shop:
+        yield approximate(units, options)
+    for number in count():
+        seed = options.seed + number
+        shop = units if units.is_open_shop or number % 2 else settled(units, seed)
+        yield dense(shop, NOISES[number % len(NOISES)], seed)

@@ -1,0 +1,112 @@
+"""Rescheduling: a plan of what is left, made when a worker fails, returns or joins late."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, takewhile
+from operator import attrgetter
+
+import numpy as np
+
+from hetctl.methods.hopper.dense_schedule import NOISES, dense_residual
+from hetctl.methods.hopper.residual import Residual
+from hetctl.methods.hopper.schedule import Hop, Schedule
+from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.state_machine import HopperState
+from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.visits import Visit
+
+MOST_SECONDS = 0.2
+"""Limit of a search: workers are idle meanwhile."""
+MOST_UNITS = 5_000
+"""Most units of a plan, unless one epoch has more; a dense schedule of them takes as long as a search."""
+
+
+@dataclass(frozen=True)
+class Rescheduler:
+    """Request of a hopper for a plan of what is left.
+
+    Parameters
+    ----------
+    units : UnitTimes
+        Of all configurations and workers that may join.
+    epochs : mapping of str to int
+        How many each configuration is going to have in all.
+    options : SearchOptions
+        Of their seconds, at most `MOST_SECONDS` are used.
+    """
+
+    units: UnitTimes
+    epochs: Mapping[str, int]
+    options: SearchOptions
+
+    def __call__(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
+        """Return visits that hold however long workers stay away that are not there.
+
+        Units that only these could do are left out, and so is what has to wait for them, and what is
+        beyond the horizon of `MOST_UNITS`.
+        """
+        residual = residual_of(state, self.units, self.epochs, now_s)
+        return _visits(_shortest(residual, self.options), residual, state)
+
+
+def residual_of(state: HopperState, units: UnitTimes, epochs: Mapping[str, int], now_s: float) -> Residual:
+    """Return what is left of a run, at a time that is counted as `HopperState.since` is."""
+    configs, partitions, workers = (
+        {name: i for i, name in enumerate(names)}
+        for names in (units.configs, units.partitions, units.workers)
+    )
+    waiting = np.zeros((len(configs), len(partitions)), dtype=bool)
+    to_come = np.zeros(len(configs), dtype=np.intp)
+    for config, epoch in state.configs.items():
+        waiting[configs[config]] = True
+        to_come[configs[config]] = epochs[config] - epoch - 1
+    for visit in (*state.log, *state.running):
+        if state.configs.get(visit.config) == visit.epoch:
+            waiting[configs[visit.config], partitions[visit.partition]] = False
+    running = []
+    for visit in state.running:
+        row, worker = configs[visit.config], workers[visit.worker]
+        length_s = float(units.seconds[row, partitions[visit.partition], worker])
+        running.append((max(0.0, state.since[visit.worker] + length_s - now_s), worker, row))
+    horizon = max(0, MOST_UNITS - int(waiting.sum())) // waiting.size
+    absent = frozenset(number for name, number in workers.items() if name not in state.workers)
+    return Residual(units, waiting, to_come.clip(0, horizon), tuple(running), absent)
+
+
+def _shortest(residual: Residual, options: SearchOptions) -> Schedule:
+    """Return the shortest of the dense schedules that the time is enough for, one at least."""
+    until_s = options.clock() + min(options.seconds, MOST_SECONDS)
+    found = dense_residual(residual)
+    numbers = takewhile(lambda _: options.clock() < until_s, count())
+    draws = (dense_residual(residual, NOISES[i % len(NOISES)], options.seed + i) for i in numbers)
+    return min((found, *draws), key=attrgetter("makespan_s"))
+
+
+def _visits(schedule: Schedule, residual: Residual, state: HopperState) -> tuple[Visit, ...]:
+    """Return the visits of the hops that start before one that needs an absent worker."""
+    units = residual.units
+    return tuple(
+        Visit(
+            number=number,
+            config=units.configs[hop.config],
+            epoch=state.configs[units.configs[hop.config]] + later,
+            partition=units.partitions[hop.partition],
+            worker=units.workers[hop.worker],
+        )
+        for number, (hop, later) in enumerate(_certain(schedule, residual))
+    )
+
+
+def _certain(schedule: Schedule, residual: Residual) -> Iterator[tuple[Hop, int]]:
+    """Yield hops, each with the epochs between that of its configuration now and its own."""
+    until_s = min((hop.start_s for hop in schedule.hops if hop.worker in residual.absent), default=np.inf)
+    earlier: Counter[tuple[int, int]] = Counter()
+    for hop in schedule.hops:
+        if hop.start_s >= until_s:
+            return
+        unit = hop.config, hop.partition
+        yield hop, earlier[unit] + (not residual.waiting[unit])
+        earlier[unit] += 1

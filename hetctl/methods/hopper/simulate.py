@@ -1,0 +1,165 @@
+"""A hopper under a virtual clock, with workers that fail and return."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from hetctl.methods.hopper.state_machine import Hopper
+from hetctl.methods.hopper.visits import Visit
+from hetctl.model.errors import InfeasibleError
+
+
+class Event(IntEnum):
+    """What may happen; of those at the same time the first one here comes first."""
+
+    UNIT_ENDS = 0
+    WORKER_FAILS = 1
+    WORKER_JOINS = 2
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A time without a worker: from 0 on it joins late; without an end it does not return."""
+
+    worker: str
+    start_s: float
+    end_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A visit as it went.
+
+    Parameters
+    ----------
+    lost : bool
+        Whether the worker failed at `end_s`, before the unit was done.
+    """
+
+    visit: Visit
+    start_s: float
+    end_s: float
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Course:
+    """What came of it: every stay in the order of the starts, and the log that a replay needs."""
+
+    stays: tuple[Stay, ...]
+    log: tuple[Visit, ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last unit was done."""
+        return max((stay.end_s for stay in self.stays if not stay.lost), default=0.0)
+
+
+class HopClock:
+    """Tells a hopper what happens, and starts what it says, until nothing is left to do.
+
+    Parameters
+    ----------
+    homes : mapping of str to sequence of str
+        Partitions by worker. All workers are there from the beginning, but for their outages.
+    seconds : callable
+        Time of a unit, by configuration, partition and worker.
+    epoch_ends : callable
+        Told the configuration and the epoch in which it has visited all partitions; it has the
+        configuration go on or leave, and may have others join.
+    outages : iterable of Outage
+        Of workers in `homes`.
+    """
+
+    def __init__(
+        self,
+        hopper: Hopper,
+        homes: Mapping[str, Sequence[str]],
+        *,
+        seconds: Callable[[str, str, str], float],
+        epoch_ends: Callable[[str, int], None],
+        outages: Iterable[Outage] = (),
+    ) -> None:
+        self._hopper, self._homes = hopper, homes
+        self._seconds, self._epoch_ends = seconds, epoch_ends
+        self._events: list[tuple[float, Event, int, Any]] = []
+        self._order = itertools.count()
+        self._now_s = 0.0
+        self._since: dict[str, float] = {}
+        self._stays: list[Stay] = []
+        for worker, partitions in homes.items():
+            hopper.worker_joins(worker, partitions)
+        for outage in _merged(outages):
+            self._expect(outage.start_s, Event.WORKER_FAILS, outage.worker)
+            if math.isfinite(outage.end_s):
+                self._expect(outage.end_s, Event.WORKER_JOINS, outage.worker)
+
+    def run(self) -> Course:
+        """Let everything happen that happens at a time, then start what can start, until all is done.
+
+        Raises
+        ------
+        InfeasibleError
+            If a partition is lost for good before everybody has visited it.
+        """
+        while True:
+            while self._events and self._events[0][0] <= self._now_s:
+                _, event, _, what = heapq.heappop(self._events)
+                _HAPPENS[event](self, what)
+            for visit in self._hopper.dispatch(self._now_s):
+                self._since[visit.worker] = self._now_s
+                length_s = self._seconds(visit.config, visit.partition, visit.worker)
+                self._expect(self._now_s + length_s, Event.UNIT_ENDS, visit)
+            if self._hopper.is_over or not self._events:
+                break
+            self._now_s = self._events[0][0]
+        if self._hopper.stranded:
+            raise InfeasibleError(
+                f"no worker is left with {', '.join(self._hopper.stranded)}, which some configuration has yet"
+                " to visit",
+                "let a worker return, or put the partition on several",
+            )
+        return Course(tuple(sorted(self._stays, key=lambda stay: stay.visit.number)), self._hopper.log)
+
+    def _expect(self, at_s: float, event: Event, what: Any) -> None:
+        heapq.heappush(self._events, (at_s, event, next(self._order), what))
+
+    def _ends(self, visit: Visit) -> None:
+        if not self._hopper.unit_done(visit):
+            return
+        self._stays.append(Stay(visit, self._since[visit.worker], self._now_s))
+        if self._hopper.has_finished(visit.config):
+            self._epoch_ends(visit.config, visit.epoch)
+
+    def _fails(self, worker: str) -> None:
+        lost = self._hopper.worker_fails(worker)
+        if lost:
+            self._stays.append(Stay(lost, self._since[worker], self._now_s, lost=True))
+
+    def _joins(self, worker: str) -> None:
+        self._hopper.worker_joins(worker, self._homes[worker])
+
+
+_HAPPENS: dict[Event, Callable[[HopClock, Any], None]] = {
+    Event.UNIT_ENDS: HopClock._ends,
+    Event.WORKER_FAILS: HopClock._fails,
+    Event.WORKER_JOINS: HopClock._joins,
+}
+
+
+def _merged(outages: Iterable[Outage]) -> list[Outage]:
+    """Join outages of a worker that touch each other."""
+    merged: list[Outage] = []
+    for outage in sorted(outages, key=lambda one: (one.worker, one.start_s)):
+        last = merged[-1] if merged else None
+        if last and last.worker == outage.worker and outage.start_s <= last.end_s:
+            merged[-1] = replace(last, end_s=max(last.end_s, outage.end_s))
+        else:
+            merged.append(outage)
+    return merged

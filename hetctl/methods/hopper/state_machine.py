@@ -1,0 +1,315 @@
+"""The hopper as a state machine: it is told what happened, and says which unit starts where."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetctl.methods.hopper.unit_queue import UnitQueue
+from hetctl.methods.hopper.visits import Unit, Visit
+
+
+@dataclass(frozen=True)
+class HopperState:
+    """All that a hopper knows; `core.codec` turns it into JSON's values and back.
+
+    Parameters
+    ----------
+    plan : tuple of Visit
+        What is followed; empty where units are drawn.
+    workers : mapping of str to tuple of str
+        The workers that are there, with their partitions.
+    configs : mapping of str to int
+        The configurations that are in, with the epoch each is in.
+    running : tuple of Visit
+        Q' in CEREBRO.
+    log : tuple of Visit
+        What was done, in the order in which it ended.
+    started : int
+        Visits started so far.
+    since : mapping of str to float
+        When what runs now was started, by worker, in seconds as `Hopper.dispatch` is told them.
+    torn : bool
+        Whether, after the first start, a worker failed or joined since the plan was made.
+    """
+
+    partitions: tuple[str, ...]
+    seed: int = 0
+    plan: tuple[Visit, ...] = ()
+    workers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    configs: Mapping[str, int] = field(default_factory=dict)
+    running: tuple[Visit, ...] = ()
+    log: tuple[Visit, ...] = ()
+    started: int = 0
+    since: Mapping[str, float] = field(default_factory=dict)
+    torn: bool = False
+
+
+Reschedule = Callable[[HopperState, float], Sequence[Visit]]
+"""From a state and the seconds at which it is seen to a plan of what is left."""
+
+
+class Hopper:
+    """Model hopper parallelism of any configurations on any workers (CEREBRO, Algorithms 1 and 2).
+
+    After every event, or several, `dispatch` says what to start. Each configuration visits each
+    partition once in an epoch, on one worker at a time, and a worker trains one configuration at a
+    time; nothing is preempted. Workers may share partitions (section 4.5), fail, return and join late,
+    configurations join and stop at any time (section 4.6). An executor that dies goes on from `state`.
+
+    With a plan, units start in the plan's order for each worker and each configuration; a worker waits
+    for a configuration that has yet to begin the epoch of its turn, unless it has stopped. What the plan
+    does not have, or has on a worker that is gone, is drawn at random among what an idle worker could
+    do, as is everything without a plan. A log is a plan: following it is a replay.
+
+    With `reschedule`, `dispatch` asks for a new plan if workers failed, returned or joined late since the
+    last one, or if there is none or it is used up.
+
+    Parameters
+    ----------
+    partitions : iterable of str
+        That every configuration has to visit.
+    seed : int
+        Of what is drawn.
+    plan : sequence of Visit
+        In an order in which the visits could start, as `visits_of` and `log` return them.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[str],
+        *,
+        seed: int = 0,
+        plan: Sequence[Visit] = (),
+        reschedule: Reschedule | None = None,
+    ) -> None:
+        self._partitions = tuple(partitions)
+        self._seed = seed
+        self._reschedule = reschedule
+        self._queue = UnitQueue(plan)
+        self._epochs: dict[str, int] = {}
+        self._running: dict[str, Visit] = {}
+        self._busy: set[str] = set()
+        self._log: list[Visit] = []
+        self._done: set[Unit] = set()
+        self._started = 0
+        self._since: dict[str, float] = {}
+        self._torn = False
+
+    @classmethod
+    def resume(cls, state: HopperState, reschedule: Reschedule | None = None) -> Hopper:
+        """Return the hopper that had this state; both say the same from here on."""
+        hopper = cls(state.partitions, seed=state.seed, plan=state.plan, reschedule=reschedule)
+        hopper._started = state.started
+        hopper._since = dict(state.since)
+        hopper._torn = state.torn
+        hopper._log = list(state.log)
+        hopper._done = {visit.unit for visit in state.log}
+        for unit in hopper._done:
+            hopper._queue.is_done(unit)
+        hopper._running = {visit.worker: visit for visit in state.running}
+        hopper._busy = {visit.config for visit in state.running}
+        for worker, partitions in state.workers.items():
+            hopper._queue.worker_joins(worker, partitions)
+        for config, epoch in state.configs.items():
+            hopper._enter(config, epoch)
+        return hopper
+
+    @property
+    def state(self) -> HopperState:
+        """What `resume` goes on from."""
+        return HopperState(
+            partitions=self._partitions,
+            seed=self._seed,
+            plan=self._queue.plan,
+            workers=dict(self._queue.homes),
+            configs=dict(self._epochs),
+            running=tuple(self._running.values()),
+            log=self.log,
+            started=self._started,
+            since=dict(self._since),
+            torn=self._torn,
+        )
+
+    @property
+    def log(self) -> tuple[Visit, ...]:
+        """What was done, in the order in which it ended."""
+        return tuple(self._log)
+
+    @property
+    def running(self) -> Mapping[str, Visit]:
+        """What runs now, by worker."""
+        return dict(self._running)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._queue and not self._running
+
+    @property
+    def stranded(self) -> tuple[str, ...]:
+        """Partitions that units wait for, but no worker has; it takes a worker with them to go on."""
+        wanted = {unit.partition for unit in self._queue}.difference(*self._queue.homes.values())
+        return tuple(partition for partition in self._partitions if partition in wanted)
+
+    def has_finished(self, config: str) -> bool:
+        """Whether a configuration that is in has visited all partitions in its epoch."""
+        epoch = self._epochs[config]
+        return all(Unit(config, epoch, partition) in self._done for partition in self._partitions)
+
+    def follow(self, plan: Sequence[Visit]) -> None:
+        """Change the plan for all that waits, as after replanning; an empty one: draw from now on."""
+        self._torn = False
+        earlier, self._queue = self._queue, UnitQueue(plan)
+        for unit in self._done:
+            self._queue.is_done(unit)
+        for worker, partitions in earlier.homes.items():
+            self._queue.worker_joins(worker, partitions)
+        for unit in earlier:
+            self._queue.add(unit)
+
+    def config_joins(self, config: str, epoch: int = 0) -> None:
+        """Have a configuration visit all partitions, or in a later epoch visit them again.
+
+        One that was stopped goes on where it was if it joins in the same epoch.
+
+        Raises
+        ------
+        ValueError
+            If it still has units of another epoch, or one is running.
+        """
+        if config in self._busy or (config in self._epochs and not self.has_finished(config)):
+            raise ValueError(f"configuration {config} has not finished epoch {self._epochs.get(config)}")
+        self._enter(config, epoch)
+
+    def config_stops(self, config: str) -> None:
+        """Drop a configuration's units; one that is running goes on to its end, which is logged."""
+        epoch = self._epochs.pop(config, None)
+        for partition in self._partitions if epoch is not None else ():
+            unit = Unit(config, epoch or 0, partition)
+            if unit in self._queue:
+                self._queue.remove(unit)
+
+    def worker_joins(self, worker: str, partitions: Iterable[str]) -> Visit | None:
+        """Count on a worker: in the beginning, late, or back from a failure.
+
+        Returns
+        -------
+        Visit or None
+            What it was taken to be running, if nobody had noticed that it failed.
+
+        Raises
+        ------
+        ValueError
+            If it has a partition that there is not.
+        """
+        has = tuple(partitions)
+        if unknown := set(has).difference(self._partitions):
+            raise ValueError(f"worker {worker} has unknown partitions: {', '.join(sorted(unknown))}")
+        lost = self.worker_fails(worker)
+        self._torn = self._started > 0
+        running = (visit.unit for visit in self._running.values())
+        self._queue.worker_joins(worker, has, self._done.union(running))
+        return lost
+
+    def worker_fails(self, worker: str) -> Visit | None:
+        """Do without a worker; what it was running goes back from Q' to Q (section 4.6), and is returned."""
+        lost = self._running.get(worker)
+        if worker in self._queue.homes:
+            self._torn = self._started > 0
+        self._queue.worker_leaves(worker)
+        if lost:
+            self.unit_failed(lost)
+        return lost
+
+    def unit_done(self, visit: Visit) -> bool:
+        """Note that a visit ended well (Algorithm 2).
+
+        Returns
+        -------
+        bool
+            False, and nothing is changed, if it is not running: the report of a worker that was given
+            up is late, and its unit will be, or was, trained elsewhere from the last checkpoint.
+        """
+        if not self._release(visit):
+            return False
+        self._log.append(visit)
+        self._done.add(visit.unit)
+        self._queue.is_done(visit.unit)
+        return True
+
+    def unit_failed(self, visit: Visit) -> bool:
+        """Let a unit wait again whose visit failed; False as for `unit_done`."""
+        if not self._release(visit):
+            return False
+        if self._epochs.get(visit.config) == visit.epoch:
+            self._queue.add(visit.unit)
+        return True
+
+    def dispatch(self, now_s: float = 0.0) -> tuple[Visit, ...]:
+        """Start whatever can start now, what is planned first (Algorithm 1, lines 6 to 15).
+
+        Parameters
+        ----------
+        now_s : float
+            Seconds since any fixed time; only rescheduling needs them.
+        """
+        if self._reschedule and self._needs_plan:
+            self.follow(self._reschedule(self.state, now_s))
+        return tuple(
+            self._start(unit, worker, now_s)
+            for choice in (self._planned, self._drawn)
+            for worker in self._queue.homes
+            if worker not in self._running and (unit := choice(worker)) is not None
+        )
+
+    @property
+    def _needs_plan(self) -> bool:
+        """Return true if the plan is for other workers than those there, or ends before what waits.
+
+        One that was made before the first start still holds if all its workers have come.
+        """
+        if not self._queue:
+            return False
+        if self._started == 0:
+            return not self._queue.plan or bool(self._queue.missing)
+        return self._torn or self._queue.is_used_up
+
+    def _planned(self, worker: str) -> Unit | None:
+        unit = self._queue.next_planned(worker, self._busy)
+        return None if unit is None or self._is_too_early(worker, unit) else unit
+
+    def _is_too_early(self, worker: str, unit: Unit) -> bool:
+        """Return whether an earlier turn of the worker is for a later epoch of a configuration that is in."""
+        turns = self._queue.turns_before(worker, unit)
+        return any(self._epochs.get(turn.config, turn.epoch) < turn.epoch for turn in turns)
+
+    def _drawn(self, worker: str) -> Unit | None:
+        """Draw with a generator of its own for each start, so that no state of one has to be kept."""
+        loose = self._queue.loose(worker, self._busy)
+        return random.Random(f"{self._seed}:{self._started}").choice(loose) if loose else None
+
+    def _start(self, unit: Unit, worker: str, now_s: float) -> Visit:
+        visit = Visit(self._started, *unit, worker)
+        self._started += 1
+        self._queue.remove(unit)
+        self._running[worker] = visit
+        self._since[worker] = now_s
+        self._busy.add(unit.config)
+        return visit
+
+    def _release(self, visit: Visit) -> bool:
+        if self._running.get(visit.worker) != visit:
+            return False
+        del self._running[visit.worker], self._since[visit.worker]
+        self._busy.discard(visit.config)
+        return True
+
+    def _enter(self, config: str, epoch: int) -> None:
+        self._epochs[config] = epoch
+        running = {visit.unit for visit in self._running.values()}
+        for partition in self._partitions:
+            unit = Unit(config, epoch, partition)
+            if unit not in self._done and unit not in running:
+                self._queue.add(unit)

@@ -1,0 +1,131 @@
+"""Unit times: how long a configuration trains on a partition of the data, by worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetctl.methods.hopper.lp_bound import shares
+from hetctl.model.errors import BadInputError, InfeasibleError
+
+
+@dataclass(frozen=True, eq=False)
+class UnitTimes:
+    """What one epoch has to be scheduled of: every configuration visits every partition once.
+
+    Parameters
+    ----------
+    configs : tuple of str
+        The training configurations, S in CEREBRO.
+    partitions : tuple of str
+        Of the training data.
+    workers : tuple of str
+        Each trains one configuration at a time.
+    seconds : array of shape (configs, partitions, workers)
+        Of one sub-epoch with the hop that follows, T in CEREBRO (section 4.1; appendix 10 with
+        replicas); infinite where the worker does not have the partition. It is copied.
+
+    Raises
+    ------
+    BadInputError
+        If the shape does not fit the names, or a time is negative or not a number.
+    InfeasibleError
+        If no worker has what a configuration needs.
+    """
+
+    configs: tuple[str, ...]
+    partitions: tuple[str, ...]
+    workers: tuple[str, ...]
+    seconds: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        seconds = np.array(self.seconds, dtype=np.float64)
+        shape = (len(self.configs), len(self.partitions), len(self.workers))
+        if seconds.shape != shape:
+            raise BadInputError(f"unit times have the shape {seconds.shape}, but their names ask for {shape}")
+        if 0 in shape:
+            raise BadInputError("unit times need a configuration, a partition and a worker at least")
+        if np.isnan(seconds).any() or (seconds < 0).any():
+            raise BadInputError("a unit time is negative or not a number")
+        nowhere = np.argwhere(np.isinf(seconds).all(axis=2))
+        if len(nowhere):
+            config, partition = nowhere[0]
+            raise InfeasibleError(
+                f"no worker can train {self.configs[config]} on partition {self.partitions[partition]}"
+            )
+        seconds.flags.writeable = False
+        object.__setattr__(self, "seconds", seconds)
+
+    @classmethod
+    def from_matrix(
+        cls, matrix: ArrayLike, configs: Sequence[str] | None = None, workers: Sequence[str] | None = None
+    ) -> UnitTimes:
+        """Return the times of partitions that are each on one worker alone.
+
+        Parameters
+        ----------
+        matrix : array of shape (configs, workers)
+            Seconds of a configuration on the partition of a worker.
+        """
+        rows = np.asarray(matrix, dtype=np.float64)
+        if rows.ndim != 2:
+            raise BadInputError(f"a matrix of unit times has two dimensions, not {rows.ndim}")
+        count, places = rows.shape
+        seconds = np.full((count, places, places), np.inf)
+        seconds[:, range(places), range(places)] = rows
+        return cls(
+            configs=tuple(configs or (f"c{i}" for i in range(count))),
+            partitions=tuple(f"p{j}" for j in range(places)),
+            workers=tuple(workers or (f"w{j}" for j in range(places))),
+            seconds=seconds,
+        )
+
+    def of_configs(self, configs: Collection[str]) -> UnitTimes:
+        """Return the times of some of the configurations."""
+        kept = [i for i, config in enumerate(self.configs) if config in configs]
+        return replace(
+            self, configs=tuple(self.configs[i] for i in kept), seconds=self.seconds[np.array(kept, int)]
+        )
+
+    @cached_property
+    def homes(self) -> NDArray[np.intp]:
+        """For each partition, the worker that has it (the first one of several)."""
+        return np.asarray(self._has.argmax(axis=1))
+
+    @cached_property
+    def is_open_shop(self) -> bool:
+        """Whether each partition is on one worker, and each worker has one partition."""
+        has = self._has
+        return bool((has.sum(axis=0) == 1).all() and (has.sum(axis=1) == 1).all())
+
+    @cached_property
+    def matrix(self) -> NDArray[np.float64]:
+        """Seconds of shape (configs, partitions), of an open shop."""
+        if not self.is_open_shop:
+            raise BadInputError("some partition is on several workers, or some worker has none or several")
+        return self.seconds[:, range(len(self.partitions)), self.homes]
+
+    @cached_property
+    def fastest(self) -> NDArray[np.float64]:
+        """Seconds of shape (configs, partitions), each on the worker that is best at it."""
+        return np.asarray(self.seconds.min(axis=2))
+
+    @cached_property
+    def _has(self) -> NDArray[np.bool_]:
+        """Whether a partition is on a worker, of shape (partitions, workers)."""
+        return np.asarray(np.isfinite(self.seconds).any(axis=0))
+
+
+def lower_bound(units: UnitTimes) -> float:
+    """Return seconds that no schedule can beat.
+
+    Of an open shop: the time of the longest configuration or of the busiest worker. With replicas:
+    that of the best schedule with preemption.
+    """
+    if units.is_open_shop:
+        return float(max(units.matrix.sum(axis=0).max(), units.matrix.sum(axis=1).max()))
+    return shares(units.seconds, one_at_a_time=True)[0]

@@ -1,0 +1,191 @@
+"""What it comes to if members hop for some epochs, or train one after another as pipelines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetctl.methods.hopper import SearchOptions
+from hetctl.methods.hopper.epochs import simulate_hops
+from hetctl.methods.hopper.portfolio import best
+from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.visits import Visit, visits_of
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.perf.epoch_timeline import Course
+from hetctl.scheduling.simulate.scenario import Clock
+
+SHRUNK = 0.75
+"""A schedule is made anew when so few of its configurations are left."""
+
+
+MOST_VISITS = 30_000
+"""Of a simulation that takes a few seconds."""
+
+
+@dataclass(frozen=True)
+class PhaseRun:
+    """How a phase went, in seconds from its start.
+
+    Parameters
+    ----------
+    done_s, training_s : mapping of str to float
+        By member, when its work was done and how long it trained.
+    """
+
+    seconds: float
+    done_s: Mapping[str, float]
+    training_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class JobTime:
+    """From seconds of training to seconds on the clock, over as many jobs as it takes.
+
+    Parameters
+    ----------
+    startup_s : float
+        Of each job.
+    longest_s, mean_s : float
+        Of what is not interrupted. Near its limit a job does not begin it any more, so that a mean is
+        lost with each job.
+    """
+
+    clock: Clock
+    startup_s: float = 0.0
+    longest_s: float = 0.0
+    mean_s: float = 0.0
+
+    def elapsed_s(self, training_s: float) -> float:
+        """Return when so much has been trained.
+
+        Raises
+        ------
+        InfeasibleError
+            If a job is too short for the longest that is not interrupted.
+        """
+        room_s = self.clock.usable_s - self.startup_s
+        if training_s <= room_s:
+            return self.startup_s + training_s
+        useful_s = room_s - self.mean_s
+        if room_s < self.longest_s or useful_s <= 0:
+            raise InfeasibleError(
+                f"a job has {self.clock.usable_s:.0f} s for training, but start-up and a visit to a partition"
+                f" take {self.startup_s + self.longest_s:.0f} s",
+                "raise --time, or have more partitions",
+            )
+        jobs = math.ceil(training_s / useful_s)
+        between_s = self.mean_s + self.clock.job_overhead_s
+        return training_s + jobs * self.startup_s + (jobs - 1) * between_s
+
+
+def unit_times(members: Sequence[Candidate], partitions: int, cluster: Cluster) -> UnitTimes:
+    """Return how long each member trains on each partition, by GPU.
+
+    The partitions are dealt out to the nodes in turn, and every GPU of a node reads those that lie there.
+    A unit is a partition's share of an epoch and of its evaluation, and a hop: a checkpoint is written,
+    and read on the next GPU, which is taken to be as long.
+
+    Raises
+    ------
+    BadInputError
+        If a member does not say how many samples an epoch has.
+    """
+    workers = [(node, gpu) for node in cluster.nodes for gpu in node.gpus]
+    homes = [cluster.nodes[j % len(cluster.nodes)].name for j in range(partitions)]
+    has = np.array([[node.name == home for node, _ in workers] for home in homes])
+    types = list(dict.fromkeys(node.gpu_type for node in cluster.nodes))
+    by_type = np.array([[_unit_s(member, partitions, kind) for kind in types] for member in members])
+    seconds = by_type[:, [types.index(node.gpu_type) for node, _ in workers]]
+    return UnitTimes(
+        configs=tuple(member.name for member in members),
+        partitions=tuple(f"p{j}" for j in range(partitions)),
+        workers=tuple(f"{node.name}:{gpu}" for node, gpu in workers),
+        seconds=np.where(has[None], seconds[:, None], np.inf),
+    )
+
+
+def _unit_s(member: Candidate, partitions: int, gpu_type: str | None) -> float:
+    if not member.samples_per_epoch:
+        raise BadInputError(
+            f"the profile of {member.name} does not say how many samples an epoch has, so it cannot hop",
+            "run hetctl profile, or set samples_per_epoch in the ensemble file",
+        )
+    epoch_s = member.samples_per_epoch / member.on_type(gpu_type or "").rates[1] + member.evaluate_s
+    return epoch_s / partitions + 2 * member.checkpoint_s
+
+
+def hop_phase(
+    members: Sequence[Candidate], units: UnitTimes, clock: Clock, search: SearchOptions
+) -> PhaseRun:
+    """Have members hop until the work of each is done; those that are done leave.
+
+    Parameters
+    ----------
+    units : UnitTimes
+        Of the members.
+
+    Raises
+    ------
+    InfeasibleError
+        If a job is too short for a visit to a partition.
+    """
+    lumped, epochs = _lumped(units, {member.name: Course(member, 1.0).count for member in members})
+    course = simulate_hops(lumped, plan=_visits(lumped, epochs, search), epochs=epochs)
+    visits_s = units.seconds[np.isfinite(units.seconds)]
+    startup_s = max(member.startup_s for member in members)
+    time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
+    ends: dict[str, float] = {}
+    training: dict[str, float] = dict.fromkeys(epochs, 0.0)
+    for stay in course.stays:
+        config = stay.visit.config
+        ends[config] = max(ends.get(config, 0.0), stay.end_s)
+        training[config] += stay.end_s - stay.start_s
+    done_s = {config: time.elapsed_s(end_s) for config, end_s in ends.items()}
+    return PhaseRun(time.elapsed_s(course.makespan_s), done_s, training)
+
+
+def _lumped(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dict[str, int]]:
+    """Return fewer epochs that take as much longer, where there are too many visits to simulate each."""
+    visits = len(units.partitions) * sum(epochs.values())
+    fewer = {name: max(1, round(count * min(1.0, MOST_VISITS / visits))) for name, count in epochs.items()}
+    factors = np.array([epochs[name] / fewer[name] for name in units.configs])
+    return replace(units, seconds=units.seconds * factors[:, None, None]), fewer
+
+
+def _visits(units: UnitTimes, epochs: Mapping[str, int], search: SearchOptions) -> list[Visit]:
+    """Return the visits of all epochs, scheduled anew whenever many configurations have left."""
+    sets = _sets(epochs)
+    each = replace(search, seconds=search.seconds / max(len(set(sets)), 1))
+    schedules = {}
+    for configs in dict.fromkeys(sets):
+        part = units.of_configs(configs)
+        schedules[configs] = visits_of(best(part, each), part)
+    visits = (
+        replace(visit, epoch=epoch) for epoch, configs in enumerate(sets) for visit in schedules[configs]
+    )
+    left = (visit for visit in visits if visit.epoch < epochs[visit.config])
+    return [replace(visit, number=number) for number, visit in enumerate(left)]
+
+
+def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
+    """Return by epoch the configurations that its schedule is made for; all that are left are among them."""
+    sets: list[frozenset[str]] = []
+    for epoch in range(max(epochs.values(), default=0)):
+        left = frozenset(config for config, count in epochs.items() if count > epoch)
+        sets.append(left if not sets or len(left) <= SHRUNK * len(sets[-1]) else sets[-1])
+    return sets
+
+
+def pipeline_phase(seconds: Mapping[str, float], clock: Clock) -> PhaseRun:
+    """Have members train one after another, each as a pipeline on all GPUs for so many seconds."""
+    time, end_s = JobTime(clock), 0.0
+    done_s = {}
+    for member, training_s in seconds.items():
+        end_s += training_s
+        done_s[member] = time.elapsed_s(end_s)
+    return PhaseRun(time.elapsed_s(end_s), done_s, dict(seconds))

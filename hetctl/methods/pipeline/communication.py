@@ -1,0 +1,72 @@
+"""How long activations and gradients take from one GPU to another (HetPipe, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetctl.model.interconnect import Point
+
+
+@dataclass(frozen=True)
+class Links:
+    """A fitted model of both kinds of links.
+
+    Parameters
+    ----------
+    intra_bytes_per_s : float
+        Peak bandwidth between GPUs of one node.
+    intra_scaling : float
+        The part of it that is reached (the paper's scaling-down constant).
+    inter_latency_s, inter_s_per_byte : float
+        The line through what was measured between nodes.
+    """
+
+    intra_bytes_per_s: float
+    intra_scaling: float
+    inter_latency_s: float
+    inter_s_per_byte: float
+
+    def seconds(self, size: float, same_node: bool) -> float:
+        """Return the seconds that so many bytes take; nothing takes no time."""
+        if size <= 0:
+            return 0.0
+        if same_node:
+            return size / (self.intra_bytes_per_s * self.intra_scaling)
+        return self.inter_latency_s + size * self.inter_s_per_byte
+
+
+def fit_links(intra_bytes_per_s: float, intra: Sequence[Point], inter: Sequence[Point]) -> Links:
+    """Fit both kinds of links to profile points.
+
+    Parameters
+    ----------
+    intra : sequence of Point
+        At least one with bytes and seconds above 0.
+    inter : sequence of Point
+        Of at least two sizes.
+    """
+    latency_s, s_per_byte = fit_inter(inter)
+    return Links(intra_bytes_per_s, fit_scaling(intra_bytes_per_s, intra), latency_s, s_per_byte)
+
+
+def fit_scaling(bytes_per_s: float, points: Sequence[Point]) -> float:
+    """Return the part of the peak bandwidth that explains the points best (least squares)."""
+    peak_s = np.array([size for size, _ in points]) / bytes_per_s
+    seconds = np.array([taken for _, taken in points])
+    return float(peak_s @ peak_s / (peak_s @ seconds))
+
+
+def fit_inter(points: Sequence[Point]) -> tuple[float, float]:
+    """Return latency and seconds per byte, neither below 0, by linear regression."""
+    sizes, seconds = np.array(points, dtype=float).T
+    offsets = sizes - sizes.mean()
+    slope = float(offsets @ (seconds - seconds.mean()) / (offsets @ offsets))
+    latency = float(seconds.mean() - slope * sizes.mean())
+    if slope < 0:
+        return float(seconds.mean()), 0.0
+    if latency < 0:
+        return 0.0, float(sizes @ seconds / (sizes @ sizes))
+    return latency, slope

@@ -1,0 +1,180 @@
+"""From groups of GPUs to virtual workers, and how many minibatches they have in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.partition import Cut, Partitioner
+from hetctl.methods.pipeline.pipeline_flow import Passes
+from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
+from hetctl.methods.pipeline.throughput import (
+    SAME,
+    Sending,
+    common_period_s,
+    enough,
+    least_period_s,
+    period_s,
+    plenty,
+)
+from hetctl.methods.pipeline.virtual_workers import Grouping
+
+DEPTHS = 4
+"""So many times its GPUs is the most that a virtual worker has in flight, to have longer waves."""
+NEAR = 0.99
+"""Of the highest throughput: the fewest minibatches in flight that reach it are taken."""
+ROUGHLY = 8
+"""Where they are many, an eighth of them more may be taken."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A grouping of GPUs, and the virtual workers that they make.
+
+    Parameters
+    ----------
+    sending : Sending or None
+        None where waves are taken to be sent at once.
+    """
+
+    grouping: Grouping
+    virtual_workers: tuple[VirtualWorker, ...]
+    sending: Sending | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Minibatches in flight in each virtual worker."""
+        return self.virtual_workers[0].in_flight
+
+    @property
+    def bottleneck_s(self) -> float:
+        """Seconds of the slowest stage of all."""
+        return max(worker.bottleneck_s for worker in self.virtual_workers)
+
+    @cached_property
+    def passes(self) -> tuple[Passes, ...]:
+        """Those of all virtual workers that are unlike."""
+        return tuple(dict.fromkeys(worker.passes for worker in self.virtual_workers))
+
+    @cached_property
+    def period_s(self) -> float:
+        """Seconds between the minibatches of the slowest virtual worker."""
+        if self.sending is None:
+            return max(period_s(passes, self.in_flight) for passes in self.passes)
+        return common_period_s(self.passes, self.in_flight, self.sending)
+
+    @property
+    def throughput(self) -> float:
+        """Minibatches/s of all, each as fast as the slowest one."""
+        return len(self.virtual_workers) / self.period_s
+
+    @cached_property
+    def ceiling(self) -> float:
+        """A limit that the throughput is not above; sooner known."""
+        least_s = max(least_period_s(passes, self.in_flight, self.sending) for passes in self.passes)
+        return len(self.virtual_workers) / least_s
+
+
+class Assembly:
+    """Makes virtual workers of a network's layers; partitions that were found once are kept."""
+
+    def __init__(self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None) -> None:
+        self._layers, self._cluster, self._waves = layers, cluster, waves
+        self._costs = StageCosts(layers, cluster)
+        self._partitioners: dict[int, Partitioner] = {}
+        self._cuts: dict[tuple[int, Group], tuple[Cut, ...]] = {}
+
+    @property
+    def layers(self) -> int:
+        """Their number."""
+        return self._costs.layers
+
+    def bottleneck_s(self, in_flight: int) -> Callable[[Group], float]:
+        """Return the seconds of the slowest stage of a group's best partition, as a function."""
+        return self._partitioner(in_flight).bottleneck_s
+
+    def found(self, grouping: Grouping, in_flight: int) -> Found:
+        """Return the best partitions for so many minibatches in flight.
+
+        Raises
+        ------
+        InfeasibleError
+            If there is no room in one of the groups.
+        """
+        number = min(in_flight, most_in_flight(max(map(len, grouping))))
+        return self._of_cuts(grouping, [self._partition(group, number) for group in grouping], in_flight)
+
+    def settled(self, found: Found) -> Found:
+        """Return the same partitions with the fewest minibatches in flight that are enough for them.
+
+        With waves, as far as there is memory, they may be more: so waves are longer, and fewer are sent.
+        """
+        if self._waves is not None:
+            return self._settled_with_waves(found)
+        needed = max(enough(passes, found.period_s) for passes in found.passes)
+        leaner = self._with(found, min(needed, found.in_flight))
+        return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
+
+    def _settled_with_waves(self, found: Found) -> Found:
+        """Look for the number by halves; first come, first served may go better with fewer than with more."""
+        deepest = self._deepest(found)
+        needed = max(plenty(passes, found.sending) for passes in found.passes)
+        top = self._with(found, min(deepest, max(found.in_flight, needed)))
+        if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
+            top = max(top, self._with(found, deepest), key=lambda one: one.throughput)
+        low, wanted = 1, NEAR * top.throughput
+        while top.in_flight - low > top.in_flight // ROUGHLY:
+            trial = self._with(found, (low + top.in_flight) // 2)
+            if trial.ceiling >= wanted and trial.throughput >= wanted:
+                top = trial
+            else:
+                low = trial.in_flight + 1
+        return top
+
+    def _with(self, found: Found, in_flight: int) -> Found:
+        """Return the same partitions with so many minibatches in flight."""
+        if in_flight == found.in_flight:
+            return found
+        return self._of_cuts(found.grouping, _cuts_of(found), in_flight)
+
+    def _deepest(self, found: Found) -> int:
+        """Return the most minibatches in flight that there is memory for."""
+        cuts = _cuts_of(found)
+        stages = max(map(len, cuts))
+        for number in range(found.in_flight + 1, most_in_flight(stages) + 1):
+            workers = self._workers(cuts, number)
+            if any(s.bytes > self._cluster.memory_bytes[s.gpu_type] for w in workers for s in w.stages):
+                return number - 1
+        return max(found.in_flight, DEPTHS * stages)
+
+    def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Found:
+        workers = self._workers(cuts, in_flight)
+        if self._waves is None:
+            return Found(grouping, workers)
+        sync_s = synchronisation_s(workers, self._layers, self._cluster, self._waves.placement)
+        return Found(grouping, workers, Sending(sync_s, self._waves.distance))
+
+    def _workers(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> tuple[VirtualWorker, ...]:
+        layers, cluster, costs = self._layers, self._cluster, self._costs
+        return tuple(virtual_worker(layers, cluster, costs, of_one, in_flight) for of_one in cuts)
+
+    def _partition(self, group: Group, in_flight: int) -> tuple[Cut, ...]:
+        key = (in_flight, group)
+        if key not in self._cuts:
+            self._cuts[key] = self._partitioner(in_flight).partition(group)
+        return self._cuts[key]
+
+    def _partitioner(self, in_flight: int) -> Partitioner:
+        if in_flight not in self._partitioners:
+            self._partitioners[in_flight] = Partitioner(self._costs, self._cluster, in_flight)
+        return self._partitioners[in_flight]
+
+
+def _cuts_of(found: Found) -> list[list[Cut]]:
+    return [[Cut(s.first, s.last, (s.node, s.gpu)) for s in w.stages] for w in found.virtual_workers]

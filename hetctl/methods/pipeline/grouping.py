@@ -1,0 +1,166 @@
+"""Our grouping: as many virtual workers as possible, none slower than the slowest may be.
+
+All virtual workers together are as fast as their number over the period of the slowest one (with a
+finite clock distance). For each number of virtual workers the slowest period is made as short as it
+can be: the bottleneck of every set of GPUs is known exactly, so it remains to pack disjoint sets into
+the cluster, each with a bottleneck of no more than some limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
+from hetctl.methods.pipeline.virtual_workers import Grouping, dealt
+
+MOST_SETS = 10_000
+"""Sets of GPUs in what is searched exactly."""
+
+Taken = tuple[int, ...]
+"""GPUs of each kind, a kind being a type on a node."""
+Bottleneck = Callable[[Group], float]
+
+
+def exact_groupings(
+    cluster: PipelineCluster,
+    cells: Grouping,
+    bottleneck_s: Bottleneck,
+    is_late: Callable[[], bool] = lambda: False,
+) -> Iterator[Grouping]:
+    """Yield for each number of virtual workers the grouping with the least bottleneck.
+
+    Parameters
+    ----------
+    cells : Grouping
+        Parts of the cluster that are alike; all are grouped in the same way.
+    is_late : callable
+        Whether to go on with the sets of GPUs that have been looked at, small ones first.
+    """
+    kinds = [_aligned(cluster, cell) for cell in cells]
+    for sets in _packings(kinds[0], bottleneck_s, is_late):
+        yield tuple(group for of_cell in kinds for group in _handed_out(sets, of_cell))
+
+
+def all_cells(cluster: PipelineCluster, most_sets: int) -> list[Grouping]:
+    """Return the ways to cut the cluster into cells that are alike, the smallest cells first.
+
+    A cell has a share of the nodes of each make, or, the smallest, of the GPUs of each of its nodes.
+    There are none with more than `most_sets` sets of GPUs; the largest may be the whole cluster.
+    """
+    alike: dict[tuple[str, ...], Group] = {}
+    for node, types in enumerate(cluster.nodes):
+        make = tuple(sorted(types))
+        alike[make] = (*alike.get(make, ()), *cluster.on(node))
+    copies = math.gcd(*(len(gpus) // len(make) for make, gpus in alike.items()))
+    shares = [dealt(alike.values(), share) for share in _divisors(copies)]
+    kinds = [cluster.kinds(cell) for cell in shares[0]]
+    parts = [
+        tuple(part for of_cell in kinds for part in dealt(of_cell, share))
+        for share in _divisors(math.gcd(*map(len, kinds[0])))[:-1]
+    ]
+    return [cells for cells in (*parts, *shares) if _sets(cluster, cells[0]) <= most_sets]
+
+
+def _divisors(number: int) -> list[int]:
+    """Return them, the largest first."""
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
+
+
+def _aligned(cluster: PipelineCluster, cell: Group) -> list[Group]:
+    """Return the kinds of GPUs in an order that is the same for cells of like nodes."""
+    return sorted(
+        cluster.kinds(cell),
+        key=lambda kind: (sorted(cluster.nodes[kind[0][0]]), kind[0][0], cluster.type_of(kind[0])),
+    )
+
+
+def _sets(cluster: PipelineCluster, cell: Group) -> int:
+    return math.prod(len(kind) + 1 for kind in cluster.kinds(cell))
+
+
+def _handed_out(sets: Sequence[Taken], kinds: Sequence[Sequence[Gpu]]) -> Iterator[Group]:
+    left = [list(kind) for kind in kinds]
+    for taken in sets:
+        yield tuple(sorted(left[kind].pop(0) for kind, count in enumerate(taken) for _ in range(count)))
+
+
+def _packings(
+    kinds: Sequence[Sequence[Gpu]], bottleneck_s: Bottleneck, is_late: Callable[[], bool]
+) -> Iterator[list[Taken]]:
+    """Yield for each number of groups those with the least bottleneck."""
+    seconds = np.full([len(kind) + 1 for kind in kinds], np.inf)
+    for taken in sorted(product(*(range(len(kind) + 1) for kind in kinds)), key=sum):
+        if is_late():
+            break
+        if any(taken):
+            group = [gpu for kind, count in zip(kinds, taken, strict=True) for gpu in kind[:count]]
+            seconds[taken] = bottleneck_s(tuple(group))
+    limits = np.unique(seconds[np.isfinite(seconds)])
+    packed: dict[int, list[Taken]] = {}
+
+    def most(at: int) -> int:
+        if at not in packed:
+            packed[at] = _packed(seconds <= limits[at])
+        return len(packed[at])
+
+    at, number = 0, 1
+    while len(limits) and number <= most(len(limits) - 1):
+        at = _first(lambda limit, wanted=number: most(limit) >= wanted, at, len(limits) - 1)  # type: ignore[misc]
+        yield packed[at]
+        number = most(at) + 1
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the first place from which on a condition holds; at the last one it does."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _packed(good: NDArray[np.bool_]) -> list[Taken]:
+    """Return as many disjoint good sets as fit into all GPUs.
+
+    Parameters
+    ----------
+    good : ndarray
+        By GPUs taken of each kind; what contains a good set is good.
+    """
+    smallest = [tuple(map(int, taken)) for taken in np.argwhere(_minimal(good))]
+    fits = [np.ones_like(good)]
+    while fits[-1].flat[-1]:
+        more = np.zeros_like(good)
+        for taken in smallest:
+            there = tuple(slice(count, None) for count in taken)
+            room = tuple(slice(0, size - count) for size, count in zip(good.shape, taken, strict=True))
+            more[there] |= fits[-1][room]
+        fits.append(more)
+    left = tuple(size - 1 for size in good.shape)
+    found = []
+    for enough in reversed(fits[:-2]):
+        taken, left = next(
+            (taken, rest)
+            for taken in smallest
+            if min(rest := tuple(a - b for a, b in zip(left, taken, strict=True))) >= 0 and enough[rest]
+        )
+        found.append(taken)
+    return found
+
+
+def _minimal(good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Keep the good sets that are not good without one of their GPUs."""
+    smaller = np.zeros_like(good)
+    for axis in range(good.ndim):
+        with_one = [slice(None)] * good.ndim
+        without = [slice(None)] * good.ndim
+        with_one[axis], without[axis] = slice(1, None), slice(0, -1)
+        smaller[tuple(with_one)] |= good[tuple(without)]
+    return good & ~smaller

@@ -1,0 +1,57 @@
+"""The limit that no partition over a group of GPUs can pass: the linear relaxation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.stage_memory import least_bytes
+
+
+def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes: Mapping[str, int]) -> float:
+    """Return tau: the least time of the slowest GPU if layers may be split, in any order, sent for free.
+
+    min tau : sum_g x_lg = 1, sum_l c_lg x_lg <= tau, sum_l mem_l x_lg <= cap_g, x >= 0, where GPUs of
+    one type share their variables: by symmetry there is a solution in which they are equal.
+
+    Parameters
+    ----------
+    gpu_types : sequence of str
+        The type of each GPU of the group.
+
+    Returns
+    -------
+    float
+        Infinite if the layers do not fit.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, eye_array, hstack
+
+    counts = Counter(gpu_types)
+    kinds, layers = sorted(counts), len(profile.layers)
+    needed = least_bytes(profile)
+    most_bytes, most_s = max(1, int(needed.sum())), max(_seconds(profile, kind).sum() for kind in kinds)
+    rows = []
+    limits = []
+    for number, kind in enumerate(kinds):
+        seconds = np.zeros(len(kinds) * layers + 1)
+        mine = slice(number * layers, (number + 1) * layers)
+        seconds[mine] = _seconds(profile, kind) / most_s
+        seconds[-1] = -counts[kind]
+        room = np.zeros_like(seconds)
+        room[mine] = needed / most_bytes
+        rows += [seconds, room]
+        limits += [0.0, counts[kind] * memory_bytes[kind] / most_bytes]
+    whole = hstack([*[eye_array(layers)] * len(kinds), csr_array((layers, 1))], format="csr")
+    goal = np.zeros(len(kinds) * layers + 1)
+    goal[-1] = 1.0
+    found = linprog(goal, csr_array(np.array(rows)), np.array(limits), whole, np.ones(layers), method="highs")
+    return float(found.fun * most_s) if found.status == 0 else float(np.inf)
+
+
+def _seconds(profile: LayerProfile, gpu_type: str) -> NDArray[np.float64]:
+    return profile.forward_s(gpu_type) + profile.backward_s(gpu_type)

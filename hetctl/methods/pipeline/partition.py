@@ -1,0 +1,304 @@
+"""Exact partitions: the order of GPUs and the cuts between layers that make the slowest stage fastest.
+
+HetPipe (section 7) gives this to CPLEX; here it is a dynamic programme from the last layer back. Its
+state is the set of GPUs used so far, up to the exchange of like GPUs and like nodes, and the GPU that
+the last stage added is on; its value is a vector over the first layer of that stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.pipeline.feasible_partition import parts_that_fit
+from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
+from hetctl.methods.pipeline.gpu_multiset import (
+    Head,
+    Node,
+    Pool,
+    all_heads,
+    heads_after,
+    left_of,
+    most_within,
+    one_head,
+    pool_of,
+    without,
+)
+from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.model.errors import InfeasibleError
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+MOST_EFFORT, HEAD_EFFORT = 8e8, 1e5
+"""Stages to look at in a partition, and as how many each choice of a GPU counts besides; if all orders
+of GPUs take more, only some are tried."""
+
+
+class Cut(NamedTuple):
+    """A stage of a partition: layers from `first` to `last` on a GPU."""
+
+    first: int
+    last: int
+    gpu: Gpu
+
+
+class Partitioner:
+    """Finds partitions over any group of a cluster's GPUs; what is found once is kept.
+
+    They are exact, but for groups of very many unlike GPUs. These have the best of what uses up a node
+    before the next, and what would be exact if each GPU had a node of its own, as far as that is not too
+    much either; where both have no room, whatever fits.
+
+    Parameters
+    ----------
+    in_flight : int
+        N_m: minibatches in the pipeline, which memory has to hold.
+    """
+
+    def __init__(self, costs: StageCosts, cluster: PipelineCluster, in_flight: int) -> None:
+        self._costs, self._cluster = costs, cluster
+        self._in_flight = in_flight
+        self._types = cluster.gpu_types
+        self._exact, self._in_one_order = (
+            _Table(costs, self._types, in_flight, heads) for heads in (all_heads, one_head)
+        )
+        self._large: dict[Group, tuple[float, tuple[Cut, ...]]] = {}
+
+    def bottleneck_s(self, group: Group) -> float:
+        """Return the seconds of the slowest stage of the best partition; infinite if none fits.
+
+        GPUs that would slow the pipeline down stay idle.
+        """
+        pool = pool_of(self._by_node(group).values())
+        return self._exact.best(pool)[0] if self._is_small(pool) else self._of_large(group)[0]
+
+    def partition(self, group: Group) -> tuple[Cut, ...]:
+        """Return the best partition over a group, in the order of the layers.
+
+        Raises
+        ------
+        InfeasibleError
+            If the layers do not fit the GPUs' memory.
+        """
+        is_small = self._is_small(pool_of(self._by_node(group).values()))
+        cuts = self._by_nodes(self._exact, group) if is_small else self._of_large(group)[1]
+        if not cuts:
+            counts = sorted(Counter(map(self._cluster.type_of, group)).items())
+            types = ", ".join(f"{count} {name}" for name, count in counts)
+            raise InfeasibleError(
+                f"a virtual worker of {types} has no room for all layers with N_m = {self._in_flight}",
+                hint="use GPUs with more memory, more of them, or a smaller minibatch",
+            )
+        return cuts
+
+    def _is_small(self, pool: Pool) -> bool:
+        choices = most_within(pool) * len(list(all_heads(pool)))
+        return choices * (self._costs.layers**2 + HEAD_EFFORT) <= MOST_EFFORT
+
+    def _of_large(self, group: Group) -> tuple[float, tuple[Cut, ...]]:
+        """Return the fastest partition of those that are tried, and its slowest stage; none if none fits."""
+        if group not in self._large:
+            found = [self._by_nodes(self._in_one_order, group), self._by_types(group)]
+            cuts = min(found, key=self._slowest_s) if any(found) else self._by_memory(group)
+            self._large[group] = self._slowest_s(cuts), cuts
+        return self._large[group]
+
+    def _best_of(self, table: _Table, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
+        """Return first and last layer, node and type of each stage; nothing if none fits."""
+        left = dict(nodes)
+        if table.best(pool_of(left.values()))[0] == np.inf:
+            return []
+        while (idle := table.best(pool_of(left.values()))[1]) is not None:
+            _take(left, idle, left)
+        return [(first, last, node, self._types[kind]) for first, last, node, kind in table.walk(left)]
+
+    def _by_nodes(self, table: _Table, group: Group) -> tuple[Cut, ...]:
+        stages = self._best_of(table, self._by_node(group))
+        wanted = [(first, last, (node, kind)) for first, last, node, kind in stages]
+        return _on_gpus(wanted, group, lambda gpu: (gpu[0], self._cluster.type_of(gpu)))
+
+    def _by_types(self, group: Group) -> tuple[Cut, ...]:
+        """Return what is exact if no two GPUs are on a node."""
+        alone = {number: self._by_node((gpu,))[gpu[0]] for number, gpu in enumerate(group)}
+        if not self._is_small(pool_of(alone.values())):
+            return ()
+        wanted = [(first, last, kind) for first, last, _, kind in self._best_of(self._exact, alone)]
+        return _on_gpus(wanted, group, self._cluster.type_of)
+
+    def _by_memory(self, group: Group) -> tuple[Cut, ...]:
+        """Return what fits, fast or slow."""
+
+        def memory_bytes(gpu: Gpu) -> int:
+            return self._cluster.memory_bytes[self._cluster.type_of(gpu)]
+
+        parts = parts_that_fit(self._costs.bytes, [memory_bytes(gpu) for gpu in group], self._in_flight)
+        return _on_gpus(parts, group, memory_bytes)
+
+    def _slowest_s(self, cuts: Sequence[Cut]) -> float:
+        receive = self._costs.receive_s
+        links = [0, *(int(a.gpu[0] == b.gpu[0]) for a, b in pairwise(cuts)), 0]
+        seconds = [np.inf] if not cuts else []
+        for at, (first, last, gpu) in enumerate(cuts):
+            held = minibatches_held(len(cuts) - 1 - at, self._in_flight)
+            computed_s = self._costs.compute_s(self._cluster.type_of(gpu), held)[first, last]
+            received_s = receive[links[at], first] + receive[links[at + 1], last + 1]
+            seconds.append(float(computed_s + received_s))
+        return max(seconds)
+
+    def _by_node(self, group: Group) -> dict[int, Node]:
+        counts: dict[int, list[int]] = {}
+        for gpu in group:
+            of_node = counts.setdefault(gpu[0], [0] * len(self._types))
+            of_node[self._types.index(self._cluster.type_of(gpu))] += 1
+        return {node: tuple(count) for node, count in counts.items()}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The choice after a stage: where it ends, and what comes then."""
+
+    last: int
+    same_node: bool
+    head: Head | None
+
+
+class _Table:
+    """The dynamic programme.
+
+    Parameters
+    ----------
+    heads : callable
+        The GPUs of a pool that may have the first stage of what is left.
+    """
+
+    def __init__(
+        self,
+        costs: StageCosts,
+        types: tuple[str, ...],
+        in_flight: int,
+        heads: Callable[[Pool], Iterable[Head]],
+    ) -> None:
+        self._costs, self._types, self._in_flight, self._heads = costs, types, in_flight, heads
+        self._rest: dict[Pool, dict[Head, NDArray[np.float64]]] = {(): {}}
+        self._best: dict[Pool, tuple[float, Head | None]] = {(): (np.inf, None)}
+        self._of_level: dict[tuple[int, int], NDArray[np.float64]] = {}
+
+    def best(self, pool: Pool) -> tuple[float, Head | None]:
+        """Return the least bottleneck, and a GPU to leave idle on the way to it."""
+        if pool not in self._best:
+            levels = [{pool}]
+            while lower := {without(p, head) for p in levels[-1] for head in self._heads(p)}:
+                levels.append(lower - self._best.keys())
+            for level in reversed(levels):
+                self._of_level.clear()
+                self._best.update((p, self._better_of_all(p)) for p in level)
+        return self._best[pool]
+
+    def _better_of_all(self, pool: Pool) -> tuple[float, Head | None]:
+        heads = list(self._heads(pool))
+        self._rest[pool] = {head: self._values(pool, head) for head in heads}
+        full = min(float(values[0, 0]) for values in self._rest[pool].values())
+        found: tuple[float, Head | None] = (full, None)
+        for head in heads:
+            value = self._best[without(pool, head)][0]
+            if value < found[0]:
+                found = (value, head)
+        return found
+
+    def _values(self, pool: Pool, head: Head) -> NDArray[np.float64]:
+        """Return the least bottleneck of what is left of the network, shape (2, layers).
+
+        Where the stage at `head` begins with layer j and all GPUs of the pool are used; row 1 is for
+        a stage before it on the same node.
+        """
+        after = self._after(pool, head)
+        if not after:
+            return self._compute(pool, head)[:, -1] + self._costs.receive_s[:, :-1]
+        values = [
+            np.maximum(self._stage_s(pool, head, link), rest).min(axis=2) for link, rest in after.items()
+        ]
+        least: NDArray[np.float64] = np.min(values, axis=0)
+        return least
+
+    def _stage_s(self, pool: Pool, head: Head, link: int) -> NDArray[np.float64]:
+        """Return the seconds of the stage at `head` by link before, first and last layer.
+
+        They are the same for all pools of a size.
+        """
+        key = (head.type, link)
+        if key not in self._of_level:
+            receive = self._costs.receive_s
+            self._of_level[key] = self._compute(pool, head) + receive[:, :-1, None] + receive[link, 1:]
+        return self._of_level[key]
+
+    def _compute(self, pool: Pool, head: Head) -> NDArray[np.float64]:
+        stages_after = sum(map(sum, pool)) - 1
+        held = minibatches_held(stages_after, self._in_flight)
+        return self._costs.compute_s(self._types[head.type], held)
+
+    def _after(self, pool: Pool, head: Head) -> dict[int, NDArray[np.float64]]:
+        """Return by link the least bottleneck of the stages after one that ends with each layer."""
+        after: dict[int, NDArray[np.float64]] = {}
+        rest = self._rest[without(pool, head)]
+        for link in (0, 1):
+            values = [rest[h][link, 1:] for h in heads_after(pool, head, bool(link)) if h in rest]
+            if values:
+                after[link] = np.append(np.min(values, axis=0), np.inf)
+        return after
+
+    def walk(self, left: dict[int, Node]) -> Iterator[tuple[int, int, int, int]]:
+        """Follow the best choices over what is left of each node, all of it used.
+
+        Yields the first and last layer, the node and the type of every stage.
+        """
+        values = self._rest[pool_of(left.values())]
+        head: Head | None = min(values, key=lambda h: float(values[h][0, 0]))
+        candidates, first, before = list(left), 0, 0
+        while head is not None:
+            step = self._step(pool_of(left.values()), head, first, before)
+            node = _take(left, head, candidates)
+            yield first, step.last, node, head.type
+            candidates = [node] if step.same_node else [other for other in left if other != node]
+            head, first, before = step.head, step.last + 1, int(step.same_node)
+
+    def _step(self, pool: Pool, head: Head, first: int, before: int) -> _Step:
+        after = self._after(pool, head)
+        if not after:
+            return _Step(self._costs.layers - 1, False, None)
+        row = self._compute(pool, head)[first] + self._costs.receive_s[before, first]
+        totals = {
+            link: np.maximum(row + self._costs.receive_s[link, 1:], rest) for link, rest in after.items()
+        }
+        link = min(totals, key=lambda which: float(totals[which].min()))
+        last = int(totals[link].argmin())
+        rest = self._rest[without(pool, head)]
+        heads = (h for h in heads_after(pool, head, bool(link)) if h in rest)
+        return _Step(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
+
+
+def _on_gpus(
+    wanted: Iterable[tuple[int, int, Kind]], group: Group, kind_of: Callable[[Gpu], Kind]
+) -> tuple[Cut, ...]:
+    """Place stages on GPUs of the kinds that they want, next to the stage before where there is one."""
+    free = sorted(group)
+    cuts: list[Cut] = []
+    for first, last, kind in wanted:
+        node = cuts[-1].gpu[0] if cuts else -1
+        gpu = min((gpu for gpu in free if kind_of(gpu) == kind), key=lambda gpu: (gpu[0] != node, gpu))
+        free.remove(gpu)
+        cuts.append(Cut(first, last, gpu))
+    return tuple(cuts)
+
+
+def _take(left: dict[int, Node], head: Head, candidates: Iterable[int]) -> int:
+    """Take a GPU from the first of the nodes that is as full as the head's; return that node."""
+    node = next(node for node in candidates if left[node] == head.node)
+    left[node] = left_of(head)
+    return node

@@ -1,0 +1,235 @@
+"""The virtual workers of a policy; the number of minibatches in flight; the best grouping."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hetctl.methods.pipeline.coarsen import coarse
+from hetctl.methods.pipeline.evaluate import Assembly, Found
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.grouping import MOST_SETS, all_cells, exact_groupings
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.local_search import improved
+from hetctl.methods.pipeline.lp_bound import lower_bound_s
+from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.sync_cost import Waves
+from hetctl.methods.pipeline.throughput import SAME
+from hetctl.methods.pipeline.virtual_workers import GROUPINGS, Grouping
+from hetctl.model.errors import InfeasibleError
+
+SET_S, ELEMENT_S = 5e-4, 1.5e-8
+"""About the time that the bottleneck of a set of GPUs takes, and each pair of layers in it."""
+COARSE = 1.25
+"""Exact partitions of a deep network are taken to be at most so much faster than those of a coarse one."""
+OURS = 0.5
+"""Of the time there is, at least, for groupings of our own."""
+MOST_LAYERS = 100
+"""Groupings of deeper networks are found on a coarse one; their partitions are exact."""
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What a person may set.
+
+    Parameters
+    ----------
+    in_flight : int or None
+        Minibatches in flight in each virtual worker; None: as many as give the highest throughput.
+    seconds : float
+        About how long `best` may search for groupings of its own.
+    waves : Waves or None
+        How virtual workers are synchronised; None: as if that took no time.
+    """
+
+    in_flight: int | None = None
+    seconds: float = 2.0
+    waves: Waves | None = None
+    clock: Callable[[], float] = time.monotonic
+
+
+class Search:
+    """One question, with what was found on the way to its answer."""
+
+    def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
+        self._layers, self._cluster, self._options = layers, cluster, options
+        self._exact = self._rough = Assembly(layers, cluster, options.waves)
+        if len(layers.layers) > MOST_LAYERS:
+            self._rough = Assembly(coarse(layers, MOST_LAYERS), cluster, options.waves)
+        self._stop_s = options.clock() + options.seconds
+
+    def lower_bound_s(self, grouping: Grouping) -> float:
+        """Return the limit of the virtual worker whose limit is the highest."""
+        kinds = {tuple(sorted(map(self._cluster.type_of, group))) for group in grouping}
+        return max(lower_bound_s(self._layers, kind, self._cluster.memory_bytes) for kind in kinds)
+
+    def policy(self, name: str) -> Found:
+        """Return the virtual workers of one of the paper's policies.
+
+        Raises
+        ------
+        InfeasibleError
+            If one of them has no room.
+        """
+        return self._of_grouping(GROUPINGS[name](self._layers, self._cluster))
+
+    def best(self) -> Found:
+        """Return the fastest of the paper's policies and our groupings.
+
+        All are compared on the coarse network, if there is one. What is found to be the fastest so is
+        partitioned exactly, and the paper's too, unless they cannot be faster.
+
+        Raises
+        ------
+        InfeasibleError
+            If not even all GPUs together have room.
+        """
+        papers = self._papers()
+        self._stop_s = max(self._stop_s, self._options.clock() + OURS * self._options.seconds)
+        found = [*papers, *self._ours(papers)]
+        if not found:
+            return self._of_grouping((self._cluster.gpus,))
+        fastest = self._exactly(_fastest([_fastest(found), self._improved(_fastest(found))]))
+        for one in papers if self._rough is not self._exact else ():
+            if one.throughput * COARSE > fastest.throughput:
+                fastest = _fastest([fastest, self._exactly(one)])
+        return fastest
+
+    def _papers(self) -> list[Found]:
+        """Return the paper's policies, those of short pipelines first, as far as they may be the fastest."""
+        groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
+        found: list[Found] = []
+        for grouping in sorted(groupings, key=lambda grouping: max(map(len, grouping))):
+            if not found or self._limit(grouping) > _fastest(found).throughput:
+                with suppress(InfeasibleError):
+                    found.append(self._coarsely(grouping))
+        return found
+
+    def _limit(self, grouping: Grouping) -> float:
+        """Return a throughput that a grouping is not above: with one in flight memory is least in the way."""
+        slowest_s = max(map(self._rough.bottleneck_s(1), grouping))
+        if self._rough is self._exact:
+            return len(grouping) / slowest_s
+        return len(grouping) / slowest_s * COARSE if slowest_s < math.inf else math.inf
+
+    def _of_grouping(self, grouping: Grouping) -> Found:
+        return self._exactly(self._coarsely(grouping))
+
+    def _coarsely(self, grouping: Grouping) -> Found:
+        """Return the virtual workers of a grouping; merged layers may be too large, then exactly."""
+        with suppress(InfeasibleError):
+            return self._on(self._rough, grouping)
+        return self._on(self._exact, grouping)
+
+    def _on(self, assembly: Assembly, grouping: Grouping) -> Found:
+        if self._options.in_flight is not None:
+            return assembly.found(grouping, self._options.in_flight)
+        return _fastest_number(assembly, grouping)
+
+    def _exactly(self, found: Found) -> Found:
+        """Return the exact partitions for what was found on the coarse network."""
+        if self._rough is self._exact:
+            return found
+        exact = self._exact.found(found.grouping, found.in_flight)
+        return self._exact.settled(exact) if self._options.in_flight is None else exact
+
+    def _ours(self, known: Sequence[Found]) -> Iterator[Found]:
+        """Yield our groupings, those of small cells of the cluster first, as long as there is time.
+
+        Half of the sets of GPUs are enough, as the small ones come first.
+        """
+        effort_s = SET_S + ELEMENT_S * self._rough.layers**2
+        left_s = self._stop_s - self._options.clock()
+        most_sets = min(MOST_SETS, int(2 * left_s / effort_s))
+        found = list(known)
+        for cells in all_cells(self._cluster, most_sets):
+            most = most_in_flight(len(cells[0]))
+            first = min(_fastest(found).in_flight, most) if found else most
+            for grouping in self._in_cells(cells, first):
+                found.append(grouping)
+                yield grouping
+            if self._is_late():
+                return
+
+    def _in_cells(self, cells: Grouping, first: int) -> Iterator[Found]:
+        """Yield groupings for so many minibatches in flight, then for all other numbers that may do.
+
+        With more of them memory leaves fewer partitions: they are not tried if they would not be faster
+        even with the bottlenecks that fewer of them have.
+        """
+        given = self._options.in_flight
+        numbers: Sequence[int] = (first, 1, *_numbers(most_in_flight(len(cells[0])) + 1))
+        fastest = 0.0
+        for at, number in enumerate(numbers if given is None else (given,)):
+            ceiling = 0.0
+            bottleneck_s = self._rough.bottleneck_s(number)
+            for grouping in exact_groupings(self._cluster, cells, bottleneck_s, self._is_late):
+                limit = len(grouping) / max(map(bottleneck_s, grouping))
+                ceiling = max(ceiling, limit)
+                if limit > fastest:
+                    found = self._rough.found(grouping, number)
+                    settled = self._rough.settled(found) if given is None else found
+                    fastest = max(fastest, settled.throughput)
+                    yield settled
+            if (at and ceiling <= fastest * (1 + SAME)) or self._is_late():
+                return
+
+    def _improved(self, found: Found) -> Found:
+        """Return a grouping that is no slower with as many minibatches in flight."""
+        number = min(found.in_flight, most_in_flight(max(map(len, found.grouping))))
+        bottleneck_s = self._rough.bottleneck_s(number)
+
+        def rate(grouping: Grouping) -> float:
+            with suppress(InfeasibleError):
+                return self._rough.found(grouping, found.in_flight).ceiling
+            return 0.0
+
+        with_waves = rate if self._options.waves else None
+        grouping = improved(self._cluster, found.grouping, bottleneck_s, self._is_late, with_waves)
+        with suppress(InfeasibleError):
+            return self._on(self._rough, grouping) if grouping != found.grouping else found
+        return found
+
+    def _is_late(self) -> bool:
+        return self._options.clock() >= self._stop_s
+
+
+def _fastest_number(assembly: Assembly, grouping: Grouping) -> Found:
+    """Return the fastest for all numbers of minibatches in flight, with the fewest that it takes.
+
+    More of them leave less memory to partition in: where the slowest stage is as fast with the most as
+    with one, they are enough, and no more are tried than keep it busy or fit. Of high numbers only some
+    are.
+    """
+    fastest = assembly.settled(assembly.found(grouping, 1))
+    alone_s = fastest.bottleneck_s
+    most = most_in_flight(max(map(len, grouping)))
+    for number in (most, *_numbers(most)):
+        try:
+            found = assembly.found(grouping, number)
+        except InfeasibleError:
+            if number < most:
+                break
+            continue
+        if found.bottleneck_s < fastest.period_s:
+            fastest = _fastest([fastest, assembly.settled(found)])
+        same = number == most and found.bottleneck_s <= alone_s * (1 + SAME)
+        least_s = alone_s if number == most else found.bottleneck_s
+        if same or fastest.period_s <= least_s * (1 + SAME):
+            break
+    return fastest
+
+
+def _numbers(most: int) -> Iterator[int]:
+    """Yield 2, 3, .. below a number, with growing steps."""
+    number = 2
+    while number < most:
+        yield number
+        number += max(1, number // 4)
+
+
+def _fastest(found: Sequence[Found]) -> Found:
+    return max(found, key=lambda one: one.throughput)

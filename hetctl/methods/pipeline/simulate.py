@@ -1,0 +1,144 @@
+"""Virtual workers under a virtual clock (HetPipe), and what their GPUs did: the flow that planners run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import NamedTuple
+
+from hetctl.methods.pipeline.pipeline_flow import Flow, run_waves
+from hetctl.methods.pipeline.wsp import Bounds
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """A GPU's part of a minibatch.
+
+    Parameters
+    ----------
+    forward_s, backward_s : float
+        Receiving what the pass needs from another GPU included: the GPU waits for it.
+    most_held : int
+        Minibatches whose activations its memory holds, from forward to backward pass.
+    """
+
+    forward_s: float
+    backward_s: float
+    most_held: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A virtual worker.
+
+    Parameters
+    ----------
+    push_s, pull_s : float
+        What sending the updates of a wave to the parameter servers takes, and fetching their weights.
+        Both go on beside the passes.
+    """
+
+    stages: tuple[StageTimes, ...]
+    push_s: float = 0.0
+    pull_s: float = 0.0
+
+    @property
+    def bottleneck_s(self) -> float:
+        """Seconds of a minibatch in the slowest stage: no rate is above one in this time."""
+        return max(stage.forward_s + stage.backward_s for stage in self.stages)
+
+
+class Pass(Enum):
+    """What a task does with a minibatch."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BOTH = "both"
+
+
+class Task(NamedTuple):
+    """A pass of a minibatch on a GPU, from start to end; it could have started when it was `ready_s`."""
+
+    worker: int
+    stage: int
+    minibatch: int
+    what: Pass
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What happened.
+
+    Parameters
+    ----------
+    tasks : tuple of Task
+        In the order of their starts; the last ones may not have ended.
+    completed_s : tuple of tuple of float
+        By virtual worker, when each of its minibatches was complete.
+    """
+
+    bounds: Bounds
+    tasks: tuple[Task, ...]
+    completed_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Minibatches/s of each virtual worker, over the whole waves of its latter half."""
+        return tuple(_rate(times, self.bounds.in_flight) for times in self.completed_s)
+
+    @property
+    def throughput(self) -> float:
+        """Minibatches/s of all virtual workers: in the long run none is faster than the slowest."""
+        return len(self.rates) * min(self.rates)
+
+    @property
+    def end_s(self) -> float:
+        """When the last minibatch was complete."""
+        return max(times[-1] for times in self.completed_s)
+
+    def busy_fractions(self, worker: int) -> tuple[float, ...]:
+        """Return the share of the time until the end in which each GPU of a virtual worker was busy."""
+        mine = [task for task in self.tasks if task.worker == worker]
+        busy_s = [0.0] * (1 + max(task.stage for task in mine))
+        for task in mine:
+            busy_s[task.stage] += max(0.0, min(task.end_s, self.end_s) - task.start_s)
+        return tuple(seconds / self.end_s for seconds in busy_s)
+
+
+def _rate(completed_s: Sequence[float], wave: int) -> float:
+    last = len(completed_s) // wave * wave
+    first = max(wave, last // wave // 2 * wave)
+    return (last - first) / (completed_s[last - 1] - completed_s[first - 1])
+
+
+def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int) -> PipelineRun:
+    """Run until every virtual worker has completed so many waves, at least 2."""
+    if waves < 2:
+        raise ValueError(f"{waves} waves are too few for a rate")
+    flows = [_flow(pipeline, bounds) for pipeline in pipelines]
+    ends = run_waves(flows, bounds)
+    end_s = max(next(islice(ends, waves - 1, None)))
+    # Until then the others are ahead of the slowest.
+    next(True for ends_s in ends if min(ends_s) >= end_s)
+    tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow, end_s))
+    completed_s = tuple(tuple(at_s for at_s in flow.completed_s if at_s <= end_s) for flow in flows)
+    return PipelineRun(bounds, tuple(sorted(tasks, key=lambda task: task.start_s)), completed_s)
+
+
+def _flow(pipeline: Pipeline, bounds: Bounds) -> Flow:
+    passes = tuple((stage.forward_s, stage.backward_s) for stage in pipeline.stages)
+    rooms = [stage.most_held for stage in pipeline.stages]
+    return Flow(passes, rooms, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
+
+
+def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[Task]:
+    last = max(ran.stage for ran in flow.tasks)
+    for ran in flow.tasks:
+        if ran.start_s <= end_s:
+            what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
+            yield Task(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)

@@ -1,0 +1,109 @@
+"""The stages of virtual workers: what each GPU computes, receives and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.partition import Cut
+from hetctl.methods.pipeline.pipeline_flow import Passes
+from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.throughput import period_s, tasks
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers on one GPU; times are those of one minibatch.
+
+    Parameters
+    ----------
+    first, last : int
+        Layers, counted from 0, both included.
+    node, gpu : int
+        The GPU is counted within its node.
+    receive_s : float
+        To receive activations from the stage before and gradients from the stage after.
+    bytes : int
+        Memory for the weights and for as many minibatches as the stage holds in flight.
+    """
+
+    first: int
+    last: int
+    node: int
+    gpu: int
+    gpu_type: str
+    forward_s: float
+    backward_s: float
+    receive_s: float
+    bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """What a minibatch takes of the GPU's time in both directions."""
+        return self.forward_s + self.backward_s + self.receive_s
+
+
+@dataclass(frozen=True)
+class VirtualWorker:
+    """GPUs that train the whole network as a pipeline.
+
+    Parameters
+    ----------
+    stages : tuple of Stage
+        In the order of the layers; a GPU that would slow the pipeline down has none.
+    in_flight : int
+        Minibatches in the pipeline at a time, N_m in the paper.
+    """
+
+    stages: tuple[Stage, ...]
+    in_flight: int
+
+    @property
+    def bottleneck_s(self) -> float:
+        """Seconds of the slowest stage."""
+        return max(stage.seconds for stage in self.stages)
+
+    @property
+    def passes(self) -> Passes:
+        """The forward and the backward task of each stage, in seconds."""
+        return tasks([(stage.forward_s, stage.backward_s, stage.receive_s) for stage in self.stages])
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between minibatches with so many of them in flight; at least the bottleneck."""
+        return period_s(self.passes, self.in_flight)
+
+
+def virtual_worker(
+    profile: LayerProfile, cluster: PipelineCluster, costs: StageCosts, cuts: Sequence[Cut], in_flight: int
+) -> VirtualWorker:
+    """Return a partition with the times and bytes of its stages."""
+    return VirtualWorker(tuple(_stages(profile, cluster, costs, cuts, in_flight)), in_flight)
+
+
+def _stages(
+    profile: LayerProfile, cluster: PipelineCluster, costs: StageCosts, cuts: Sequence[Cut], in_flight: int
+) -> Iterator[Stage]:
+    links = [int(before.gpu[0] == after.gpu[0]) for before, after in pairwise(cuts)]
+    activations = [
+        0.0,
+        *(costs.receive_s[link, cut.first] for link, cut in zip(links, cuts[1:], strict=True)),
+    ]
+    for at, (first, last, gpu) in enumerate(cuts):
+        gpu_type, layers = cluster.type_of(gpu), slice(first, last + 1)
+        held = minibatches_held(len(cuts) - 1 - at, in_flight)
+        yield Stage(
+            first=first,
+            last=last,
+            node=gpu[0],
+            gpu=gpu[1],
+            gpu_type=gpu_type,
+            forward_s=float(profile.forward_s(gpu_type)[layers].sum()),
+            backward_s=float(profile.backward_s(gpu_type)[layers].sum()),
+            receive_s=float(sum(activations[at : at + 2])),
+            bytes=int(costs.bytes(held)[first, last]),
+        )

@@ -1,0 +1,154 @@
+"""How many minibatches a pipeline needs in flight, and what it reaches with fewer (HetPipe, section 4).
+
+That so many are enough is shown by a cyclic schedule, in which every stage does one forward and one
+backward pass in each period, each pass as early as it can. It keeps the paper's conditions 1 and 2:
+minibatches pass each stage in order. One enters the pipeline when the one N_m before it has left.
+What fewer reach is seen by running them under all three conditions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+from hetctl.methods.pipeline.pipeline_flow import Passes, wave_ends
+from hetctl.methods.pipeline.stage_memory import most_in_flight
+
+SAME = 1e-9
+"""Relative; times that differ by less are the same."""
+WAVES, MINIBATCHES = 8, 96
+"""Waves until a pipeline runs evenly, fewer if so many minibatches are in them; as many more, twice, are
+measured."""
+
+
+def tasks(seconds: Sequence[tuple[float, float, float]]) -> Passes:
+    """Return both tasks of each stage from its forward, backward and receive times.
+
+    As much time as a stage needs to receive activations, the one before it needs for the gradients,
+    and the first one receives no activations; so one number for both tells them apart.
+    """
+    found = []
+    activations_s = 0.0
+    for forward_s, backward_s, receive_s in seconds:
+        gradients_s = max(0.0, receive_s - activations_s)
+        found.append((activations_s + forward_s, backward_s + gradients_s))
+        activations_s = gradients_s
+    return tuple(found)
+
+
+def bottleneck_s(passes: Passes) -> float:
+    """Return the least period: the seconds of the slowest stage."""
+    return max(forward_s + backward_s for forward_s, backward_s in passes)
+
+
+def round_trip_s(passes: Passes, period_s: float) -> float:
+    """Return how long a minibatch is in the pipeline, if one enters in each period.
+
+    Parameters
+    ----------
+    period_s : float
+        At least the bottleneck. The round trip is then no more than 2 k - 1 periods of k stages.
+    """
+    starts_s = [0.0]
+    for forward_s, _ in passes[:-1]:
+        starts_s.append(starts_s[-1] + forward_s)
+    now_s = starts_s[-1] + sum(passes[-1])
+    for start_s, task in zip(reversed(starts_s[:-1]), reversed(passes[:-1]), strict=True):
+        now_s += _wait_s(now_s - start_s, task, period_s) + task[1]
+    return now_s
+
+
+def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float:
+    """Return how long a backward pass waits for the GPU, between forward passes that recur."""
+    forward_s, backward_s = task
+    phase_s = since_s % period_s
+    slack_s = SAME * period_s
+    if phase_s < forward_s - slack_s:
+        return forward_s - phase_s
+    if phase_s + backward_s > period_s + slack_s:
+        return period_s - phase_s + forward_s
+    return 0.0
+
+
+def enough(passes: Passes, period_s: float) -> int:
+    """Return the fewest minibatches in flight for such a period."""
+    periods = round_trip_s(passes, period_s) / period_s
+    return max(1, -int(-(periods - SAME) // 1))
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How long waves are on their way between virtual workers.
+
+    Parameters
+    ----------
+    seconds : float
+        To send a wave to the parameter servers; to fetch the weights takes as long.
+    distance : int
+        Clock distance D.
+    """
+
+    seconds: float
+    distance: int
+
+
+def turn_s(passes: Passes, sending: Sending | None = None) -> float:
+    """Return the least time of a wave, whatever the minibatches in it.
+
+    The last one of each starts when the wave D + 1 before it has been sent and fetched, and has to go
+    through all stages; waves are sent one after the other.
+    """
+    through_s = sum(map(sum, passes))
+    if sending is None:
+        return through_s
+    return max(through_s, sending.seconds, (2 * sending.seconds + through_s) / (sending.distance + 1))
+
+
+def least_period_s(passes: Passes, in_flight: int, sending: Sending | None = None) -> float:
+    """Return a limit that no period is below: that of the slowest stage, and that of waves."""
+    return max(bottleneck_s(passes), turn_s(passes, sending) / in_flight)
+
+
+def plenty(passes: Passes, sending: Sending | None = None) -> int:
+    """Return minibatches in flight with which neither stages nor waves wait for one another."""
+    stages = most_in_flight(len(passes))
+    return max(stages, math.ceil(turn_s(passes, sending) / bottleneck_s(passes)) + 1)
+
+
+@lru_cache(maxsize=10_000)
+def period_s(passes: Passes, in_flight: int) -> float:
+    """Return the period that is reached with so many minibatches in flight, if waves are no matter.
+
+    The bottleneck if they are enough for it; else what first come, first served makes of them.
+    """
+    least_s = bottleneck_s(passes)
+    if enough(passes, least_s) <= in_flight:
+        return least_s
+    return max(least_s, _measured_s((passes,), in_flight, Sending(0.0, 0)))
+
+
+@lru_cache(maxsize=10_000)
+def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: Sending) -> float:
+    """Return the period of virtual workers that exchange waves: they wait for one another.
+
+    The slowest bottleneck, if they have twice what is plenty in flight.
+
+    Parameters
+    ----------
+    workers : tuple of Passes
+        All that are unlike.
+    """
+    least_s = max(map(bottleneck_s, workers))
+    if in_flight >= 2 * max(plenty(passes, sending) for passes in workers):
+        return least_s
+    return max(least_s, _measured_s(workers, in_flight, sending))
+
+
+def _measured_s(workers: Sequence[Passes], in_flight: int, sending: Sending) -> float:
+    first = max(1, min(WAVES, MINIBATCHES // in_flight))
+    ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 3 * first))
+    taken_s = max(last_s - first_s for last_s, first_s in zip(ends[-1], ends[first - 1], strict=True))
+    return taken_s / (2 * first * in_flight)

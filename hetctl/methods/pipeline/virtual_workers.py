@@ -1,0 +1,74 @@
+"""Which GPUs make up the virtual workers: the paper's three policies for any cluster (section 8.1)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
+from hetctl.methods.pipeline.layers import LayerProfile
+
+Grouping = tuple[Group, ...]
+
+
+def node_partition(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
+    """NP: each node is a virtual worker; least communication, unlike virtual workers."""
+    return tuple(cluster.on(node) for node in range(len(cluster.nodes)))
+
+
+def equal_distribution(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
+    """ED: all virtual workers are alike, as many as that allows; each has GPUs of every node.
+
+    Their number is the greatest that divides the GPUs of each type in each node.
+    """
+    kinds = cluster.kinds(cluster.gpus)
+    return dealt(kinds, math.gcd(*map(len, kinds)))
+
+
+def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
+    """HD: each virtual worker has GPUs of a pair of types, such that all pairs are about alike.
+
+    The type with the most computation capability goes with the one with the least, in the paper V
+    with Q and R with G; the middle one of an odd number stays alone. A pair makes as many virtual
+    workers as it has GPUs for, of the size that an average node has.
+    """
+    size = max(1, round(len(cluster.gpus) / len(cluster.nodes)))
+    groups: list[Group] = []
+    for pair in _pairs(profile, cluster):
+        decks = [[gpu for gpu in cluster.gpus if cluster.type_of(gpu) == name] for name in sorted(pair)]
+        groups += dealt(decks, max(1, sum(map(len, decks)) // size))
+    return tuple(groups)
+
+
+def _pairs(profile: LayerProfile, cluster: PipelineCluster) -> list[set[str]]:
+    """Pair types by what all GPUs of a type can do in a second."""
+    count = Counter(map(cluster.type_of, cluster.gpus))
+
+    def capability(gpu_type: str) -> float:
+        passes = profile.forward_s(gpu_type) + profile.backward_s(gpu_type)
+        return count[gpu_type] / float(passes.sum())
+
+    types = sorted(count, key=lambda gpu_type: (capability(gpu_type), gpu_type))
+    return [{types[i], types[-1 - i]} for i in range((len(types) + 1) // 2)]
+
+
+def dealt(decks: Iterable[Sequence[Gpu]], hands: int) -> Grouping:
+    """Deal each deck out evenly, in runs: GPUs that follow each other go to the same hand.
+
+    A deck with fewer GPUs than there are hands goes to those that have the fewest.
+    """
+    found: list[list[Gpu]] = [[] for _ in range(hands)]
+    for deck in decks:
+        for number, gpu in enumerate(deck):
+            poorest = min(found, key=len)
+            hand = found[number * hands // len(deck)] if len(deck) >= hands else poorest
+            hand.append(gpu)
+    return tuple(tuple(sorted(hand)) for hand in found)
+
+
+GROUPINGS: dict[str, Callable[[LayerProfile, PipelineCluster], Grouping]] = {
+    "np": node_partition,
+    "ed": equal_distribution,
+    "hd": hybrid_distribution,
+}

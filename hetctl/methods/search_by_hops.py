@@ -1,0 +1,111 @@
+"""An AutoML procedure that drives the model hopper under a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.trial_history import History, Report, Trial
+from hetctl.methods.hopper.simulate import Course, HopClock, Outage
+from hetctl.methods.hopper.state_machine import Hopper
+
+Loss = Callable[[Trial], float | None]
+"""Of a trial after `trial.epochs`, less is better; None: it failed."""
+Seconds = Callable[[Trial, str, str], float]
+"""Time of a trial's unit, by partition and worker."""
+
+
+def simulate_search(
+    procedure: Procedure,
+    homes: Mapping[str, Sequence[str]],
+    *,
+    loss: Loss,
+    seconds: Seconds,
+    most: int | None = None,
+    seed: int = 0,
+    outages: Iterable[Outage] = (),
+) -> Course:
+    """Have a hopper train what a procedure asks for, until the procedure is done.
+
+    A trial that is asked for joins, late or again, and leaves when it has its epochs and was told
+    (CEREBRO, section 4.6 and appendix 11). Nobody waits for the others, unless the procedure does.
+
+    Parameters
+    ----------
+    procedure : Procedure
+        Asked and told on the way; its history says in the end what came of the search. One that was
+        interrupted goes on.
+    homes : mapping of str to sequence of str
+        Partitions of the training data by worker.
+    most : int or None
+        Trials that are in the hopper at a time, at least 1; None: all that are asked for.
+    seed : int
+        Of what the hopper draws.
+
+    Returns
+    -------
+    Course
+        A configuration has the name of its trial's number. Its epochs count from 0, those of its parent
+        included.
+
+    Raises
+    ------
+    InfeasibleError
+        If a partition is lost for good before every trial has visited it.
+    """
+    search = _Search(procedure, Hopper(dict.fromkeys(chain(*homes.values())), seed=seed), loss, most)
+    clock = HopClock(
+        search.hopper,
+        homes,
+        seconds=lambda config, partition, worker: seconds(search.trial(config), partition, worker),
+        epoch_ends=search.epoch_ends,
+        outages=outages,
+    )
+    search.begin()
+    return clock.run()
+
+
+class _Search:
+    """Stands between a procedure, which counts whole trials, and a hopper, which counts epochs."""
+
+    def __init__(self, procedure: Procedure, hopper: Hopper, loss: Loss, most: int | None) -> None:
+        self.hopper = hopper
+        self._procedure, self._loss, self._most = procedure, loss, most
+
+    def trial(self, config: str) -> Trial:
+        """Return what was asked for last of a configuration."""
+        return self._procedure.history.trials[int(config)]
+
+    def begin(self) -> None:
+        """Let in what waits from before, and what is asked for."""
+        for trial in self._procedure.history.waiting:
+            self._join(trial)
+        self._ask()
+
+    def epoch_ends(self, config: str, epoch: int) -> None:
+        """Begin the next epoch, or tell how the trial did and ask what else to train."""
+        trial = self.trial(config)
+        if epoch + 1 < trial.epochs:
+            self.hopper.config_joins(config, epoch + 1)
+            return
+        self.hopper.config_stops(config)
+        self._procedure.tell(Report(trial.number, trial.epochs, self._loss(trial)))
+        self._ask()
+
+    def _ask(self) -> None:
+        waiting = len(self._procedure.history.waiting)
+        for trial in self._procedure.ask(None if self._most is None else self._most - waiting):
+            self._join(trial)
+
+    def _join(self, trial: Trial) -> None:
+        self.hopper.config_joins(str(trial.number), _epochs_before(trial, self._procedure.history))
+
+
+def _epochs_before(trial: Trial, history: History) -> int:
+    """Return the epochs that a trial has had when it joins: its own until now, or its parent's."""
+    reports = (event for event in history.events if isinstance(event, Report))
+    return max(
+        (report.epochs for report in reports if report.trial == trial.number),
+        default=trial.parent.epochs if trial.parent else 0,
+    )

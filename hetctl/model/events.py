@@ -1,0 +1,49 @@
+"""Events: what the driver and trainers of a run report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DRIVER = "driver"
+
+
+Order = tuple[float, str, int]
+"""Place of an event among all of a run."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of an event file.
+
+    Parameters
+    ----------
+    source : str
+        Name of the file without its ending: a member, or ``driver``.
+    seq : int
+        Line number from 0; (source, seq) identifies the event for ever.
+    kind : str
+        ``step_started``, ``epoch``, ``converged``, ..: see docs/files.md.
+    time : float
+        Seconds since the epoch, on the writer's clock.
+    round : int
+        Index of the round that it tells of, or in which the job starts; 0 where there are no rounds.
+    """
+
+    source: str
+    seq: int
+    kind: str
+    time: float
+    data: Mapping[str, Any]
+    round: int = 0
+
+    @property
+    def order(self) -> Order:
+        """By time; at one time by writer, and by line."""
+        return self.time, self.source, self.seq
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Sort events by time."""
+    return sorted(events, key=lambda event: event.order)

@@ -1,0 +1,181 @@
+"""Speed on w GPUs that sum up their gradients in a ring or a tree (Capes et al., section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hetctl.model.errors import BadInputError
+from hetctl.perf.rate_extrapolation import usable_rates
+
+LEAST_POINTS = 3
+"""Fewer numbers of GPUs than this do not tell computing from communicating."""
+
+LEAST_S = 1e-12
+"""Of a sample: a fit may find that some number of GPUs takes no time at all."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one minibatch costs.
+
+    Parameters
+    ----------
+    samples : int
+        Of the minibatch on each GPU, m in the paper.
+    compute_s : float
+        Forward and backward, per sample: T_forward + T_back.
+    bytes : float
+        Size of the gradients, n.
+    message_s, byte_s, reduce_s : float
+        Latency of a message, transfer of a byte, and reducing a byte: alpha, beta and gamma.
+    """
+
+    samples: int
+    compute_s: float
+    bytes: float
+    message_s: float
+    byte_s: float
+    reduce_s: float
+
+
+def ring_s(cost: Cost, gpus: int) -> float:
+    """Return the seconds of a minibatch with the ring algorithm (Equation 2)."""
+    steps, part = gpus - 1, cost.bytes / gpus
+    exchange_s = 4 * cost.message_s + part * (4 * cost.byte_s + 2 * cost.reduce_s)
+    return cost.samples * cost.compute_s + steps * exchange_s
+
+
+def doubling_halving_s(cost: Cost, gpus: int) -> float:
+    """Return the seconds of a minibatch with doubling-halving, for powers of two (Equation 3)."""
+    latency_s = 4 * math.log2(gpus) * cost.message_s
+    return cost.samples * cost.compute_s + latency_s + cost.bytes * (4 * cost.byte_s + 2.5 * cost.reduce_s)
+
+
+def binary_blocks_s(cost: Cost, gpus: int) -> float:
+    """Return the seconds of a minibatch with binary blocks, for any number (Equation 4)."""
+    latency_s = (5 + 4 * math.ceil(math.log2(gpus))) * cost.message_s
+    return cost.samples * cost.compute_s + latency_s + cost.bytes * (7 * cost.byte_s + 3 * cost.reduce_s)
+
+
+MINIBATCH_S: dict[str, Callable[[Cost, int], float]] = {
+    "ring": ring_s,
+    "doubling-halving": doubling_halving_s,
+    "binary-blocks": binary_blocks_s,
+}
+
+Terms = Callable[[int], tuple[float, ...]]
+
+TERMS: dict[str, Terms] = {
+    "ring": lambda w: (1 / w, w - 1, (w - 1) / w, 1.0),
+    "doubling-halving": lambda w: (1 / w, math.log2(w), float(w > 1), 1.0),
+    "binary-blocks": lambda w: (1 / w, math.ceil(math.log2(w)), float(w > 1), 1.0),
+}
+"""What the time of a sample is made of on w GPUs, up to factors >= 0 that are fitted: computing, latency,
+transfer, and the rest. For the ring this is Equation 5, with m and n taken into its theta_0 and theta_2;
+for the other two its second and third term are those of Equations 3 and 4."""
+
+
+@dataclass(frozen=True)
+class SpeedModel:
+    """Seconds per sample on w GPUs as a sum of terms (Equation 5).
+
+    Parameters
+    ----------
+    algorithm : str
+        A key of `TERMS`.
+    theta : tuple of float
+        Factors of the terms, none below 0.
+    error : float
+        Root mean square of the relative residuals.
+    """
+
+    algorithm: str
+    theta: tuple[float, ...]
+    error: float
+
+    def rate(self, gpus: int) -> float:
+        """Return samples/s."""
+        terms = TERMS[self.algorithm](gpus)
+        seconds = math.fsum(factor * term for factor, term in zip(self.theta, terms, strict=True))
+        return 1 / max(seconds, LEAST_S)
+
+
+def fit_speed(measured: Mapping[int, float], algorithm: str) -> SpeedModel:
+    """Fit Equation 5 to rates by non-negative least squares of their relative errors.
+
+    Raises
+    ------
+    BadInputError
+        If no rate is above zero.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    points = usable_rates(measured)
+    if not points:
+        raise BadInputError("no measured rate is above zero", hint="run hetctl profile")
+    rows = np.array([[rate * term for term in TERMS[algorithm](gpus)] for gpus, rate in points.items()])
+    theta, residual = nnls(rows, np.ones(len(points)))
+    return SpeedModel(algorithm, tuple(theta.tolist()), float(residual) / math.sqrt(len(points)))
+
+
+def best_model(measured: Mapping[int, float]) -> SpeedModel:
+    """Return the model of the algorithm that foretells each point best from the others."""
+    points = usable_rates(measured)
+    if len(points) <= LEAST_POINTS:
+        return min((fit_speed(measured, algorithm) for algorithm in TERMS), key=lambda model: model.error)
+    return fit_speed(points, min(TERMS, key=lambda algorithm: _error_left_out(points, algorithm)))
+
+
+def _error_left_out(points: Mapping[int, float], algorithm: str) -> float:
+    """Return how badly each point is foretold; the first one, which nothing else tells of, is left out."""
+    errors = []
+    for left_out, rate in list(points.items())[1:]:
+        others = {gpus: value for gpus, value in points.items() if gpus != left_out}
+        errors.append((fit_speed(others, algorithm).rate(left_out) / rate - 1) ** 2)
+    return math.fsum(errors)
+
+
+def fitted_rates(
+    measured: Mapping[int, float], max_gpus: int, algorithm: str | None = None
+) -> tuple[dict[int, float], tuple[str, ...]]:
+    """Return the rate on each of 1 to `max_gpus` GPUs, and in words what was done.
+
+    Measured rates are kept; all others are the model's, in proportion to how far it is off at the nearest
+    measured number of GPUs, and never better than proportional to the next lower one.
+
+    Parameters
+    ----------
+    algorithm : str or None
+        A key of `TERMS`; None: the one that fits best.
+
+    Raises
+    ------
+    BadInputError
+        If no rate is above zero.
+    """
+    points = usable_rates(measured)
+    model = fit_speed(measured, algorithm) if algorithm else best_model(measured)
+    notes = [f"unusable rate at {m} GPUs left out" for m in sorted(measured) if m not in points]
+    limits = {gpus: _limit(points, gpus) for gpus in range(1, max_gpus + 1)}
+    if len(points) < LEAST_POINTS:
+        notes.append(f"{len(points)} rates are too few for Equation 5: in proportion to the GPUs")
+        return {m: points.get(m, limit) for m, limit in limits.items()}, tuple(notes)
+    notes.append(f"Equation 5 for {model.algorithm}, off by {model.error:.1%} where rates were measured")
+    if any(points[a] / a < points[b] / b for a in points for b in points if a < b):
+        notes.append("superlinear rates are kept where they were measured, and not continued")
+    rates = {m: points.get(m, min(_near(model, points, m), limit)) for m, limit in limits.items()}
+    return rates, tuple(notes)
+
+
+def _near(model: SpeedModel, points: Mapping[int, float], gpus: int) -> float:
+    known = min(points, key=lambda m: abs(math.log(m / gpus)))
+    return model.rate(gpus) * points[known] / model.rate(known)
+
+
+def _limit(points: Mapping[int, float], gpus: int) -> float:
+    """Return a rate that is not passed: proportional to the next lower measured one, else the highest."""
+    known = max((m for m in points if m <= gpus), default=0)
+    return points[known] * gpus / known if known else max(points.values())

@@ -1,0 +1,82 @@
+"""How long a member's epochs take at a constant rate."""
+
+from __future__ import annotations
+
+import math
+
+from hetctl.model.workload import Candidate
+
+TOLERANCE = 1e-9
+"""Of an epoch: rounding must neither add one nor take one away."""
+PART_SHARE = 0.9
+"""An epoch that takes more than this share of a whole job is trained in parts."""
+
+
+def least_step_s(candidate: Candidate, rate: float, longest_s: float = math.inf) -> float:
+    """Return the least seconds in which a step gets anything done: its start-up and one epoch.
+
+    If that is longer than `longest_s`, any part of the epoch will do: it ends with a checkpoint, too.
+    """
+    first = Course(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
+    whole = candidate.startup_s + max(first, candidate.checkpoint_s)
+    return whole if whole <= longest_s else candidate.startup_s + candidate.checkpoint_s
+
+
+def has_room(
+    candidate: Candidate, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
+) -> bool:
+    """Return true if a step that starts then gets anything done before the deadline (`least_step_s`)."""
+    course = Course(candidate, rate)
+    training_s = deadline_s - (start_s + candidate.startup_s)
+    if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
+        return True
+    in_parts = not candidate.samples_per_epoch or candidate.startup_s + course.end_of(1) > longest_s
+    return in_parts and training_s > candidate.checkpoint_s
+
+
+class Course:
+    """The epochs of a member that trains undisturbed; seconds count from the end of its start-up.
+
+    Epochs end where the samples left are a multiple of an epoch's, so that the first one is shorter
+    for a member that was stopped in its midst. Without known epochs, all that is left is one epoch
+    that is not evaluated.
+    """
+
+    __slots__ = ("count", "each", "first", "left", "overhead_s", "rate")
+
+    def __init__(self, candidate: Candidate, rate: float, left: float | None = None) -> None:
+        left = candidate.samples_left if left is None else left
+        self.each = float(candidate.samples_per_epoch or left or 1.0)
+        self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0
+        self.first = left - max(self.count - 1, 0) * self.each
+        self.left = left
+        self.rate = rate
+        self.overhead_s = candidate.overhead_s
+
+    def size_of(self, epoch: int) -> float:
+        """Return the samples of an epoch, counted from 0."""
+        return self.each if epoch else self.first
+
+    def end_of(self, epochs: int) -> float:
+        """Return the seconds until that many epochs are over, evaluated and in a checkpoint."""
+        if epochs == 0:
+            return 0.0
+        return (self.first + (epochs - 1) * self.each) / self.rate + epochs * self.overhead_s
+
+    def epochs_within(self, seconds: float) -> int:
+        """Return how many epochs end within so many seconds."""
+        period_s = self.each / self.rate + self.overhead_s
+        further = (seconds - self.end_of(1)) / period_s + TOLERANCE
+        return 0 if further < 0 else 1 + int(min(self.count - 1, further))
+
+    def left_after(self, epochs: int) -> float:
+        """Return the samples that are left after that many epochs."""
+        return (self.count - epochs) * self.each if epochs else self.left
+
+    def left_at(self, seconds: float) -> float:
+        """Return the samples that are left after so many seconds."""
+        epochs = self.epochs_within(seconds)
+        if epochs >= self.count:
+            return 0.0
+        trained = max(seconds - self.end_of(epochs), 0.0) * self.rate
+        return self.left_after(epochs) - min(trained, self.size_of(epochs))

@@ -1,0 +1,180 @@
+"""How many epochs members take: from their own results so far, else from the others'."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.training_progress import Progress
+from hetctl.perf.convergence import (
+    Guess,
+    Likelihood,
+    errors_as_losses,
+    fit_histories,
+    log_epochs,
+    predict_epochs,
+)
+from hetctl.perf.convergence_table import CurveTable, weighted_rows
+
+LEAST_OTHERS = 3
+"""From so many others on, a member without results and without an author's word goes by them."""
+AUTHORS_SPREAD = 0.5
+"""How far an author's `expected_epochs` is trusted beside a member's own results: a factor of e^0.5."""
+GUESS_DIGITS = 2
+"""Decimals of the logarithms of the others' epochs: one member's epoch does not change what is
+predicted of all."""
+UNIT = 2**40
+
+Epochs = dict[str, tuple[int, str]]
+"""By member the epochs in all, and how they are known."""
+
+
+def predicted_epochs(members: Sequence[Member], progress: Mapping[str, Progress]) -> Epochs:
+    """Return the epochs in all of those active members of which something can be said.
+
+    Left out are members whose results cannot be fitted, unless the others' can and the author of the
+    ensemble said nothing of them.
+    """
+    outlook = Outlook(members)
+    outlook.update({member.name: progress[member.name] for member in members})
+    return dict(outlook.epochs)
+
+
+class Outlook:
+    """The epochs in all of a run's active members, as in `predicted_epochs`, kept up to date."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._members = {member.name: member for member in members}
+        self._alone: dict[str, float] = {}
+        self._logs = _Logs()
+        self._others: Guess | None = None
+        self._by_author: dict[str, float] = {}
+        self._fitted = CurveTable()
+        self._unfitted: dict[str, int] = {}
+        self._epochs: dict[str, tuple[int, str]] = {}
+
+    @property
+    def epochs(self) -> Mapping[str, tuple[int, str]]:
+        """By member the epochs, and how they are known."""
+        return self._epochs
+
+    def update(self, changed: Mapping[str, Progress]) -> set[str]:
+        """Take in members' progress; return those of which something else is predicted than before."""
+        trying = {name: done for name, done in changed.items() if not done.converged}
+        fits = _fits({name: self._members[name] for name in trying}, trying)
+        for name, done in changed.items():
+            self._take_in(name, done, *fits.get(name, (None, self._members[name].stop)))
+        others = self._logs.guess()
+        moved, self._others = others != self._others, others
+        names = {*changed, *self._fitted, *self._unfitted} if moved else changed.keys()
+        found = self._predicted(names)
+        news = {name for name in names if self._epochs.get(name) != found.get(name)}
+        for name in news:
+            self._epochs.pop(name, None)
+        self._epochs |= {name: found[name] for name in news & found.keys()}
+        return news
+
+    def _take_in(self, name: str, done: Progress, fit: Likelihood | None, rule: StopRule) -> None:
+        """Sort a member in by what may be said of it."""
+        self._forget(name)
+        count = len(done.epochs)
+        if done.converged:
+            self._know(name, count)
+        elif fit:
+            self._take_in_fit(name, fit, rule, done)
+        elif done.active and rule.expected_epochs is None:
+            self._unfitted[name] = count
+
+    def _take_in_fit(self, name: str, fit: Likelihood, rule: StopRule, done: Progress) -> None:
+        """Predict by a member's results what nobody else's can change."""
+        count, logs = len(done.epochs), log_epochs(fit, rule)
+        rows = fit.logs[None], logs[None], count
+        self._know(name, float(weighted_rows(*rows, None)[0]))
+        if done.active and rule.expected_epochs is not None:
+            guess = Guess(float(rule.expected_epochs), AUTHORS_SPREAD)
+            self._by_author[name] = float(weighted_rows(*rows, guess)[0])
+        elif done.active:
+            self._fitted.put(name, fit.logs, logs, count)
+
+    def _know(self, name: str, epochs: float) -> None:
+        """Note the epochs that a member takes, by itself alone."""
+        self._alone[name] = math.log(max(epochs, 1.0))
+        self._logs.add(self._alone[name])
+
+    def _forget(self, name: str) -> None:
+        if name in self._alone:
+            self._logs.remove(self._alone.pop(name))
+        self._by_author.pop(name, None)
+        self._fitted.drop(name)
+        self._unfitted.pop(name, None)
+
+    def _predicted(self, names: Collection[str]) -> Epochs:
+        by_results = self._fitted.epochs(names, self._others)
+        by_results |= {name: self._by_author[name] for name in names if name in self._by_author}
+        return {
+            **self._in_whole(by_results, "by its results so far (Capes, Equation 1)"),
+            **self._in_whole(self._as_others(names), "as other members take"),
+        }
+
+    def _as_others(self, names: Collection[str]) -> dict[str, float]:
+        """Return the epochs of members without results that can be fitted; none if no others are known."""
+        if self._others is None:
+            return {}
+        counts = {name: self._unfitted[name] for name in names if name in self._unfitted}
+        beyond = {n: predict_epochs(None, StopRule(), n, self._others)[0] for n in {*counts.values()}}
+        return {name: beyond[count] for name, count in counts.items()}
+
+    def _in_whole(self, epochs: Mapping[str, float], how: str) -> Epochs:
+        limits = {name: self._members[name].stop.max_epochs for name in epochs}
+        whole = {name: min(math.ceil(count - 1e-6), limits[name]) for name, count in epochs.items()}
+        return {name: (count, f"{count} epochs in all {how}") for name, count in whole.items()}
+
+
+def _fits(
+    members: Mapping[str, Member], progress: Mapping[str, Progress]
+) -> dict[str, tuple[Likelihood | None, StopRule]]:
+    """Fit the results of members, as losses; return also the stop rules of those."""
+    losses = {name: as_losses for name in members if (as_losses := _losses(members[name], progress[name]))}
+    fits = fit_histories([values for values, _ in losses.values()])
+    return {name: (fit, rule) for (name, (_, rule)), (fit, _) in zip(losses.items(), fits, strict=True)}
+
+
+def _losses(member: Member, done: Progress) -> tuple[list[float], StopRule] | None:
+    metric = member.stop.metric
+    values = [epoch.metrics[metric] for epoch in done.epochs if metric in epoch.metrics]
+    return errors_as_losses(values, member.stop)
+
+
+class _Logs:
+    """Logarithms of epochs, with their median and deviation: the same in whatever order they come and go.
+
+    Sums are of whole multiples of 1 / `UNIT`, and so exact.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[int] = []
+        self._sum = self._squares = 0
+
+    def add(self, log: float) -> None:
+        value = round(log * UNIT)
+        insort(self._sorted, value)
+        self._sum += value
+        self._squares += value * value
+
+    def remove(self, log: float) -> None:
+        value = round(log * UNIT)
+        del self._sorted[bisect_left(self._sorted, value)]
+        self._sum -= value
+        self._squares -= value * value
+
+    def guess(self) -> Guess | None:
+        """Return what is thought of another member; None if too few are known."""
+        count = len(self._sorted)
+        if count < LEAST_OTHERS:
+            return None
+        middle = self._sorted[(count - 1) // 2] + self._sorted[count // 2]
+        variance = (count * self._squares - self._sum**2) / (count * (count - 1))
+        median, deviation = middle / 2 / UNIT, math.sqrt(variance) / UNIT
+        return Guess(math.exp(round(median, GUESS_DIGITS)), max(round(deviation, GUESS_DIGITS), 0.1))

@@ -1,0 +1,31 @@
+"""How long a round is going to take, as it is when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.model.workload import Candidate
+from hetctl.perf.epoch_timeline import Course
+
+
+def step_s(candidate: Candidate, rate: float) -> float:
+    """Return the seconds until a member that trains undisturbed has converged."""
+    course = Course(candidate, rate)
+    return candidate.startup_s + course.end_of(course.count)
+
+
+def round_s(steps: Sequence[tuple[float, int]], alpha: float) -> float:
+    """Return the seconds until less than the share `alpha` of a round's GPUs is active.
+
+    Parameters
+    ----------
+    steps : sequence of (seconds, GPUs)
+        Of each member.
+    """
+    active = sum(gpus for _, gpus in steps)
+    least = alpha * active
+    for seconds, gpus in sorted(steps):
+        active -= gpus
+        if active < least or active == 0:
+            return seconds
+    return 0.0

@@ -1,0 +1,182 @@
+"""What planners need to know of each member that still has to be trained."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.profile import MemberProfile
+from hetctl.model.training_progress import Progress
+from hetctl.model.workload import Candidate
+from hetctl.perf.epochs_to_converge import Outlook
+from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
+from hetctl.perf.seen_rates import known_rates
+
+RECENT_RESTARTS = 9
+"""So many restarts of any members, the newest, tell what the next one of another takes."""
+
+
+class Workloads:
+    """The work that a run's active members have left, kept up to date with their progress.
+
+    A member is looked at anew only when its own progress changes, or what is predicted of it.
+
+    Parameters
+    ----------
+    max_gpus, gpus_per_node : int
+        Of the cluster.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        profiles: Mapping[str, MemberProfile],
+        max_gpus: int,
+        gpus_per_node: int,
+    ) -> None:
+        self._members = {member.name: member for member in ensemble.members}
+        self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
+        self._outlook = Outlook(ensemble.members)
+        self._progress: dict[str, Progress] = {}
+        self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
+        self._whole: dict[str, Candidate] = {}
+        self._left: dict[str, Candidate] = {}
+
+    @property
+    def left(self) -> Mapping[str, Candidate]:
+        """The active members, in the ensemble's order."""
+        return self._left
+
+    def update(self, changed: Mapping[str, Progress]) -> None:
+        """Take in the progress of members.
+
+        Raises
+        ------
+        BadInputError
+            If an active member has no profile, or one that does not tell how long an epoch is.
+        """
+        _refuse_gaps([self._members[name] for name in changed if changed[name].active], self._profiles)
+        for name, progress in changed.items():
+            self._note_restart(progress, self._progress.get(name))
+        self._progress |= changed
+        news = {*changed, *self._outlook.update(changed)}
+        for name in changed:
+            self._whole.pop(name, None)
+        if news:
+            self._left = self._with({name: self._workload(name) for name in news})
+
+    def _note_restart(self, progress: Progress, before: Progress | None) -> None:
+        if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
+            self._restarts_s.append(progress.restarts_s[-1])
+
+    def _with(self, found: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
+        """Return the active members with those that have been looked at anew, in the ensemble's order."""
+        active = {name: candidate for name, candidate in found.items() if candidate}
+        left = self._left | active
+        for name in found.keys() - active.keys():
+            left.pop(name, None)
+        if active.keys() <= self._left.keys():
+            return left
+        return {name: left[name] for name in self._members if name in left}
+
+    def _workload(self, name: str) -> Candidate | None:
+        """Return an active member; None of any other."""
+        member, progress = self._members[name], self._progress[name]
+        if not progress.active:
+            return None
+        profile = self._profiles[name]
+        if name not in self._whole:
+            self._whole[name] = _untrained(member, profile, progress, self._max_gpus, self._gpus_per_node)
+        whole = self._whole[name]
+        left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
+        # A member that was never restarted is taken to be like those that were last.
+        restarts_s = progress.restarts_s or self._restarts_s
+        restart_s = statistics.median(restarts_s) if restarts_s else None
+        return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
+
+
+def candidates(
+    ensemble: Ensemble,
+    profiles: Mapping[str, MemberProfile],
+    progress: Mapping[str, Progress],
+    max_gpus: int,
+    gpus_per_node: int,
+) -> tuple[Candidate, ...]:
+    """Return the active members in the ensemble's order, each with its rates and the work left.
+
+    Rates that were seen in training come before profiled ones.
+    A curve of rates ends at the member's `max_gpus`, at the cluster's, or where the rate is highest,
+    whichever is least.
+
+    Raises
+    ------
+    BadInputError
+        As `Workloads.update` does.
+    """
+    workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node)
+    workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
+    return tuple(workloads.left.values())
+
+
+def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) -> None:
+    missing = [m for m in active if m.name not in profiles or not usable_rates(profiles[m.name].rates)]
+    if missing:
+        names = ", ".join(member.name for member in missing)
+        with_layers = any(member.layers for member in missing)
+        pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
+        raise BadInputError(f"no profile of {names}", f"run hetctl profile{pipelines * with_layers}")
+    for member in active:
+        profile = profiles[member.name]
+        if profile.samples is None and not profile.samples_per_epoch:
+            raise BadInputError(
+                f"the profile of {member.name} has neither samples nor samples_per_epoch",
+                hint="run hetctl profile, or import a rate table with a samples column",
+            )
+
+
+def _untrained(
+    member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
+) -> Candidate:
+    """Return a member with the rates known by now, before it is looked at how much it has left."""
+    limit = min(max_gpus, member.max_gpus or max_gpus)
+    profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
+    rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
+    return Candidate(
+        name=member.name,
+        rates=_up_to_the_peak(rates),
+        rates_by_type={
+            gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node)[0])
+            for gpu_type, measured in profile.rates_by_type.items()
+        },
+        samples_left=0.0,
+        samples_per_epoch=profile.samples_per_epoch,
+        startup_s=profile.startup_s,
+        evaluate_s=profile.evaluate_s,
+        checkpoint_s=profile.checkpoint_s,
+        epoch_s=profile.epoch_s,
+        save_s=profile.save_s,
+        notes=notes,
+    )
+
+
+def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
+    peak = max(rates, key=lambda gpus: rates[gpus])
+    return {gpus: rate for gpus, rate in rates.items() if gpus <= peak}
+
+
+def _samples_left(
+    member: Member, profile: MemberProfile, progress: Progress, outlook: tuple[int, str] | None
+) -> tuple[float, tuple[str, ...]]:
+    """Return the samples left, and notes on how that is known, or that it is more than was expected."""
+    epoch = profile.samples_per_epoch or 0
+    epochs, how = outlook or (member.stop.planned_epochs, "")
+    expected = epochs * epoch if profile.samples is None else profile.samples
+    notes = (how,) if how and profile.samples is None else ()
+    left = expected - len(progress.epochs) * epoch
+    if left <= 0:
+        left, notes = epoch, (*notes, "longer than expected: one more epoch is assumed")
+    return max(float(left - progress.part_samples), 0.0), notes

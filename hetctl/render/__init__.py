@@ -1,7 +1,0 @@
-"""Batch scripts from templates; rendering asks no machine anything."""
-
-from __future__ import annotations
-
-from hetctl.render.script import JobScript, render_job, submit_command
-
-__all__ = ["JobScript", "render_job", "submit_command"]

@@ -1,0 +1,178 @@
+"""The template: a process that has imported the framework once, and from which ranks are forked.
+
+An import takes seconds, a fork a hundredth of one. Nothing that threads, devices or MPI hang on is started
+before the fork: the template imports, and forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.agent.binding import Binding
+from hetctl.storage.processes import die_with_parent
+
+LONGEST_MESSAGE = 2**16
+CRASHED = 1
+
+Serve = Callable[[Binding, socket.socket], int]
+"""Body of a rank: works over its channel to the agent, and returns the exit code of its process."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """End of a forked rank.
+
+    Parameters
+    ----------
+    exit_code : int
+        128 + n if signal n ended it.
+    """
+
+    gpu: int
+    pid: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """A rank that was forked."""
+
+    gpu: int
+    pid: int
+
+
+class Template:
+    """The template process, as its agent sees it.
+
+    Parameters
+    ----------
+    preload : callable
+        Imports what all ranks need, in the template.
+    serve : callable
+        Run in each rank.
+    """
+
+    def __init__(self, preload: Callable[[], None], serve: Serve) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        end_with_agent = die_with_parent(signal.SIGKILL)
+        if os.fork() == 0:
+            end_with_agent()
+            self._control.close()
+            _run_to_the_end(lambda: _serve_forks(theirs, preload, serve))
+        theirs.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `receive` need not wait."""
+        return self._control.fileno()
+
+    def fork(self, binding: Binding, channel: socket.socket) -> None:
+        """Fork a rank that gets this end of a channel; OSError if the template is gone."""
+        message = json.dumps(encode(binding)).encode()
+        socket.send_fds(self._control, [message], [channel.fileno()])
+
+    def receive(self) -> RankStart | RankEnd | None:
+        """Wait for the next start or end of a rank; None if the template is gone."""
+        try:
+            message = self._control.recv(LONGEST_MESSAGE)
+        except ConnectionError:
+            return None
+        if not message:
+            return None
+        value = json.loads(message)
+        return decode(RankEnd, value) if "exit_code" in value else decode(RankStart, value)
+
+    def close(self) -> None:
+        """Let the template end, and with it the ranks that are left."""
+        self._control.close()
+
+
+def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Serve) -> int:
+    """Fork a rank for each message, and report the end of each, until the agent is gone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    preload()
+    children: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    while True:
+        ready = {key.fd for key, _ in selector.select()}
+        if control.fileno() in ready:
+            message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, 1)
+            if not message:
+                return 0
+            binding = decode(Binding, json.loads(message))
+            channel = socket.socket(fileno=descriptors[0])
+            pid = _fork_rank(binding, channel, serve, (control.fileno(), woken, wake))
+            children[pid] = binding.gpu
+            _report(control, RankStart(binding.gpu, pid))
+        if woken in ready:
+            with suppress(BlockingIOError):
+                os.read(woken, LONGEST_MESSAGE)
+        for pid, exit_code in _reaped(children):
+            _report(control, RankEnd(children.pop(pid), pid, exit_code))
+
+
+def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited: tuple[int, ...]) -> int:
+    """Fork a rank and return its process number."""
+    end_with_template = die_with_parent(signal.SIGKILL)
+    pid = os.fork()
+    if pid == 0:
+        end_with_template()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in inherited:
+            os.close(descriptor)
+        _run_to_the_end(lambda: serve(binding, channel))
+    channel.close()
+    return pid
+
+
+def _report(control: socket.socket, news: RankStart | RankEnd) -> None:
+    control.send(json.dumps(encode(news)).encode())
+
+
+def _run_to_the_end(body: Callable[[], int]) -> None:
+    """Run the body of a forked process, without what an exit of Python does: it may wait for others."""
+    code = CRASHED
+    try:
+        code = body()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else CRASHED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _reaped(children: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the processes that have ended, with their exit codes."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in children:
+            code = os.waitstatus_to_exitcode(status)
+            yield pid, code if code >= 0 else 128 - code

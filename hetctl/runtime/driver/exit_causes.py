@@ -1,0 +1,89 @@
+"""Why a step ended: from its exit code and from what launcher and trainer said of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, Why
+
+SRUN_OUT_OF_MEMORY = 253
+GIBIBYTE = 2**30
+
+# What Slurm's launcher and its daemon on the node write to the output of a step. The first line of the
+# table that fits decides: what ends a job comes before what that does to its processes.
+SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
+OF_SLURM = tuple(
+    (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), why)
+    for text, why in (
+        ("DUE TO TIME LIMIT", Why.TIME),
+        ("DUE TO PREEMPTION", Why.PREEMPTED),
+        ("DUE TO JOB REQUEUE", Why.CANCELLED),
+        # Of a job that ends with one of its nodes, the steps on the others say this.
+        ("DUE TO NODE FAILURE", Why.CANCELLED),
+        ("(already completing or completed|Job \\d+ has expired|Invalid job id specified)", Why.CANCELLED),
+        ("Job is pending execution", Why.CANCELLED),
+        ("(Node fail|Required node not available)", Why.NODE_FAILURE),
+        # All that steps ask for was reserved, so that one of the nodes must be gone.
+        ("Requested node configuration is not available", Why.NODE_FAILURE),
+        (r"(oom.?kill|Out Of Memory|exceeded memory limit)", Why.OUT_OF_MEMORY),
+        ("(Unable to contact slurm controller|Socket timed out|connect failure)", Why.NOT_LAUNCHED),
+    )
+)
+MISPLACED = "placement could not be kept"
+"""Words in the log of a member whose agents are not where its plan has them."""
+EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), Why.NOT_LAUNCHED))
+
+BY_CODE = {
+    SRUN_OUT_OF_MEMORY: Why.OUT_OF_MEMORY,
+    LOST_PEER: Why.KILLED,
+    **{code: why for why, code in EXIT_CODES.items()},
+}
+
+CAUSES = {
+    Why.TIME: "the job's time was over",
+    Why.PREEMPTED: "the job was preempted",
+    Why.CANCELLED: "the batch system ended the job",
+    Why.NOT_LAUNCHED: "the batch system did not start it as planned",
+    Why.NODE_FAILURE: "node failure",
+    Why.OUT_OF_MEMORY: "out of memory",
+    Why.DISK_FULL: "disk full",
+    Why.HUNG: "no sign of life",
+}
+"""In words, where the exit code would say less."""
+
+
+def why_ended(exit_code: int, output: str, said: str | None = None) -> Why:
+    """Say why a step ended that did not get done what it was there for.
+
+    Parameters
+    ----------
+    exit_code : int
+        128 + n if signal n ended it. It may be 0: srun's is when a node has failed.
+    output : str
+        What the step wrote, the trainers' own lines included.
+    said : str or None
+        The cause in the trainer's own ``failed`` event. It may be a consequence only: the ranks that a
+        lost rank leaves behind fail, too.
+    """
+    for pattern, why in EVIDENCE:
+        if pattern.search(output):
+            return why
+    if said is not None:
+        return Why(said)
+    return BY_CODE.get(exit_code, Why.KILLED if exit_code > 128 else Why.PROGRAM_ERROR)
+
+
+def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
+    """Return which of a step's nodes failed: those that the launcher names, or its only one."""
+    nodes = tuple(nodes)
+    lines = "\n".join(line for line in output.splitlines() if re.match(SLURM, line))
+    named = tuple(node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", lines))
+    return named if len(nodes) > 1 else nodes
+
+
+def with_peak(cause: str, peak_bytes: int, share_bytes: int = 0) -> str:
+    """Add the most memory that was seen in use, and the share that it exceeded, if they are known."""
+    peak = f": {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else ""
+    share = f", and its share of the node is {share_bytes / GIBIBYTE:.2f} GiB" if share_bytes else ""
+    return f"{cause}{peak}{share}"

@@ -1,0 +1,77 @@
+"""Steps as processes: launched through the site's launcher, each with its log and exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.cluster.launchers import Step
+from hetctl.runtime.rank_logs import end_of, private_log
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A step that has not been seen to end."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_start: int
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """A step with its exit code (128 + n if signal n ended it) and the end of its output."""
+
+    name: str
+    exit_code: int
+    output: str
+
+
+class StepPool:
+    """The steps of one batch job."""
+
+    def __init__(self) -> None:
+        self._running: list[RunningStep] = []
+
+    def launch(self, step: Step, log: Path) -> None:
+        """Start a step; its output is appended to `log`."""
+        environment = {**os.environ, **step.environment}
+        with private_log(log) as output:
+            start = output.seek(0, os.SEEK_END)
+            process = subprocess.Popen(
+                step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        self._running.append(RunningStep(step.name, process, log, start))
+
+    def reap(self) -> list[EndedStep]:
+        """Return the steps that have ended since the last call."""
+        over = [step for step in self._running if step.process.poll() is not None]
+        self._running = [step for step in self._running if step not in over]
+        return [EndedStep(s.name, _exit_code(s.process.returncode), end_of(s.log, s.log_start)) for s in over]
+
+    def end(self, patience_s: float) -> list[EndedStep]:
+        """Wait for all steps; terminate and then kill those that take longer than `patience_s` each time."""
+        ended: list[EndedStep] = []
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            limit = time.monotonic() + patience_s
+            while self._running and time.monotonic() < limit:
+                ended += self.reap()
+                time.sleep(0.01)
+            for step in self._running:
+                step.process.send_signal(number)
+        return ended
+
+    def signal(self, number: signal.Signals, name: str) -> None:
+        """Send a signal to the step of that name, if it runs."""
+        for step in self._running:
+            if step.name == name:
+                step.process.send_signal(number)
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,60 @@
+"""View of a run for the scheduling of its job: the members' work, ranks that end, and the budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetctl.model.plan import Allocation
+from hetctl.model.run import Budget
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.workloads import Members, Seen
+from hetctl.scheduling.budget import exceeded
+from hetctl.scheduling.rounds import Running
+
+
+@dataclass(frozen=True)
+class RunObserver:
+    """The run as its events show it (`hetctl.scheduling.observer.Observer`).
+
+    Parameters
+    ----------
+    open_rounds : mapping of int to ActiveRound
+        As they are at any moment.
+    order : callable
+        Sorts candidates that wait.
+    """
+
+    budget: Budget
+    members: Members
+    workers: WorkerPool
+    open_rounds: Mapping[int, ActiveRound]
+    order: Any
+
+    def left(self, _now_s: float) -> Mapping[str, Candidate]:
+        """Return all members that need training, as their finished epochs and checkpoints tell."""
+        return self.members.left()
+
+    def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> Seen:
+        """Return all members; those that wait come in the planner's order, without `deferred`."""
+        seen = self.members.seen(self.open_rounds.values(), time.time())
+        waiting = (candidate for candidate in seen.waiting if candidate.name not in deferred)
+        return replace(seen, waiting=tuple(sorted(waiting, key=self.order)))
+
+    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return nodes with those of their GPUs that no rank holds, be it one that is about to end."""
+        names = {node.name for node in nodes}
+        return tuple(node for node in self.workers.free_nodes() if node.name in names)
+
+    def can_use(self, allocation: Allocation) -> bool:
+        """Return true if no rank holds any of these GPUs."""
+        return self.workers.can_hold(allocation)
+
+    def used_up(self) -> str | None:
+        """Return the limit of the run's budget that is reached."""
+        return exceeded(self.budget, self.members.used(time.time()))

@@ -1,0 +1,56 @@
+"""Who trains next, on which GPUs: one file per published method, all of one shape."""
+
+from __future__ import annotations
+
+import re
+
+from hetctl.model.errors import BadInputError
+from hetctl.scheduling.planners.base import Planner, nearest
+from hetctl.scheduling.planners.doubling import DOUBLING
+from hetctl.scheduling.planners.exploratory import EXPLORATORY
+from hetctl.scheduling.planners.fixed import fixed
+from hetctl.scheduling.planners.flotilla import FLOTILLA
+from hetctl.scheduling.planners.flotilla_local import FLOTILLA_LOCAL
+from hetctl.scheduling.planners.fluid import FLUID
+from hetctl.scheduling.planners.heterogeneous import by_type
+from hetctl.scheduling.planners.homogeneous import HOMOGENEOUS
+from hetctl.scheduling.planners.independent import INDEPENDENT
+from hetctl.scheduling.planners.optimus import OPTIMUS
+from hetctl.scheduling.planners.static import STATIC
+
+PLANNERS: dict[str, Planner] = {
+    planner.name: by_type(planner)
+    for planner in (
+        INDEPENDENT,
+        HOMOGENEOUS,
+        FLOTILLA,
+        FLOTILLA_LOCAL,
+        OPTIMUS,
+        DOUBLING,
+        EXPLORATORY,
+        FLUID,
+        STATIC,
+    )
+}
+FIXED = re.compile(r"fixed-(\d{1,6})")
+"""``fixed-K``, for any K."""
+
+
+def planner_named(name: str) -> Planner:
+    """Return the planner of that name.
+
+    Raises
+    ------
+    BadInputError
+        If there is none; the hint gives the nearest name.
+    """
+    found = FIXED.fullmatch(name)
+    if found and int(found[1]) > 0:
+        return by_type(fixed(int(found[1])))
+    if name.startswith("fixed"):
+        raise BadInputError(
+            f"planner {name!r} does not say how many GPUs each member gets, 1 or more", hint="such as fixed-4"
+        )
+    if name not in PLANNERS:
+        raise BadInputError(f"unknown planner {name!r}", hint=nearest(name, {**PLANNERS, "fixed-K": fixed}))
+    return PLANNERS[name]

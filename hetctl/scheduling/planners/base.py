@@ -1,0 +1,264 @@
+"""The shape of every planner: from what is free and what is left to do, to a decision."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.plan import Allocation
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+
+MAKESPAN, MEAN_JCT = "makespan", "mean-jct"
+OBJECTIVES = (MAKESPAN, MEAN_JCT)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may set; every planner reads what it knows.
+
+    Parameters
+    ----------
+    delta : float or None
+        How far apart, in samples/s, the rates in a flotilla may be (FLEET, Equation 3).
+    relative_delta : float
+        The same as a share of the fastest member's single-GPU rate; used where `delta` is None.
+        The paper's 20 images/s are about this share of its fastest member's 176.
+    alpha : float
+        A flotilla stops when less than this share of its GPUs is active.
+    max_permutations : int
+        Orders that packing tries.
+    objective : str
+        ``makespan``: all members are done early; ``mean-jct``: each is, on average.
+    plan_seconds : float
+        How long a planner that searches may do so, for a whole plan.
+    exploration : str
+        Whether members of a family explore their rates together (``shared``) or ``each`` for itself.
+    mix_types : bool
+        Whether a member may have GPUs of several types at once.
+    balance : bool
+        Whether it then has batches that take all of them equally long, or equal ones.
+    """
+
+    delta: float | None = None
+    relative_delta: float = 0.12
+    alpha: float = 0.8
+    max_permutations: int = 1024
+    seed: int = 0
+    objective: str = MAKESPAN
+    plan_seconds: float = 2.0
+    exploration: str = "shared"
+    mix_types: bool = False
+    balance: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """A member in training.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        As it is now: `startup_s` is what a new start would take.
+    since_s : float
+        When it got these GPUs.
+    fixed : bool
+        It can be neither stopped nor moved.
+    """
+
+    candidate: Candidate
+    allocation: Allocation
+    since_s: float
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to a planner.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+        Members that hold no GPU now and need training, in the planner's order (`Planner.order`), with
+        a rate for every number of GPUs from 1 up.
+    nodes : tuple of Node
+        With their free GPUs only.
+    gpus : int
+        GPUs of the whole cluster, M in the papers.
+    held : tuple of Held
+        Members in training; only the elastic paradigm is told of them.
+    cluster : tuple of Node
+        With all their GPUs, free or not; empty means that `nodes` is all there is.
+    now_s : float
+        Counts from the start of the run.
+    memory : Any
+        What the planner's last decision left to remember; None in the beginning, and after an
+        interruption of the run perhaps again.
+    """
+
+    candidates: Sequence[Candidate]
+    nodes: tuple[Node, ...]
+    gpus: int
+    round_index: int
+    options: Options
+    held: tuple[Held, ...] = ()
+    cluster: tuple[Node, ...] = ()
+    now_s: float = 0.0
+    memory: Any = None
+
+    @property
+    def free_gpus(self) -> int:
+        """Free GPUs on all nodes."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """The nodes with all their GPUs."""
+        return self.cluster or self.nodes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A planner's answer.
+
+    Parameters
+    ----------
+    start : tuple of Allocation
+        Members that get these GPUs. One that is held is stopped first, to be resized or moved; GPUs of
+        members that are stopped may be given away in the same decision.
+    stop : tuple of str
+        Held members that lose their GPUs and wait.
+    again_s : float or None
+        When to ask again if nothing happens until then.
+    memory : Any
+        What to remember, of JSON's types: the next request brings it.
+    """
+
+    start: tuple[Allocation, ...] = ()
+    stop: tuple[str, ...] = ()
+    again_s: float | None = None
+    memory: Any = None
+
+
+def in_order_of_arrival(_candidate: Candidate, _options: Options) -> Any:
+    """Return the same for all: first come, first served."""
+    return 0
+
+
+def no_reasons(_request: Request, _decision: Decision) -> Mapping[str, str]:
+    """Say nothing beyond what can be seen."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Planner:
+    """A published method, or one of ours.
+
+    Parameters
+    ----------
+    paradigm : str
+        ``global``: asked when all GPUs are free; ``local``: asked whenever some are (FLEET, section
+        4.1); ``elastic``: asked whenever anything changes, and may resize members in training.
+    decide : callable
+        A pure function; starts somebody whenever nobody trains and there are a candidate and a GPU.
+    shares : bool
+        Whether the members of a round train as a group on one stream of data.
+    order : callable
+        Key of a candidate; `Request.candidates` are sorted by it, equal ones by arrival.
+    reasons : callable
+        Says in words, by member, why it got its GPUs or why it waits.
+    alpha : float or None
+        Share of active GPUs below which a group stops; None: `Options.alpha`.
+    """
+
+    name: str
+    paradigm: Literal["global", "local", "elastic"]
+    decide: Callable[[Request], Decision]
+    shares: bool = False
+    order: Callable[[Candidate, Options], Any] = in_order_of_arrival
+    reasons: Callable[[Request, Decision], Mapping[str, str]] = no_reasons
+    alpha: float | None = None
+
+    def stop_share(self, options: Options) -> float:
+        """Share of its GPUs below which a round stops; 0 where members do not train as a group."""
+        if not self.shares:
+            return 0.0
+        return options.alpha if self.alpha is None else self.alpha
+
+
+def ask(
+    planner: Planner, request: Request, fits: Callable[[Allocation], bool]
+) -> tuple[Decision, tuple[str, ...]]:
+    """Ask until all that is started is of use; return the decision, and the members left out.
+
+    Near the wall-clock limit a member may be given so few GPUs that its next epoch would not fit. The
+    later half of such members is left out and the planner asked again, so that others take the GPUs;
+    one by one at the end, so that nobody is left out who would have fitted with all GPUs to itself.
+    A member in training that would not fit elsewhere stays where it is.
+    """
+    left_out = set[str]()
+    while True:
+        decision = planner.decide(request)
+        unfit = [allocation.member for allocation in decision.start if not fits(allocation)]
+        if not unfit:
+            return decision, tuple(sorted(left_out))
+        left_out.update(unfit[len(unfit) // 2 :])
+        request = _without(request, left_out)
+
+
+def _without(request: Request, members: set[str]) -> Request:
+    return replace(
+        request,
+        candidates=tuple(c for c in request.candidates if c.name not in members),
+        held=tuple(replace(h, fixed=h.fixed or h.candidate.name in members) for h in request.held),
+    )
+
+
+def options_from(values: Mapping[str, Any]) -> Options:
+    """Check options that a person wrote; those that are missing take their defaults.
+
+    Raises
+    ------
+    BadInputError
+        On an unknown name, a wrong type or a value out of range.
+    """
+    for name, value in values.items():
+        if name not in _RULES:
+            raise BadInputError(f"unknown planner option {name!r}", hint=nearest(name, _RULES))
+        holds, rule = _RULES[name]
+        if not holds(value):
+            raise BadInputError(f"planner option {name} is {value!r}, but must be {rule}")
+    return Options(**values)
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """Return a hint that names the nearest known word, or all of them if none is near."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"one of: {', '.join(known)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "delta": (lambda v: v is None or (_is_number(v) and v > 0), "a number of samples/s above 0"),
+    "relative_delta": (lambda v: _is_number(v) and v > 0, "a number above 0"),
+    "alpha": (lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1"),
+    "max_permutations": (lambda v: _is_whole(v) and v >= 1, "a whole number, at least 1"),
+    "seed": (_is_whole, "a whole number"),
+    "objective": (lambda v: v in OBJECTIVES, f"one of: {', '.join(OBJECTIVES)}"),
+    "plan_seconds": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
+    "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
+    "mix_types": (lambda v: isinstance(v, bool), "true or false"),
+    "balance": (lambda v: isinstance(v, bool), "true or false"),
+}
+assert set(_RULES) == {field.name for field in fields(Options)}

@@ -1,0 +1,62 @@
+"""Whether numbers of GPUs fit on nodes, judged by how many members want how many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hetctl.model.site import Node
+
+
+class Room:
+    """Wishes that fit on nodes together, each on as few nodes as it needs.
+
+    Fitting is judged by first-fit decreasing on counts alone, which is exact for nodes of up to 4
+    GPUs and leaves little for larger ones.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = Counter(len(node.gpus) for node in nodes)
+        self._node_size = max(self._nodes, default=1)
+        self._wishes: Counter[int] = Counter()
+        self.left = sum(size * count for size, count in self._nodes.items())
+
+    def change(self, before: int, after: int) -> bool:
+        """Let a member wish for `after` GPUs in place of `before`; changes nothing if they do not fit."""
+        if after - before > self.left:
+            return False
+        self._exchange(before, after)
+        if after > before and not self._fits():
+            self._exchange(after, before)
+            return False
+        return True
+
+    def _exchange(self, before: int, after: int) -> None:
+        self.left -= after - before
+        for gpus, sign in ((before, -1), (after, 1)):
+            whole, part = divmod(gpus, self._node_size)
+            self._wishes[self._node_size] += sign * whole
+            if part:
+                self._wishes[part] += sign
+
+    def _fits(self) -> bool:
+        free = Counter(self._nodes)
+        for wish in range(self._node_size, 0, -1):
+            wanted = self._wishes[wish]
+            for size in range(wish, self._node_size + 1):
+                if not wanted:
+                    break
+                fitting = size // wish
+                used = min(free[size], -(-wanted // fitting))
+                if not used:
+                    continue
+                taken = min(wanted, used * fitting)
+                wanted -= taken
+                free[size] -= used
+                full, rest = divmod(taken, fitting)
+                free[size - fitting * wish] += full
+                if rest:
+                    free[size - rest * wish] += 1
+            if wanted:
+                return False
+        return True

@@ -1,0 +1,191 @@
+"""Resizing by gain: who gets one step more, again and again, and what comes of it on real nodes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.capacity import Room
+from hetctl.scheduling.planners.placement import realise
+
+Step = Callable[[int], int]
+"""From a number of GPUs to the next one that is looked at."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A member, and what numbers of GPUs would mean to it.
+
+    Parameters
+    ----------
+    rates : mapping of int to float
+        Samples/s by GPUs, as far as the planner goes by them.
+    holds : int
+        GPUs that it has now.
+    fixed : bool
+        It keeps them.
+    least : int
+        GPUs that it gets at once, or none.
+    """
+
+    candidate: Candidate
+    rates: Mapping[int, float]
+    holds: int = 0
+    fixed: bool = False
+    least: int = 1
+
+    @property
+    def name(self) -> str:
+        """The member's name."""
+        return self.candidate.name
+
+    def seconds(self, gpus: int) -> float:
+        """Return t_j = Q_j / f(w_j), and what a restart takes if it now has another number of GPUs."""
+        restart_s = self.candidate.interruption_s if self.holds not in (0, gpus) else 0.0
+        return self.candidate.samples_left / self.rates[gpus] + restart_s
+
+    def gain(self, before: int, after: int) -> float:
+        """Return the seconds saved per GPU that is added (Equation 6)."""
+        return (self.seconds(before) - self.seconds(after)) / (after - before)
+
+
+Choose = Callable[[Sequence[Job], Sequence[Node]], dict[str, int]]
+"""From members, and nodes with the GPUs that are to be had, to GPUs by member."""
+
+
+def jobs_of(request: Request) -> list[Job]:
+    """Return all members: first those in training, then those that wait in the order they came."""
+    held = [Job(h.candidate, h.candidate.rates, h.allocation.gpus, h.fixed) for h in request.held]
+    return held + [Job(candidate, candidate.rates) for candidate in request.candidates]
+
+
+def movable_nodes(request: Request) -> list[Node]:
+    """Return the nodes with those of their GPUs that are free or held by members that can be moved."""
+    gpus: defaultdict[str, list[int]] = defaultdict(list)
+    for node in request.nodes:
+        gpus[node.name].extend(node.gpus)
+    for held in request.held:
+        for part in () if held.fixed else held.allocation.placement:
+            gpus[part.node].extend(part.gpus)
+    return [Node(name, tuple(here)) for name, here in gpus.items()]
+
+
+def allot(jobs: Sequence[Job], nodes: Sequence[Node], step: Step) -> dict[str, int]:
+    """Return GPUs by member: the least for each as long as there are any, then steps for who gains most.
+
+    Members in training come first, as far as they are to keep what they have: nobody is made smaller
+    for what others gain, but only so that all have their least. A member stays where it is if its next
+    step gains nothing, or if there are not enough GPUs for it on as few nodes as the member then
+    needs. Fixed members are left out.
+    """
+    room = Room(nodes)
+    growing = [job for job in jobs if not job.fixed and room.left and room.change(0, job.least)]
+    counts = {job.name: job.least for job in growing}
+    kept = {job.name: _kept(job, step) for job in growing}
+    _grow([job for job in growing if kept[job.name] > job.least], counts, room, step, kept)
+    _grow(growing, counts, room, step, {})
+    return counts
+
+
+def _kept(job: Job, step: Step) -> int:
+    """Return the number up to what a member holds that is best for it, a restart counted."""
+    best = gpus = job.least
+    while (gpus := step(gpus)) <= job.holds and gpus in job.rates:
+        if job.seconds(gpus) <= job.seconds(best):
+            best = gpus
+    return best
+
+
+def _grow(
+    jobs: Sequence[Job], counts: dict[str, int], room: Room, step: Step, kept: Mapping[str, int]
+) -> None:
+    """Take step after step, that with the greatest gain first: all up to what is kept, else who gains."""
+
+    def following(order: int) -> list[tuple[float, int, int]]:
+        job = jobs[order]
+        before = counts[job.name]
+        after = step(before)
+        if after not in job.rates or after > kept.get(job.name, after):
+            return []
+        gain = job.gain(before, after)
+        return [(-gain, order, after)] if gain > 0 or job.name in kept else []
+
+    steps = [entry for order in range(len(jobs)) for entry in following(order)]
+    heapq.heapify(steps)
+    while steps and room.left:
+        _, order, after = heapq.heappop(steps)
+        name = jobs[order].name
+        if room.change(counts[name], after):
+            counts[name] = after
+            for entry in following(order):
+                heapq.heappush(steps, entry)
+
+
+def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
+    """Place members; who finds no room all the same goes back by as many steps as it must."""
+    while True:
+        decision, given = realise(request, counts)
+        short = {name: _reached(given[name], step) for name in counts if given[name] < counts[name]}
+        if all(given[name] == gpus for name, gpus in short.items()):
+            return decision
+        counts = {**counts, **short}
+
+
+def _reached(gpus: int, step: Step) -> int:
+    """Return the most GPUs up to `gpus` that steps from one lead to."""
+    reached = 1
+    while step(reached) <= gpus:
+        reached = step(reached)
+    return reached
+
+
+def by_gain(name: str, step: Step, choose: Choose) -> Planner:
+    """Return the elastic planner that gives what `choose` says, by steps from one GPU each."""
+
+    def decide(request: Request) -> Decision:
+        return give(request, choose(jobs_of(request), movable_nodes(request)), step)
+
+    def reasons(request: Request, decision: Decision) -> dict[str, str]:
+        return explain(request, decision, jobs_of(request), step)
+
+    return Planner(name, "elastic", decide, reasons=reasons)
+
+
+def explain(request: Request, decision: Decision, jobs: Sequence[Job], step: Step) -> dict[str, str]:
+    """Say of each member with GPUs what its next step would save, and who waits."""
+    given = given_by(request, decision)
+    words = {job.name: _holds(job, given[job.name], step) for job in jobs if job.name in given}
+    waiting = [job.name for job in jobs if job.name not in given]
+    return words | {
+        name: f"waits, {ahead} before it: {len(given)} members have a GPU each or more"
+        for ahead, name in enumerate(waiting)
+    }
+
+
+def given_by(request: Request, decision: Decision) -> dict[str, int]:
+    """Return the GPUs by member when a decision is carried out."""
+    stays = (held for held in request.held if held.candidate.name not in decision.stop)
+    given = {held.candidate.name: held.allocation.gpus for held in stays}
+    return given | {allocation.member: allocation.gpus for allocation in decision.start}
+
+
+def _holds(job: Job, gpus: int, step: Step) -> str:
+    count = count_of(gpus)
+    if job.fixed:
+        return f"{count}: it can be neither stopped nor moved"
+    if step(gpus) not in job.rates:
+        return f"{count}: no rate on {step(gpus)} is known"
+    gain_s = job.gain(gpus, step(gpus))
+    if gain_s <= 0:
+        return f"{count}: {step(gpus)} would save no time"
+    return f"{count}: {step(gpus)} would save {gain_s:.3g} s for each GPU more"
+
+
+def count_of(gpus: int) -> str:
+    """Return ``1 GPU``, ``2 GPUs``, .."""
+    return f"{gpus} GPU{'s' * (gpus != 1)}"

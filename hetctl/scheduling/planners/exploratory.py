@@ -1,0 +1,187 @@
+"""The exploratory variant of the doubling heuristic (Capes et al., section 7): rates are not known before.
+
+Only rates on numbers of GPUs that somebody has trained with count; the others in the candidates'
+tables are not looked at.
+
+With ``exploration`` *each* it is the paper's: a new member has 8 GPUs to itself for ten minutes and
+trains for 2.5 of them on each of 1, 2, 4 and 8. With *shared*, ours, what is known of one member is
+known of its family; one member of a family at a time goes through the same stages, on no more GPUs
+than the stage takes and only as long as all others can have one. These train on as many GPUs as are
+known by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.capacity import Room
+from hetctl.scheduling.planners.doubling import double, twice
+from hetctl.scheduling.planners.elastic import Job, count_of, explain, give, given_by, jobs_of, movable_nodes
+from hetctl.scheduling.planners.rate_learning import EXPLORED, STAGE_S, Known, powers_of_two, ready_s
+
+Parts = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """A decision, who explores by it, and the GPUs that explorers keep, used or not."""
+
+    decision: Decision
+    explorers: Sequence[str]
+    kept: Mapping[str, Parts]
+
+
+def decide(request: Request) -> Decision:
+    """Let members explore, and double those with the best gain as far as rates are known."""
+    known = _known(request)
+    exploration = _together(request, known) if _shared(request) else _apart(request, known)
+    kept = {
+        name: [[part.node, list(part.gpus)] for part in parts] for name, parts in exploration.kept.items()
+    }
+    return replace(
+        exploration.decision,
+        again_s=_stage_ends_s(request, exploration),
+        memory={"known": known.memory(), "kept": kept},
+    )
+
+
+def _shared(request: Request) -> bool:
+    return request.options.exploration == "shared"
+
+
+def _known(request: Request) -> Known:
+    known = Known(_shared(request), (request.memory or {}).get("known", {}))
+    known.learn(request.held, request.now_s)
+    return known
+
+
+def _stage_ends_s(request: Request, exploration: Exploration) -> float | None:
+    ends = {h.candidate.name: ready_s(h) for h in request.held}
+    ends.update((a.member, request.now_s + STAGE_S) for a in exploration.decision.start)
+    return min((ends[e] for e in exploration.explorers if ends.get(e, 0.0) > request.now_s), default=None)
+
+
+def _together(request: Request, known: Known) -> Exploration:
+    """Let one member of each family explore, on its stage's GPUs alone."""
+    stages = _stages(request, known)
+    jobs = [
+        replace(job, rates={}, least=stages[job.name]) if job.name in stages else known.job(job)
+        for job in jobs_of(request)
+    ]
+    counts = double(jobs, movable_nodes(request))
+    return Exploration(give(request, counts, twice), tuple(stages), {})
+
+
+def _stages(request: Request, known: Known) -> dict[str, int]:
+    """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
+    jobs = jobs_of(request)
+    stages = {job.name: known.next_stage(job.candidate) for job in jobs if not job.fixed}
+    if not any(stages.values()):
+        return {}
+    room = Room(movable_nodes(request))
+    explorers: dict[str, tuple[Job, int]] = {}
+    for job in jobs:
+        if job.fixed or not room.left or not room.change(0, 1):
+            continue
+        stage, key = stages[job.name], known.key(job.candidate)
+        if stage and (key not in explorers or job.holds == stage > 1):
+            explorers[key] = job, stage
+    # Who is at its stage stays: asked again at once, others would take its GPUs, and nobody would get done.
+    first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
+    return {job.name: stage for job, stage in first if room.change(1, stage)}
+
+
+def _apart(request: Request, known: Known) -> Exploration:
+    """Let every new member explore on GPUs that it keeps for that time; others take what is left."""
+    most = _most(request)
+    kept, resized = _go_on(request, known, most)
+    rest = _without(request, kept)
+    jobs = [known.job(job) for job in jobs_of(rest)]
+    new = {
+        job.name: replace(job, rates={}, least=_power_within(min(most, job.candidate.max_gpus)))
+        for job in jobs
+        if not job.fixed and known.next_stage(job.candidate, most)
+    }
+    counts = double([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest))
+    decision = give(rest, counts, twice)
+    others = [allocation for allocation in decision.start if allocation.member not in new]
+    for name, parts in _placements(rest, decision).items():
+        if name in new:
+            kept[name] = parts
+            resized.append(_stage(new[name].candidate, known, parts))
+    held = {h.allocation for h in request.held}
+    start = (*others, *(allocation for allocation in resized if allocation not in held))
+    return Exploration(replace(decision, start=start), tuple(kept), kept)
+
+
+def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts], list[Allocation]]:
+    """Return who has not yet explored all, with the GPUs that it keeps and the allocation of its stage."""
+    remembered = (request.memory or {}).get("kept", {})
+    kept, stages = dict[str, Parts](), list[Allocation]()
+    for held in request.held:
+        name = held.candidate.name
+        if name in remembered and not held.fixed and known.next_stage(held.candidate, most):
+            kept[name] = tuple(Placement(node, tuple(gpus)) for node, gpus in remembered[name])
+            stages.append(_stage(held.candidate, known, kept[name]))
+    return kept, stages
+
+
+def _stage(candidate: Candidate, known: Known, kept: Parts) -> Allocation:
+    """Return the allocation of a member's next stage, on the first of the GPUs that it keeps."""
+    size = sum(len(part.gpus) for part in kept)
+    gpus = known.next_stage(candidate, size) or size
+    parts, left = list[Placement](), gpus
+    for part in kept:
+        if left:
+            parts.append(Placement(part.node, part.gpus[:left]))
+            left -= len(parts[-1].gpus)
+    return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], tuple(parts))
+
+
+def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
+    """Return the request as if explorers and the GPUs that they keep were not there."""
+    taken = {(part.node, gpu) for parts in kept.values() for part in parts for gpu in part.gpus}
+    nodes = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in request.nodes)
+    return replace(
+        request,
+        nodes=tuple(node for node in nodes if node.gpus),
+        held=tuple(held for held in request.held if held.candidate.name not in kept),
+        cluster=request.all_nodes,
+    )
+
+
+def _placements(request: Request, decision: Decision) -> dict[str, Parts]:
+    stays = (held.allocation for held in request.held if held.candidate.name not in decision.stop)
+    return {allocation.member: allocation.placement for allocation in (*stays, *decision.start)}
+
+
+def _most(request: Request) -> int:
+    """Return on how many GPUs a member can explore if the whole cluster is its own."""
+    sizes = [gpus for gpus in powers_of_two(EXPLORED) if Room(request.all_nodes).change(0, gpus)]
+    return max(sizes, default=1)
+
+
+def _power_within(limit: int) -> int:
+    return max(powers_of_two(limit))
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Say who explores, and of the others what is known to be gained."""
+    known = _known(request)
+    words = explain(request, decision, [known.job(job) for job in jobs_of(request)], twice)
+    given = given_by(request, decision)
+    kept = decision.memory["kept"]
+    explorers = _stages(request, known) if _shared(request) else kept
+    for name in explorers:
+        if name in given:
+            words[name] = f"explores its rate on {count_of(given[name])}"
+    for name, parts in kept.items():
+        words[name] += f" of the {sum(len(gpus) for _, gpus in parts)} that are kept for it"
+    return words
+
+
+EXPLORATORY = Planner("doubling-exploratory", "elastic", decide, reasons=reasons)

@@ -1,0 +1,92 @@
+"""Every member asks for K GPUs, first come, first served (Capes et al., section 7)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.packing import Item, pack
+
+
+@lru_cache(maxsize=64)
+def fixed(k: int) -> Planner:
+    """Return the planner that gives every member `k` GPUs, at least 1.
+
+    A member whose curve ends below `k`, or a cluster that has fewer, makes it less. The member that
+    came first waits for its GPUs, and nobody overtakes it.
+    """
+
+    def decide(request: Request) -> Decision:
+        return _decide(request, k)
+
+    def reasons(request: Request, decision: Decision) -> dict[str, str]:
+        return _reasons(request, decision, k)
+
+    return Planner(f"fixed-{k}", "local", decide, reasons=reasons)
+
+
+def _decide(request: Request, k: int) -> Decision:
+    """Start the longest part of the queue that finds room."""
+    queue = _affordable(request, k)
+    placements, unplaced = _pack(queue, request)
+    if unplaced:
+        lengths = range(1, len(queue))
+        longest = bisect_left(lengths, True, key=lambda length: bool(_pack(queue[:length], request)[1]))
+        queue = queue[:longest]
+        placements, _ = _pack(queue, request)
+    return Decision(
+        tuple(
+            Allocation(name, gpus, DATA_PARALLEL, candidate.rates[gpus], placements[name])
+            for candidate, (name, gpus) in zip(request.candidates, queue, strict=False)
+        )
+    )
+
+
+def _affordable(request: Request, k: int) -> list[Item]:
+    """Return the first candidates with their GPUs, as long as enough are free."""
+    most, left = _most(request, k), request.free_gpus
+    queue: list[Item] = []
+    for candidate in request.candidates:
+        gpus = min(most, candidate.max_gpus)
+        if gpus > left:
+            break
+        left -= gpus
+        queue.append((candidate.name, gpus))
+    return queue
+
+
+def _most(request: Request, k: int) -> int:
+    return min(k, sum(len(node.gpus) for node in request.all_nodes))
+
+
+def _pack(
+    queue: Sequence[Item], request: Request
+) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
+    return pack(queue, request.nodes, 1, request.all_nodes)
+
+
+def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
+    """Say who gets less than it would ask for, and for what the others wait."""
+    started = {allocation.member: allocation.gpus for allocation in decision.start}
+    waiting = [candidate for candidate in request.candidates if candidate.name not in started]
+    less = {
+        name: f"{_gpus(gpus)} and not {k}: it can use no more here"
+        for name, gpus in started.items()
+        if gpus < k
+    }
+    if not waiting:
+        return less
+    free = request.free_gpus - sum(started.values())
+    head, *rest = waiting
+    wish = min(_most(request, k), head.max_gpus)
+    return less | {
+        head.name: f"waits for {_gpus(wish)} on as few nodes as that takes; {free} free",
+        **{candidate.name: f"waits: {head.name} came first" for candidate in rest},
+    }
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"

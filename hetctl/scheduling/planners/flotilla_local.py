@@ -1,0 +1,27 @@
+"""FLEET-L (section 4.3.3): as `flotilla`, but GPUs that become free are filled again at once.
+
+Who gets them is found by the same greedy algorithm on those GPUs and the members left alone, while
+all others train on.
+"""
+
+from __future__ import annotations
+
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.flotilla import decide
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Set the rates of those that start beside the one they were chosen by."""
+    if not decision.start:
+        return {}
+    fastest = max(request.candidates, key=lambda candidate: candidate.rates[1])
+    beside = f"chosen by {fastest.name}, the fastest left, with {fastest.rates[1]:.4g} on one GPU"
+    words = {
+        a.member: f"{a.gpus} of {request.free_gpus} GPUs: {a.rate:.4g} samples/s, {beside}"
+        for a in decision.start
+    }
+    waiting = (candidate.name for candidate in request.candidates if candidate.name not in words)
+    return words | dict.fromkeys(waiting, f"waits for freed GPUs: others are nearer to {fastest.name}")
+
+
+FLOTILLA_LOCAL = Planner("flotilla-local", "local", decide, shares=True, reasons=reasons, alpha=0.0)

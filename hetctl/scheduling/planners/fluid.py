@@ -1,0 +1,213 @@
+"""Ours: follow the fluid optimum with whole GPUs, resizing a member only where it pays.
+
+If GPUs could be split and members resized for nothing, every member would train at the constant rate
+W_i / T on its concave envelope, and all would be done at the fluid bound T (`perf/fluid_bound.py`). Between
+two corners of the envelope that rate is a mixture of two whole numbers of GPUs: the fewer for some of
+the time left, the more for the rest of it (its `share`). As in McNaughton's wrap-around rule it does
+not matter when a member has its share, so each has it in one piece: who has begun it goes on, and who
+cannot wait any longer takes over from the one that can wait longest. All is computed anew whenever
+anything changes, from the work left then: what a member fell short of is its credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetctl.model.workload import Candidate
+from hetctl.perf.fluid_bound import Envelope, envelope_of, fluid_time
+from hetctl.scheduling.planners import mean_jct
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request
+from hetctl.scheduling.planners.capacity import Room
+from hetctl.scheduling.planners.placement import realise
+
+URGENT = 0.999
+"""A member whose share of the time left is at least this cannot wait any longer."""
+PATIENCE = 10
+"""Members are stopped only while the time left is more than so many interruptions."""
+LEAST_SHARE_S = 1.0
+"""A share of less than this is no reason to give GPUs to a member."""
+
+
+@dataclass
+class Job:
+    """A member beside the fluid optimum.
+
+    Parameters
+    ----------
+    low, high : int
+        The corners of its envelope between which it is to train, in GPUs.
+    share_s : float
+        Seconds of the time left for which it needs `high` GPUs and not just `low`, the cost of its
+        restarts included; more than the time left if it is late.
+    gpus : int
+        What it is to have now.
+    """
+
+    candidate: Candidate
+    held: Held | None
+    envelope: Envelope
+    low: int = 0
+    high: int = 1
+    share_s: float = 0.0
+    gpus: int = 0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it can be neither stopped nor moved."""
+        return self.held is not None and self.held.fixed
+
+    @property
+    def holds(self) -> int:
+        """GPUs that it has now."""
+        return self.held.allocation.gpus if self.held else 0
+
+    @property
+    def start_s(self) -> float:
+        """What it loses before it trains, if it gets other GPUs now."""
+        return self.candidate.interruption_s if self.held else self.candidate.startup_s
+
+    def seconds_on(self, gpus: int) -> float:
+        """Return how long the work left takes on so many GPUs, start-up left out."""
+        return self.candidate.samples_left / self.candidate.rates[gpus]
+
+    def grow(self, room: Room, gpus: int) -> None:
+        """Take as many GPUs as there is room for, up to `gpus`."""
+        for wish in range(gpus, self.gpus, -1):
+            if room.change(self.gpus, wish):
+                self.gpus = wish
+                return
+
+
+def decide(request: Request) -> Decision:
+    """Give every member its lower corner, and the upper one to as many as there are GPUs left for.
+
+    That is for the makespan; for the mean completion time see `scheduling/planners/mean_jct.py`.
+    """
+    if request.options.objective == MEAN_JCT:
+        return mean_jct.decide(request)
+    jobs, time_s = mixtures(request)
+    choose(jobs, Room(request.all_nodes), time_s)
+    decision, given = realise(request, {job.candidate.name: job.gpus for job in jobs})
+    for job in jobs:
+        job.gpus = given.get(job.candidate.name, 0)
+    again_s = _next_change(jobs, request.now_s, time_s)
+    return replace(decision, again_s=again_s, memory=request.now_s + time_s)
+
+
+def mixtures(request: Request) -> tuple[list[Job], float]:
+    """Return each member with its corners and share, and the fluid bound of the work left in seconds."""
+    jobs = [
+        *(
+            Job(held.candidate, held, envelope_of(held.candidate.rates, request.gpus))
+            for held in request.held
+        ),
+        *(Job(waiting, None, envelope_of(waiting.rates, request.gpus)) for waiting in request.candidates),
+    ]
+    works = [(job.candidate.samples_left, job.envelope) for job in jobs if job.candidate.samples_left > 0]
+    time_s = fluid_time(works, request.gpus, _expected_s(request))
+    for job in jobs:
+        _mix(job, time_s)
+    return jobs, time_s
+
+
+def _expected_s(request: Request) -> float:
+    """Return the time that is left by the last decision, which is near what is left now."""
+    return float(request.memory) - request.now_s if request.memory is not None else 0.0
+
+
+def _mix(job: Job, time_s: float) -> None:
+    """Solve slow * (time on `low`) + fast * (time on `high`) = work left, restarts taken off either time."""
+    left, curve, start_s = job.candidate.samples_left, job.envelope, job.start_s
+    at = curve.corner_above(left / time_s) if time_s else 1
+    job.low, job.high = curve.gpus[at - 1], curve.gpus[at]
+    slow, fast = curve.rates[at - 1], curve.rates[at]
+    if job.holds == job.low:
+        work = left - slow * time_s + fast * start_s
+    else:
+        work = left - slow * max(time_s - start_s, 0.0)
+    job.share_s = work / (fast - slow)
+
+
+def choose(jobs: list[Job], room: Room, time_s: float) -> None:
+    """Set the GPUs of each job, as far as they fit on the nodes together."""
+    for job in jobs:
+        if job.fixed:
+            job.grow(room, job.holds)
+    free = [job for job in jobs if not job.fixed]
+    interruption_s = max((job.candidate.interruption_s for job in free if job.held), default=0.0)
+    if time_s > PATIENCE * interruption_s:
+        _follow_the_optimum(free, room, time_s)
+    else:
+        _finish(free, room)
+
+
+def _follow_the_optimum(jobs: list[Job], room: Room, time_s: float) -> None:
+    for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
+        job.grow(room, job.low)
+    for job in sorted(
+        jobs, key=lambda job: (job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s)
+    ):
+        if (job.share_s > LEAST_SHARE_S or not job.gpus) and room.change(job.gpus, job.high):
+            job.gpus = job.high
+    for job in sorted(jobs, key=lambda job: -job.share_s):
+        job.grow(room, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
+
+
+def _finish(jobs: list[Job], room: Room) -> None:
+    """Near the end stop nobody: let who waits start, the longest first, and who is last grow if it gains."""
+    for job in jobs:
+        job.grow(room, job.holds)
+    for job in sorted(jobs, key=lambda job: -job.share_s):
+        if not job.gpus:
+            job.grow(room, job.high)
+    for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or 1)):
+        most = min(job.gpus + room.left, job.envelope.gpus[-1])
+        if job.held and most > job.gpus and job.start_s + job.seconds_on(most) < job.seconds_on(job.gpus):
+            job.grow(room, most)
+
+
+def _next_change(jobs: list[Job], now_s: float, time_s: float) -> float | None:
+    """When a member will have had its share, or cannot wait for it any longer.
+
+    Who has no lower corner is done with its share, and that is noticed anyway.
+    """
+    changes = [
+        job.share_s if job.gpus == job.high else time_s - job.share_s
+        for job in jobs
+        if 0 < job.share_s < URGENT * time_s
+        and not job.fixed
+        and (job.gpus == job.low or (job.gpus == job.high and job.low))
+    ]
+    if not changes:
+        return None
+    spacing_s = 2 * max(job.candidate.interruption_s for job in jobs)
+    return now_s + max(min(changes), spacing_s, LEAST_SHARE_S)
+
+
+def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
+    """Say which rate each member needs to be done with all others, and how it comes by it."""
+    if request.options.objective == MEAN_JCT:
+        return mean_jct.reasons(request, decision)
+    jobs, time_s = mixtures(request)
+    gpus = {job.candidate.name: job.holds for job in jobs}
+    gpus |= dict.fromkeys(decision.stop, 0)
+    gpus |= {allocation.member: allocation.gpus for allocation in decision.start}
+    return {job.candidate.name: _reason(job, gpus[job.candidate.name], time_s) for job in jobs}
+
+
+def _reason(job: Job, gpus: int, time_s: float) -> str:
+    needed = job.candidate.samples_left / time_s if time_s else 0.0
+    share = min(max(job.share_s / time_s, 0.0), 1.0) if time_s else 0.0
+    text = (
+        f"needs {needed:.0f} samples/s to be done with all others in {time_s:.0f} s:"
+        f" between {job.low} and {job.high} GPUs, {share:.0%} of the time on {job.high}"
+    )
+    if gpus == job.high:
+        return text + "; has that share now"
+    if gpus == 0:
+        return text + "; can wait for it"
+    return text + ("; has that share later" if gpus == job.low else f"; {gpus} is what fits on the nodes")
+
+
+FLUID = Planner("fluid", "elastic", decide, reasons=reasons)

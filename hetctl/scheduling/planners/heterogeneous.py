@@ -1,0 +1,249 @@
+"""Planners on nodes with several types of GPU: every type is a cluster of its own, or all are one.
+
+A planner knows one type only. Here each member gets a type, and the planner is asked once for each;
+or, with the option ``mix_types``, once for all of them, as if each GPU were of the slowest type, or with
+``balance`` of the average of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from hetctl.model.plan import Allocation
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+
+
+@lru_cache(maxsize=256)
+def by_type(planner: Planner) -> Planner:
+    """Return the planner for nodes that may be of several types.
+
+    A member stays on the type that it was first given, unless GPUs of another one would have nobody.
+    What is remembered says which type each member that waits is for, and what the planner remembers
+    of each type.
+    """
+
+    def decide(request: Request) -> Decision:
+        types = _types_of(_Same(request.all_nodes))
+        if types == ("",) and not _is_by_type(request.memory):
+            return planner.decide(request)
+        if request.options.mix_types:
+            return _at_real_rates(request, planner.decide(_mixed(request)))
+        parts = _split(request, types)
+        decisions = {gpu_type: planner.decide(part) for gpu_type, part in parts.items()}
+        return _merged(request, parts, decisions)
+
+    def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
+        types = _types_of(_Same(request.all_nodes))
+        if types == ("",) and not _is_by_type(decision.memory):
+            return planner.reasons(request, decision)
+        if request.options.mix_types:
+            return planner.reasons(_mixed(request), decision)
+        return {
+            name: f"on {gpu_type or 'GPUs of no known type'}, {words}"
+            for gpu_type, part in _split(request, types).items()
+            for name, words in planner.reasons(part, _part_of(decision, gpu_type, part)).items()
+        }
+
+    return replace(planner, decide=decide, reasons=reasons)
+
+
+class _Same:
+    """Nodes as a cache key: equal to themselves alone, so that a large cluster is looked at once."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+
+    def __hash__(self) -> int:
+        return id(self.nodes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.nodes is other.nodes
+
+
+@lru_cache(maxsize=16)
+def _types_of(same: _Same) -> tuple[str, ...]:
+    """Return the types there are, "" for GPUs of no known type."""
+    return tuple(sorted({node.gpu_type or "" for node in same.nodes if node.gpus})) or ("",)
+
+
+def _mixed(request: Request) -> Request:
+    gpus = Counter[str]()
+    for node in request.all_nodes:
+        gpus[node.gpu_type or ""] += len(node.gpus)
+    on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance)
+    return replace(
+        request,
+        candidates=[on_all(candidate) for candidate in request.candidates],
+        held=tuple(replace(h, candidate=on_all(h.candidate)) for h in request.held),
+    )
+
+
+def _at_real_rates(request: Request, decision: Decision) -> Decision:
+    """Return the decision with the rates on the types that members really got."""
+    members = {c.name: c for c in (*request.candidates, *(h.candidate for h in request.held))}
+    types = {node.name: node.gpu_type or "" for node in request.all_nodes}
+
+    def at_real_rate(given: Allocation) -> Allocation:
+        gpus = Counter[str]()
+        for part in given.placement:
+            gpus[types[part.node]] += len(part.gpus)
+        candidate = _on_types(members[given.member], gpus, request.options.balance)
+        return replace(given, rate=candidate.rates[given.gpus])
+
+    return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
+
+
+def _on_types(candidate: Candidate, gpus: Mapping[str, int], balance: bool) -> Candidate:
+    """Return the member as it is on so many GPUs of each type at once."""
+    return candidate.on_balanced(gpus) if balance else candidate.on_slowest(gpus)
+
+
+@dataclass
+class _Line:
+    """The members for one type of GPU.
+
+    Parameters
+    ----------
+    work : float
+        GPU-seconds that they take on single GPUs.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    free: list[Node] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    waiting: dict[str, Candidate] = field(default_factory=dict)
+    work: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this type, free or not."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+    @property
+    def surplus(self) -> int:
+        """Members that wait and cannot all have a GPU at once."""
+        return len(self.waiting) - sum(len(node.gpus) for node in self.free)
+
+    @property
+    def deserted(self) -> bool:
+        """Whether GPUs are free and nobody is there to have them."""
+        return bool(self.free) and not self.held and not self.waiting
+
+
+def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
+    """Return a request for each type, with rates on that type."""
+    lines = {gpu_type: _Line() for gpu_type in types}
+    homes = {node.name: node.gpu_type or "" for node in request.all_nodes if node.gpus}
+    for node in request.all_nodes:
+        if node.gpus:
+            lines[homes[node.name]].nodes.append(node)
+    for node in request.nodes:
+        if node.gpus:
+            lines[homes[node.name]].free.append(node)
+    for held in request.held:
+        gpu_type = homes[held.allocation.placement[0].node]
+        lines[gpu_type].held.add(held.candidate.name)
+        lines[gpu_type].work += _single_s(held.candidate.on_type(gpu_type))
+    _assign(request.candidates, lines, _remembered(request.memory, "members"))
+    _desert_none(lines)
+    return {gpu_type: _part(request, gpu_type, line) for gpu_type, line in lines.items()}
+
+
+def _assign(candidates: Iterable[Candidate], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
+    """Let each member wait where it did, and new ones, the longest first, where they would be done first."""
+    new = []
+    for candidate in candidates:
+        if before.get(candidate.name) in lines:
+            _join(lines, before[candidate.name], candidate)
+        else:
+            new.append(candidate)
+    gpus = {gpu_type: max(line.gpus, 1) for gpu_type, line in lines.items()}
+    alone = {c.name: {gpu_type: _single_s(c.on_type(gpu_type)) for gpu_type in gpus} for c in new}
+
+    def done_s(candidate: Candidate, gpu_type: str) -> float:
+        on_all = (lines[gpu_type].work + alone[candidate.name][gpu_type]) / gpus[gpu_type]
+        return max(on_all, _least_s(candidate.on_type(gpu_type), gpus[gpu_type]))
+
+    for candidate in sorted(new, key=lambda c: -min(alone[c.name].values())):
+        _join(lines, min(gpus, key=lambda gpu_type: done_s(candidate, gpu_type)), candidate)
+
+
+def _join(lines: Mapping[str, _Line], gpu_type: str, candidate: Candidate) -> None:
+    lines[gpu_type].waiting[candidate.name] = candidate
+    lines[gpu_type].work += _single_s(candidate.on_type(gpu_type))
+
+
+def _desert_none(lines: Mapping[str, _Line]) -> None:
+    """Let half of those that cannot start elsewhere go to free GPUs that have nobody."""
+    for line in lines.values():
+        if line.deserted:
+            longest = max(lines.values(), key=lambda other: other.surplus)
+            for name in list(longest.waiting)[len(longest.waiting) - -(-longest.surplus // 2) :]:
+                line.waiting[name] = longest.waiting.pop(name)
+
+
+def _part(request: Request, gpu_type: str, line: _Line) -> Request:
+    return replace(
+        request,
+        candidates=[c.on_type(gpu_type) for c in request.candidates if c.name in line.waiting],
+        nodes=tuple(line.free),
+        gpus=line.gpus,
+        held=tuple(
+            replace(h, candidate=h.candidate.on_type(gpu_type))
+            for h in request.held
+            if h.candidate.name in line.held
+        ),
+        cluster=tuple(line.nodes),
+        memory=_remembered(request.memory, "gpu_types").get(gpu_type),
+    )
+
+
+def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[str, Decision]) -> Decision:
+    """Return what was decided of all types; what is remembered of those that are down is kept."""
+    again = [decision.again_s for decision in decisions.values() if decision.again_s is not None]
+    started = {given.member for decision in decisions.values() for given in decision.start}
+    members = {
+        c.name: gpu_type for gpu_type, part in parts.items() for c in part.candidates if c.name not in started
+    }
+    memories = {gpu_type: decision.memory for gpu_type, decision in decisions.items()}
+    return Decision(
+        start=tuple(given for decision in decisions.values() for given in decision.start),
+        stop=tuple(name for decision in decisions.values() for name in decision.stop),
+        again_s=min(again, default=None),
+        memory={"members": members, "gpu_types": {**_remembered(request.memory, "gpu_types"), **memories}},
+    )
+
+
+def _part_of(decision: Decision, gpu_type: str, part: Request) -> Decision:
+    """Return what was decided of one type."""
+    names = {c.name for c in part.candidates} | {h.candidate.name for h in part.held}
+    return Decision(
+        start=tuple(given for given in decision.start if given.member in names),
+        stop=tuple(name for name in decision.stop if name in names),
+        memory=_remembered(decision.memory, "gpu_types").get(gpu_type),
+    )
+
+
+def _is_by_type(memory: Any) -> bool:
+    return isinstance(memory, Mapping) and "gpu_types" in memory
+
+
+def _remembered(memory: Any, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = memory[name] if _is_by_type(memory) else {}
+    return found
+
+
+def _single_s(candidate: Candidate) -> float:
+    return candidate.samples_left / candidate.rates[1]
+
+
+def _least_s(candidate: Candidate, gpus: int) -> float:
+    return candidate.samples_left / max(rate for m, rate in candidate.rates.items() if m <= gpus)

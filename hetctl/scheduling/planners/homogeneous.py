@@ -1,0 +1,24 @@
+"""Training of homogeneous ensembles (Pittman et al.), as FLEET compares with it (section 6.1).
+
+A random set of the members that are left trains with shared data, one GPU each; the next set begins
+when all of it are done. Sets follow one another in the order in which `independent` draws members.
+"""
+
+from __future__ import annotations
+
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.independent import decide, drawn
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Say who is in the set, and how many sets come before one that waits."""
+    size = len(decision.start)
+    words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
+    waiting = (candidate.name for candidate in request.candidates if candidate.name not in words)
+    return words | {
+        name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"
+        for place, name in enumerate(waiting)
+    }
+
+
+HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=reasons, alpha=0.0)

@@ -1,0 +1,38 @@
+"""FLEET's Baseline (section 6.1): a free GPU takes a random member that is left."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+
+
+def decide(request: Request) -> Decision:
+    """Give each free GPU one member, in the order drawn."""
+    slots = ((node.name, gpu) for node in request.nodes for gpu in node.gpus)
+    return Decision(
+        tuple(
+            Allocation(candidate.name, 1, DATA_PARALLEL, candidate.rates[1], (Placement(node, (gpu,)),))
+            for (node, gpu), candidate in zip(slots, request.candidates, strict=False)
+        )
+    )
+
+
+def drawn(candidate: Candidate, options: Options) -> bytes:
+    """Return a candidate's place in an order drawn from the seed and the members' names alone.
+
+    The order of two members never depends on who else is left, so refills and later jobs go on in
+    the same order: a member that was interrupted comes before those that have not begun.
+    """
+    return _draw(options.seed, candidate.name)
+
+
+@lru_cache(maxsize=1 << 16)
+def _draw(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{name}".encode()).digest()
+
+
+INDEPENDENT = Planner("independent", "local", decide, order=drawn)

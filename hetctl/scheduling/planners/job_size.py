@@ -1,0 +1,150 @@
+"""How many nodes a job asks for, and for how long (ours): the job planner.
+
+More nodes are faster but waste more, longer jobs are fewer but wait longer in a queue. The least
+number of nodes is taken that is nearly as fast as any that does not waste much, and the time that the
+work needs with some slack, in as few jobs as the queue's limit allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.job import JobSize, Prospect
+from hetctl.model.run import Budget
+from hetctl.model.site import Queue, Site
+from hetctl.model.workload import Candidate
+from hetctl.perf.bounds import makespan_bound
+
+FAST_ENOUGH = 1.05
+"""Makespan over the least one."""
+WASTE = 2.0
+"""GPU-hours over the fewest, at most."""
+SLACK = 1.5
+"""Time asked for over the time that the work is predicted to need."""
+LEAST_WALL_S, WALL_STEP_S = 1800, 300
+UNLIMITED_WALL_S = 24 * 3600
+"""Asked for at most where the queue has no limit."""
+SHORTEST_GRACE_S, LONGEST_GRACE_S, GRACE_SHARE = 10, 300, 0.05
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A queue's limits for jobs of some numbers of nodes."""
+
+    queue: Queue
+    least_nodes: int
+    most_nodes: int
+
+    def takes(self, nodes: int, wall_s: int) -> bool:
+        """Whether a job of that size may be submitted."""
+        return self.least_nodes <= nodes <= self.most_nodes and wall_s <= (self.queue.max_wall_s or wall_s)
+
+
+def bins_of(site: Site, queues: Sequence[Queue]) -> list[Bin]:
+    """Return the bins of queues; entries of one name are bins by rising numbers of nodes."""
+    bins: list[Bin] = []
+    for queue in queues:
+        below = [b.most_nodes for b in bins if b.queue.name == queue.name]
+        bins.append(Bin(queue, max(below, default=0) + 1, min(queue.max_nodes or site.nodes, site.nodes)))
+    return [b for b in bins if b.least_nodes <= b.most_nodes]
+
+
+def grace_of(wall_s: int) -> int:
+    """Return how long before its limit a job's trainers checkpoint."""
+    return max(SHORTEST_GRACE_S, min(LONGEST_GRACE_S, round(GRACE_SHARE * wall_s)))
+
+
+def prospects(
+    site: Site,
+    bins: Sequence[Bin],
+    members: Sequence[Candidate],
+    gpus: int | None = None,
+    wall_s: int | None = None,
+) -> list[Prospect]:
+    """Return what each size comes to, by rising numbers of nodes.
+
+    Parameters
+    ----------
+    gpus, wall_s : int or None
+        What the user wants; None leaves it open.
+
+    Raises
+    ------
+    InfeasibleError
+        If no bin has a job long enough for a member to start.
+    """
+    found = [
+        prospect
+        for b in bins
+        for nodes in _node_counts(site, b, members, gpus)
+        if (prospect := _prospect(site, b, nodes, members, gpus, wall_s))
+    ]
+    if not found:
+        slowest = max(members, key=lambda member: member.startup_s)
+        raise InfeasibleError(
+            f"no job of site {site.name} is long enough for the start of {slowest.name}"
+            f" ({slowest.startup_s:.0f} s) and the grace",
+            "choose another queue with --queue, or ask for more with --time",
+        )
+    return sorted(found, key=lambda p: (p.size.nodes, p.makespan_s))
+
+
+def best_of(found: Sequence[Prospect], budget: Budget) -> Prospect:
+    """Return the smallest that is nearly the fastest of those that waste little and keep the budget.
+
+    If none keeps the budget, the one that uses fewest GPU-hours is taken: the run then stops there.
+    """
+    allowed = [p for p in found if _keeps(p, budget)]
+    if not allowed:
+        return min(found, key=lambda p: p.gpu_hours)
+    fewest = min(p.gpu_hours for p in found)
+    thrifty = [p for p in allowed if p.gpu_hours <= WASTE * fewest] or allowed
+    least_s = min(p.makespan_s for p in thrifty)
+    return next(p for p in thrifty if p.makespan_s <= FAST_ENOUGH * least_s)
+
+
+def _keeps(prospect: Prospect, budget: Budget) -> bool:
+    return prospect.gpu_hours <= (budget.gpu_hours or math.inf) and prospect.jobs <= (
+        budget.max_jobs or math.inf
+    )
+
+
+def _node_counts(site: Site, b: Bin, members: Sequence[Candidate], gpus: int | None) -> list[int]:
+    """Return powers of two and the bin's ends, up to the GPUs that members could use at all."""
+    if gpus is not None:
+        nodes = -(-gpus // site.gpus_per_node)
+        return [nodes] if b.least_nodes <= nodes <= b.most_nodes else []
+    useful = -(-sum(max(member.highest_rates) for member in members) // site.gpus_per_node)
+    powers = {2**exponent for exponent in range(b.most_nodes.bit_length())}
+    counts = {n for n in {*powers, b.most_nodes, useful} if b.least_nodes <= n <= min(b.most_nodes, useful)}
+    return sorted({*counts, b.least_nodes})
+
+
+def _prospect(
+    site: Site, b: Bin, nodes: int, members: Sequence[Candidate], gpus: int | None, wall_s: int | None
+) -> Prospect | None:
+    """Return what jobs of so many nodes come to; None if they are too short to train in."""
+    held = gpus or nodes * site.gpus_per_node
+    start_s = _startup_s(members)
+    bound_s = makespan_bound([(0.0, member) for member in members], held)
+    makespan_s = bound_s + sum(member.startup_s for member in members) / held
+    longest_s = wall_s or b.queue.max_wall_s or UNLIMITED_WALL_S
+    usable_s = longest_s - grace_of(longest_s) - start_s
+    if usable_s <= 0 or not b.takes(nodes, longest_s):
+        return None
+    jobs = max(1, math.ceil(makespan_s / usable_s))
+    wanted_s = SLACK * makespan_s / jobs + start_s + LONGEST_GRACE_S
+    asked_s = wall_s or min(longest_s, max(LEAST_WALL_S, _round_up(wanted_s)))
+    size = JobSize(b.queue, held, nodes, asked_s, grace_of(asked_s))
+    return Prospect(size, jobs, makespan_s, held * makespan_s / 3600)
+
+
+def _startup_s(members: Sequence[Candidate]) -> float:
+    return max((member.startup_s for member in members), default=0.0)
+
+
+def _round_up(seconds: float) -> int:
+    return math.ceil(seconds / WALL_STEP_S) * WALL_STEP_S

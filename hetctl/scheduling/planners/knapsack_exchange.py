@@ -1,0 +1,114 @@
+"""Ours: from what a greedy choice gave to something better, by giving some members less and others more.
+
+The greedy choice of the doubling heuristic loses where the member that gains most needs more GPUs than
+are left, and where twice as many GPUs gain nothing but four times as many do. Which of its steps to take
+back for which others is a small knapsack. It is solved exactly, over the members that matter: of all
+that would gain, or lose, equally many GPUs those with the largest gain, or the least loss.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.scheduling.planners.elastic import Job
+
+LOOKED_AT = 8
+"""Members that are looked at of those that would gain, or lose, equally many GPUs."""
+
+LEAST_S = 1e-3
+"""An exchange that saves less is not worth the name."""
+
+Change = tuple[int, float]
+"""GPUs more, and seconds that it saves; both are negative where a member gets fewer."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Changes of some members: those of `before`, and one of `name`."""
+
+    gpus: int
+    saved_s: float
+    before: _Plan | None = None
+    name: str = ""
+
+    def changes(self) -> dict[str, int]:
+        """GPUs more by member."""
+        found, plan = dict[str, int](), self
+        while plan.before:
+            found[plan.name] = plan.gpus - plan.before.gpus
+            plan = plan.before
+        return found
+
+
+def exchange(jobs: Sequence[Job], counts: Mapping[str, int], left: int) -> dict[str, int]:
+    """Return counts with a total time that no further exchange makes shorter.
+
+    Members that keep the GPUs they have do not get fewer.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        Powers of two, and so are those that are returned.
+    left : int
+        GPUs that nobody has.
+    """
+    given = [job for job in jobs if job.name in counts]
+    better = dict(counts)
+    while changed := _best(_changes(given, better), left):
+        for name, gpus in changed.items():
+            better[name] += gpus
+            left -= gpus
+    return better
+
+
+def _changes(jobs: Sequence[Job], counts: Mapping[str, int]) -> dict[str, list[Change]]:
+    """Return the changes that matter, by member."""
+    by_gpus: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+    for job in jobs:
+        before = counts[job.name]
+        for after in _worth_trying(job, before):
+            by_gpus[after - before].append((job.seconds(before) - job.seconds(after), job.name))
+    changes: defaultdict[str, list[Change]] = defaultdict(list)
+    for gpus, saved in by_gpus.items():
+        for saved_s, name in heapq.nlargest(LOOKED_AT, saved):
+            changes[name].append((gpus, saved_s))
+    return changes
+
+
+def _worth_trying(job: Job, gpus: int) -> list[int]:
+    """Return twice and four times as many GPUs where that gains anything, and a half and a quarter."""
+    fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
+    more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]
+    return [*more, *(other for other in fewer if other)]
+
+
+def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
+    """Return the changes that save most, at most one for each member, within the GPUs left."""
+    largest = max((gpus for options in changes.values() for gpus, _ in options), default=0)
+    if largest <= 0:
+        return {}
+    plans = [_Plan(0, 0.0)]
+    for name, options in changes.items():
+        tried = (
+            _Plan(plan.gpus + gpus, plan.saved_s + saved_s, plan, name)
+            for plan in plans
+            for gpus, saved_s in options
+        )
+        plans = _undominated([*plans, *(plan for plan in tried if abs(plan.gpus) <= 2 * largest)])
+    best = max((plan for plan in plans if plan.gpus <= left), key=lambda plan: plan.saved_s)
+    return best.changes() if best.saved_s >= LEAST_S else {}
+
+
+def _undominated(plans: list[_Plan]) -> list[_Plan]:
+    """Return the plans that save more than all others with as few GPUs."""
+    plans.sort(key=lambda plan: (plan.gpus, -plan.saved_s))
+    most_s, good = -math.inf, list[_Plan]()
+    for plan in plans:
+        if plan.saved_s > most_s:
+            most_s = plan.saved_s
+            good.append(plan)
+    return good

@@ -1,0 +1,26 @@
+"""The greedy choice of Optimus for all-reduce jobs, as Capes et al. (section 4.2) compare with it.
+
+As `doubling`, but one worker is added at a time: to the member whose time Q_j / f(w_j) that worker
+shortens most. A member that one worker more does not make faster stays as it is, even where
+several would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetctl.model.site import Node
+from hetctl.scheduling.planners.elastic import Job, allot, by_gain
+
+
+def one_more(gpus: int) -> int:
+    """Return the next number of workers."""
+    return gpus + 1
+
+
+def add(jobs: Sequence[Job], nodes: Sequence[Node]) -> dict[str, int]:
+    """Return GPUs by member."""
+    return allot(jobs, nodes, one_more)
+
+
+OPTIMUS = by_gain("optimus", one_more, add)

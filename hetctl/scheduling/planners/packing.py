@@ -1,0 +1,253 @@
+"""Which GPUs of which nodes (FLEET, Algorithms 3 and 4)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from hetctl.model.plan import Placement
+from hetctl.model.site import Node
+
+Item = tuple[str, int]
+Shares = list[tuple[int, int]]
+
+
+def pack(
+    counts: Sequence[tuple[str, int]],
+    nodes: Sequence[Node],
+    max_permutations: int,
+    cluster: Sequence[Node] = (),
+) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
+    """Place members on nodes; return the placements, and the members that found no room.
+
+    As in the paper, members that fill whole nodes come first, then pairs that do, then the rest in
+    the best of a number of orders. Where the paper lets a member straddle nodes, it finds no room
+    here: a placed member is on as few nodes as if all of `cluster` were its own. So its term of
+    Equation 4 is at its least, and orders differ only in the GPUs that they leave unused.
+
+    Parameters
+    ----------
+    counts : sequence of (str, int)
+        Members with their GPUs, at least 1 each.
+    nodes : sequence of Node
+        With their free GPUs only, not necessarily equally many.
+    max_permutations : int
+        Orders and beginnings of orders that are looked at; those that come to the same count once.
+    cluster : sequence of Node
+        With all their GPUs; empty means that `nodes` is all there is.
+    """
+    room = _Room(nodes, cluster or nodes)
+    first, rest = _fill_nodes(counts, room.node_size)
+    rest += [item for item in first if not room.place(item)]
+    alike: dict[int, list[Item]] = defaultdict(list)
+    for item in sorted(rest, key=_gpus, reverse=True):
+        alike[item[1]].append(item)
+    groups = tuple((gpus, len(items)) for gpus, items in alike.items())
+    for gpus, _ in _Orders(room.free, groups, max_permutations).best:
+        for item in alike[gpus]:
+            room.place(item)
+    unplaced = tuple(name for name, _ in counts if name not in room.shares)
+    return _placements(room.shares, nodes), unplaced
+
+
+class _Free:
+    """How many nodes have how many free GPUs.
+
+    Parameters
+    ----------
+    numbers : mapping of int to int
+        Nodes by their free GPUs, above 0.
+    sums : sequence of int
+        GPUs of the largest node of the cluster, of the two largest, and so on.
+    """
+
+    __slots__ = ("_numbers", "_sizes", "_sums")
+
+    def __init__(self, numbers: dict[int, int], sums: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._sizes = sorted(numbers)
+        self._sums = sums
+
+    @property
+    def key(self) -> tuple[tuple[int, int], ...]:
+        """Equal if the same members find room."""
+        return tuple([(size, self._numbers[size]) for size in self._sizes])
+
+    @property
+    def gpus(self) -> int:
+        """Free GPUs on all nodes."""
+        return sum(size * number for size, number in self._numbers.items())
+
+    def find(self, gpus: int) -> list[tuple[int, int]] | None:
+        """Return (free GPUs, GPUs taken) of a member's nodes: the freest whole, and the tightest fit.
+
+        None if it would need more nodes than on an empty cluster.
+        """
+        found: list[tuple[int, int]] = []
+        whole, left = bisect_left(self._sums, gpus), gpus
+        at, spare = len(self._sizes), 0
+        while len(found) < whole and at:
+            at -= 1
+            size = self._sizes[at]
+            used = min(self._numbers[size], whole - len(found))
+            spare = self._numbers[size] - used
+            found += [(size, size)] * used
+            left -= size * used
+        fit = bisect_left(self._sizes, left)
+        if len(found) < whole or fit > at or (fit == at and not spare):
+            return None
+        return [*found, (self._sizes[fit], left)]
+
+    def take(self, size: int, gpus: int, nodes: int = 1) -> None:
+        """Take GPUs on each of so many nodes that have `size` free."""
+        self._add(size, -nodes)
+        if size > gpus:
+            self._add(size - gpus, nodes)
+
+    def _add(self, size: int, nodes: int) -> None:
+        number = self._numbers.get(size, 0)
+        if number + nodes:
+            self._numbers[size] = number + nodes
+            if not number:
+                insort(self._sizes, size)
+        else:
+            del self._numbers[size], self._sizes[bisect_left(self._sizes, size)]
+
+    def after(self, gpus: int, members: int) -> tuple[_Free, int]:
+        """Return what is free when that many members have got so many GPUs, and how many got none."""
+        free = _Free.__new__(_Free)
+        free._numbers, free._sizes, free._sums = self._numbers.copy(), self._sizes.copy(), self._sums
+        while members:
+            parts = free.find(gpus)
+            if parts is None:
+                break
+            if len(parts) > 1:
+                for size, taken in parts:
+                    free.take(size, taken)
+                members -= 1
+            else:
+                members -= free._fill(parts[0][0], gpus, members)
+        return free, members
+
+    def _fill(self, size: int, gpus: int, members: int) -> int:
+        """Let members fill the nodes with `size` free GPUs, the tightest fit; return how many did."""
+        each = min(size // gpus, members)
+        nodes = min(members // each, self._numbers[size])
+        self.take(size, each * gpus, nodes)
+        return each * nodes
+
+
+class _Room:
+    """Free GPUs by node, and each placed member's shares as (node, GPUs)."""
+
+    def __init__(self, nodes: Sequence[Node], cluster: Sequence[Node]) -> None:
+        sizes = sorted((len(node.gpus) for node in cluster), reverse=True)
+        self.node_size = max(sizes, default=0) or 1
+        self.shares: dict[str, Shares] = {}
+        self._nodes: defaultdict[int, list[int]] = defaultdict(list)
+        for index, node in enumerate(nodes):
+            self._nodes[len(node.gpus)].append(index)
+        numbers = Counter(len(node.gpus) for node in nodes if node.gpus)
+        self.free = _Free(numbers, list(accumulate(sizes)))
+
+    def place(self, item: Item) -> bool:
+        """Take GPUs for a member, the first of equally free nodes; this is the paper's assignGPUs."""
+        name, gpus = item
+        parts = self.free.find(gpus)
+        if parts is None:
+            return False
+        shares = []
+        for size, taken in parts:
+            node = heappop(self._nodes[size])
+            shares.append((node, taken))
+            self.free.take(size, taken)
+            if size > taken:
+                heappush(self._nodes[size - taken], node)
+        self.shares[name] = sorted(shares)
+        return True
+
+
+Groups = tuple[tuple[int, int], ...]
+"""(GPUs, members that want so many)."""
+
+
+class _Orders:
+    """The order by which fewest GPUs are wanted in vain; members that want equally many stay together.
+
+    Parameters
+    ----------
+    groups : tuple of (int, int)
+        The first order that is looked at.
+    """
+
+    def __init__(self, free: _Free, groups: Groups, limit: int) -> None:
+        self.best = groups
+        self._best_out = _out_of(free, groups)
+        self._left = limit - 1
+        self._reached: dict[tuple[Groups, tuple[tuple[int, int], ...]], int] = {}
+        self._try((), groups, free, 0)
+
+    def _try(self, begun: Groups, rest: Groups, free: _Free, out: int) -> None:
+        """Look at orders that begin with `begun`, by which `free` is left and `out` GPUs were in vain."""
+        if out + max(_wanted(rest) - free.gpus, 0) >= self._best_out:
+            return
+        key = rest, free.key
+        if self._reached.get(key, out + 1) <= out:
+            return
+        self._reached[key] = out
+        if not rest:
+            self.best, self._best_out = begun, out
+        for at, (gpus, members) in enumerate(rest):
+            if not self._left:
+                return
+            self._left -= 1
+            after, in_vain = free.after(gpus, members)
+            self._try((*begun, rest[at]), (*rest[:at], *rest[at + 1 :]), after, out + gpus * in_vain)
+
+
+def _out_of(free: _Free, groups: Groups) -> int:
+    out = 0
+    for gpus, members in groups:
+        free, in_vain = free.after(gpus, members)
+        out += gpus * in_vain
+    return out
+
+
+def _wanted(groups: Groups) -> int:
+    return sum(gpus * members for gpus, members in groups)
+
+
+def _fill_nodes(counts: Iterable[Item], node_size: int) -> tuple[list[Item], list[Item]]:
+    """Return the members that fill whole nodes, alone and then in pairs, and the others."""
+    whole: list[Item] = []
+    pairs: list[Item] = []
+    alone: defaultdict[int, deque[Item]] = defaultdict(deque)
+    for item in counts:
+        part = item[1] % node_size
+        if not part:
+            whole.append(item)
+        elif alone[node_size - part]:
+            pairs += sorted((alone[node_size - part].popleft(), item), key=_gpus, reverse=True)
+        else:
+            alone[part].append(item)
+    return whole + pairs, [item for items in alone.values() for item in items]
+
+
+def _gpus(item: Item) -> int:
+    return item[1]
+
+
+def _placements(shares: Mapping[str, Shares], nodes: Sequence[Node]) -> dict[str, tuple[Placement, ...]]:
+    used = [0] * len(nodes)
+    placements = {}
+    for name, parts in shares.items():
+        placed = []
+        for index, size in parts:
+            begin = used[index]
+            used[index] += size
+            placed.append(Placement(nodes[index].name, nodes[index].gpus[begin : used[index]]))
+        placements[name] = tuple(placed)
+    return placements

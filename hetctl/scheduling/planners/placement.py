@@ -1,0 +1,195 @@
+"""From how many GPUs each member is to have to who keeps its GPUs, who moves, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Held, Request
+
+NODES_LOOKED_AT = 64
+"""When members have to move for another one, so many nodes are compared."""
+
+
+@dataclass
+class _Place:
+    """A node: its free GPUs, and members that may move away."""
+
+    name: str
+    free: list[int]
+    movable: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def realise(request: Request, counts: Mapping[str, int]) -> tuple[Decision, dict[str, int]]:
+    """Return the decision by which members get their `counts`, and what each of them really gets.
+
+    Who has as many GPUs as it is to have keeps them, unless it has to make room for a larger member;
+    all others are placed on as few nodes as they need, the largest first, where least is left over.
+    Who finds no room gets fewer GPUs, or none and waits.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        GPUs by member; members that are not in it get none.
+    """
+    board = _Board(request, counts)
+    board.place_all()
+    return board.decision(), board.given()
+
+
+class _Board:
+    def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
+        self._request = request
+        self._candidates = {c.name: c for c in request.candidates}
+        self._candidates.update((h.candidate.name, h.candidate) for h in request.held)
+        self._held = {h.candidate.name: h for h in request.held}
+        self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
+            name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
+        }
+        self._places = {node.name: _Place(node.name, list(node.gpus)) for node in request.nodes}
+        self._node_size = max((len(node.gpus) for node in request.all_nodes), default=1)
+        self._kept = {h.candidate.name for h in request.held if self._keeps(h)}
+        self._placed: dict[str, tuple[Placement, ...]] = {}
+        for held in request.held:
+            self._settle(held)
+        self._by_free: list[dict[str, None]] = [{} for _ in range(self._node_size + 1)]
+        for place in self._places.values():
+            self._by_free[len(place.free)][place.name] = None
+
+    def _is_fixed(self, name: str) -> bool:
+        return name in self._held and self._held[name].fixed
+
+    def _keeps(self, held: Held) -> bool:
+        return held.fixed or self._counts.get(held.candidate.name) == held.allocation.gpus
+
+    def _settle(self, held: Held) -> None:
+        name = held.candidate.name
+        keeps = name in self._kept
+        for part in held.allocation.placement:
+            place = self._places.setdefault(part.node, _Place(part.node, []))
+            if not keeps:
+                place.free.extend(part.gpus)
+            elif not held.fixed and len(held.allocation.placement) == 1:
+                place.movable[name] = part.gpus
+
+    def place_all(self) -> None:
+        """Place everybody who does not keep its GPUs."""
+        self._queue = sorted(
+            (name for name in self._counts if name not in self._kept),
+            key=lambda name: -self._counts[name],
+        )
+        self._queue.reverse()
+        while self._queue:
+            name = self._queue.pop()
+            for gpus in range(self._counts[name], 0, -1):
+                parts = self._find(gpus) or self._make_room(gpus)
+                if parts:
+                    self._put(name, parts)
+                    break
+            else:
+                del self._counts[name]
+
+    def _find(self, gpus: int) -> list[tuple[str, int]] | None:
+        """Return (node, GPUs) for a member, on as few nodes as it needs; None if there is no room."""
+        whole, part = divmod(gpus, self._node_size)
+        empty = self._by_free[self._node_size]
+        if len(empty) < whole:
+            return None
+        parts = [(name, self._node_size) for name, _ in zip(empty, range(whole), strict=False)]
+        if part:
+            taken = {name for name, _ in parts}
+            for size in range(part, self._node_size + 1):
+                fitting = next((name for name in self._by_free[size] if name not in taken), None)
+                if fitting is not None:
+                    return [*parts, (fitting, part)]
+            return None
+        return parts
+
+    def _make_room(self, gpus: int) -> list[tuple[str, int]] | None:
+        """Let smaller members move away from the node where fewest GPUs have to; None if that is nowhere."""
+        if gpus > self._node_size or gpus > self._free_gpus():
+            return None
+        best: tuple[int, str, list[str]] | None = None
+        for name in self._most_free():
+            found = self._movers(self._places[name], gpus)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], name, found[1])
+        if best is None:
+            return None
+        _, node, movers = best
+        for name in movers:
+            self._lift(name, node)
+        return [(node, gpus)]
+
+    def _free_gpus(self) -> int:
+        return sum(len(bucket) * free for free, bucket in enumerate(self._by_free))
+
+    def _most_free(self) -> list[str]:
+        names: list[str] = []
+        for bucket in reversed(self._by_free[1:]):
+            names.extend(list(bucket)[: NODES_LOOKED_AT - len(names)])
+        return names
+
+    def _movers(self, place: _Place, gpus: int) -> tuple[int, list[str]] | None:
+        """Return how many GPUs have to move from a node to free `gpus`, and whose; all hold fewer."""
+        missing = gpus - len(place.free)
+        sizes = sorted(
+            ((len(held), name) for name, held in place.movable.items() if len(held) < gpus), reverse=True
+        )
+        chosen: list[tuple[int, str]] = []
+        for size, name in sizes:
+            if size <= missing:
+                chosen.append((size, name))
+                missing -= size
+        if missing > 0:
+            larger = [item for item in reversed(sizes) if item not in chosen and item[0] >= missing]
+            if not larger:
+                return None
+            chosen.append(larger[0])
+        return sum(size for size, _ in chosen), [name for _, name in chosen]
+
+    def _lift(self, name: str, node: str) -> None:
+        place = self._places[node]
+        self._refile(place, [*place.free, *place.movable.pop(name)])
+        self._kept.discard(name)
+        at = next(
+            (i for i, other in enumerate(self._queue) if self._counts[other] >= self._counts[name]),
+            len(self._queue),
+        )
+        self._queue.insert(at, name)
+
+    def _put(self, name: str, parts: Sequence[tuple[str, int]]) -> None:
+        placed = []
+        for node, gpus in parts:
+            place = self._places[node]
+            free = sorted(place.free)
+            placed.append(Placement(node, tuple(free[:gpus])))
+            self._refile(place, free[gpus:])
+        self._counts[name] = sum(gpus for _, gpus in parts)
+        self._placed[name] = tuple(placed)
+
+    def _refile(self, place: _Place, free: list[int]) -> None:
+        del self._by_free[len(place.free)][place.name]
+        place.free = free
+        self._by_free[len(free)][place.name] = None
+
+    def given(self) -> dict[str, int]:
+        """GPUs by member."""
+        return self._counts
+
+    def decision(self) -> Decision:
+        """Who starts, moves or stops."""
+        start = tuple(
+            _allocation(self._candidates[name], placement)
+            for name, placement in self._placed.items()
+            if name not in self._held or self._held[name].allocation.placement != placement
+        )
+        stop = tuple(name for name in self._held if name not in self._counts)
+        return Decision(start, stop)
+
+
+def _allocation(candidate: Candidate, placement: tuple[Placement, ...]) -> Allocation:
+    gpus = sum(len(part.gpus) for part in placement)
+    return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)

@@ -1,0 +1,88 @@
+"""What is known of rates by having trained with them, and what is not known of others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from hetctl.model.workload import Candidate
+from hetctl.perf.allreduce_model import fitted_rates
+from hetctl.scheduling.planners.base import Held
+from hetctl.scheduling.planners.elastic import Job
+
+STAGE_S = 150.0
+"""A rate is known after so long on that number of GPUs: the paper's 2.5 minutes."""
+
+EXPLORED = 8
+"""Up to so many GPUs are tried."""
+
+
+class Known:
+    """Numbers of GPUs with known rates, by member or, if shared, by family."""
+
+    def __init__(self, shared: bool, memory: Mapping[str, list[int]]) -> None:
+        self._shared = shared
+        self._counts = defaultdict(set, {key: set(counts) for key, counts in memory.items()})
+
+    def learn(self, held: Iterable[Held], now_s: float) -> None:
+        """Add what members have trained with for long enough by now."""
+        for member in held:
+            if now_s >= ready_s(member):
+                self._counts[self.key(member.candidate)].add(member.allocation.gpus)
+
+    def key(self, candidate: Candidate) -> str:
+        """Return what has the same rates as the candidate: its family, or only itself."""
+        if self._shared and candidate.family:
+            return f"family {candidate.family}"
+        return f"member {candidate.name}"
+
+    def next_stage(self, candidate: Candidate, limit: int = EXPLORED) -> int | None:
+        """Return the first power of two whose rate is to be explored; None if all are known."""
+        known = self._counts[self.key(candidate)]
+        stages = powers_of_two(min(limit, EXPLORED, candidate.max_gpus))
+        return next((gpus for gpus in stages if gpus not in known), None)
+
+    def rates(self, candidate: Candidate) -> dict[int, float]:
+        """Return the rates on powers of two up to the first one that is still to be explored.
+
+        Beyond what is explored stands Equation 5 of Capes et al., fitted to what is known.
+        """
+        known = self._counts[self.key(candidate)]
+        tried = {gpus: candidate.rates[gpus] for gpus in powers_of_two(candidate.max_gpus) if gpus in known}
+        rates: dict[int, float] = {}
+        for gpus in powers_of_two(candidate.max_gpus):
+            if gpus in tried:
+                rates[gpus] = tried[gpus]
+            elif gpus > EXPLORED and tried:
+                rates[gpus] = _fitted(tuple(tried.items()), candidate.max_gpus)[gpus]
+            else:
+                break
+        return rates
+
+    def job(self, job: Job) -> Job:
+        """Return a member as one with known rates alone."""
+        return replace(job, rates=self.rates(job.candidate))
+
+    def memory(self) -> dict[str, list[int]]:
+        """Return what to remember."""
+        return {key: sorted(counts) for key, counts in self._counts.items() if counts}
+
+
+@lru_cache(maxsize=1 << 12)
+def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
+    return fitted_rates(dict(tried), max_gpus)[0]
+
+
+def ready_s(held: Held) -> float:
+    """Return when the rate of a member in training is known."""
+    return held.since_s + STAGE_S
+
+
+def powers_of_two(limit: int) -> Iterator[int]:
+    """Yield 1, 2, 4, .. up to `limit`."""
+    gpus = 1
+    while gpus <= limit:
+        yield gpus
+        gpus *= 2

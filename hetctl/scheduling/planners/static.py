@@ -1,0 +1,244 @@
+"""Ours: every member runs once, from start to end, on a constant number of GPUs.
+
+The whole schedule is made at the first decision and followed from then on: a bound says how many GPUs
+each member should have at least, lists and their improvement say where and in which order, and a
+solver refines what is small enough for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request
+from hetctl.scheduling.planners.independent import drawn
+from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, Schedule, placeable
+from hetctl.scheduling.planners.static_search import search
+from hetctl.scheduling.planners.static_solver import can_refine, refine
+
+SEARCH_SHARE = 0.65
+"""Of the time for a plan; the solver has the rest."""
+AGAIN_SHARE = 0.02
+"""Of the time for a plan, when something has come up that the plan did not know of."""
+
+LEAST_S = 1e-6
+"""A bound is at least so long, so that shares of it can be taken."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A member's place in the plan.
+
+    Parameters
+    ----------
+    start_s, end_s : float
+        From the start of the run.
+    parts : tuple of (str, int)
+        Nodes, with the GPUs on each.
+    """
+
+    name: str
+    gpus: int
+    start_s: float
+    end_s: float
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The plan: who waits, in the order of starts, and who was started."""
+
+    waiting: tuple[Planned, ...] = ()
+    started: tuple[Planned, ...] = ()
+
+
+def decide(request: Request) -> Decision:
+    """Start whom the plan has next on the GPUs that are free; plan first if there is somebody new."""
+    if not request.candidates or not request.free_gpus:
+        return Decision(memory=request.memory)
+    memory = _read(request.memory)
+    if _is_outdated(memory, request):
+        first = request.memory is None
+        memory = _planned(request, memory, request.options.plan_seconds * (1.0 if first else AGAIN_SHARE))
+    start = _Following(request, memory).start()
+    return Decision(tuple(start.values()), memory=_write(_after(memory, start, request.now_s)))
+
+
+def _is_outdated(memory: Memory, request: Request) -> bool:
+    """Whether a candidate has no place in the plan, or the plan a place that is no more."""
+    planned = {p.name: p for p in memory.waiting}
+    nodes = {node.name for node in request.all_nodes}
+    return any(
+        c.name not in planned
+        or planned[c.name].gpus not in c.rates
+        or any(node not in nodes for node, _ in planned[c.name].parts)
+        for c in request.candidates
+    )
+
+
+def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
+    """Return the plan for all candidates, with about so many seconds of search."""
+    nodes = [node for node in request.all_nodes if node.gpus]
+    heads = _heads(request, memory)
+    allowed = placeable([len(head) for head in heads])
+    members = tuple(allotments_of(candidate, allowed) for candidate in request.candidates)
+    gpus = sum(len(head) for head in heads)
+    mean = request.options.objective == MEAN_JCT
+    problem = Problem(members, heads, max(allotment_bound(members, gpus), LEAST_S), mean)
+    schedule = search(problem, [_independent(problem, request)], SEARCH_SHARE * seconds, request.options.seed)
+    if not problem.is_solved(problem.cost(schedule)) and can_refine(problem):
+        schedule = refine(problem, schedule, (1 - SEARCH_SHARE) * seconds, request.options.seed)
+    return Memory(_named(schedule, request, [node.name for node in nodes]), memory.started)
+
+
+def _independent(problem: Problem, request: Request) -> list[Run]:
+    """Return the list of FLEET's Baseline."""
+    members = sorted(range(len(problem.members)), key=lambda i: drawn(request.candidates[i], request.options))
+    return [problem.run(member, 0) for member in members]
+
+
+def _named(schedule: Schedule, request: Request, nodes: Sequence[str]) -> tuple[Planned, ...]:
+    now_s = request.now_s
+    return tuple(
+        Planned(
+            request.candidates[run.member].name,
+            run.gpus,
+            now_s + start_s,
+            now_s + start_s + run.seconds,
+            tuple((nodes[node], gpus) for node, gpus in parts),
+        )
+        for start_s, run, parts in schedule
+    )
+
+
+def _heads(request: Request, memory: Memory) -> Heads:
+    """Return when GPUs become free: those that are held, when the last ones started on the node should.
+
+    Who holds them is not said, but all that is not free is held; those that end last are taken to.
+    """
+    free = {node.name: len(node.gpus) for node in request.nodes}
+    ends: dict[str, list[float]] = defaultdict(list)
+    for planned in memory.started:
+        for name, gpus in planned.parts:
+            ends[name] += [max(planned.end_s - request.now_s, 0.0)] * gpus
+    heads = []
+    for node in request.all_nodes:
+        held = len(node.gpus) - free.get(node.name, 0)
+        last = sorted(ends[node.name])[-held:] if held else []
+        if node.gpus:
+            heads.append(tuple([0.0] * (len(node.gpus) - len(last)) + last))
+    return tuple(heads)
+
+
+class _Following:
+    """Who starts now.
+
+    Each node is a line of members in the order of their planned starts: nobody overtakes there, so a
+    plan whose times are right is followed exactly, and one whose times are wrong as a list. A node
+    that nobody waits for takes the next member that fits.
+    """
+
+    def __init__(self, request: Request, memory: Memory) -> None:
+        self._candidates = {candidate.name: candidate for candidate in request.candidates}
+        self._free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
+        self._waiting = [p for p in memory.waiting if p.name in self._candidates]
+        self._size = max(len(node.gpus) for node in request.all_nodes)
+
+    def start(self) -> dict[str, Allocation]:
+        """Return allocations by member."""
+        started = {}
+        left = []
+        open_, awaited = set(self._free), set()
+        for at, planned in enumerate(self._waiting):
+            if not open_:
+                left += self._waiting[at:]
+                break
+            if all(node in open_ and len(self._free[node]) >= gpus for node, gpus in planned.parts):
+                started[planned.name] = self._allocation(planned, planned.parts)
+                open_ -= {node for node, _ in planned.parts if not self._free[node]}
+            else:
+                left.append(planned)
+                open_ -= {node for node, _ in planned.parts}
+                awaited |= {node for node, _ in planned.parts}
+        spare = [node for node in self._free if node in open_ and node not in awaited]
+        return started | self._on_spare(spare, left)
+
+    def _on_spare(self, nodes: Sequence[str], left: Sequence[Planned]) -> dict[str, Allocation]:
+        started = {}
+        for planned in left:
+            fitting = [node for node in nodes if len(self._free[node]) >= planned.gpus]
+            if fitting and len(planned.parts) == 1:
+                node = min(fitting, key=lambda name: len(self._free[name]))
+                started[planned.name] = self._allocation(planned, ((node, planned.gpus),))
+        return started
+
+    def _allocation(self, planned: Planned, parts: Sequence[tuple[str, int]]) -> Allocation:
+        placement = []
+        for node, gpus in parts:
+            self._free[node], taken = self._free[node][gpus:], self._free[node][:gpus]
+            placement.append(Placement(node, tuple(taken)))
+        rate = self._candidates[planned.name].rates[planned.gpus]
+        return Allocation(planned.name, planned.gpus, DATA_PARALLEL, rate, tuple(placement))
+
+
+def _after(memory: Memory, start: Mapping[str, Allocation], now_s: float) -> Memory:
+    """Return the plan when those have started; what they hold now is where they were started."""
+    started = tuple(
+        Planned(
+            p.name,
+            p.gpus,
+            now_s,
+            now_s + p.end_s - p.start_s,
+            tuple((part.node, len(part.gpus)) for part in start[p.name].placement),
+        )
+        for p in memory.waiting
+        if p.name in start
+    )
+    waiting = tuple(p for p in memory.waiting if p.name not in start)
+    return Memory(waiting, memory.started + started)
+
+
+def _write(memory: Memory) -> Any:
+    return {
+        name: [[p.name, p.gpus, p.start_s, p.end_s, [list(part) for part in p.parts]] for p in those]
+        for name, those in (("waiting", memory.waiting), ("started", memory.started))
+    }
+
+
+def _read(memory: Any) -> Memory:
+    def those(name: str) -> tuple[Planned, ...]:
+        return tuple(
+            Planned(member, gpus, start_s, end_s, tuple((node, count) for node, count in parts))
+            for member, gpus, start_s, end_s, parts in memory[name]
+        )
+
+    return Memory(those("waiting"), those("started")) if memory else Memory()
+
+
+def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
+    """Say how many GPUs a member has until its end, and when the others are to start."""
+    plan = _read(decision.memory)
+    started = {allocation.member for allocation in decision.start}
+    said = {p.name: _why_now(p) for p in plan.started if p.name in started}
+    waiting = {candidate.name for candidate in request.candidates}
+    return said | {p.name: _why_later(p) for p in plan.waiting if p.name in waiting}
+
+
+def _why_now(planned: Planned) -> str:
+    return f"{_gpus(planned.gpus)} from start to end, until {planned.end_s:.0f} s"
+
+
+def _why_later(planned: Planned) -> str:
+    nodes = ", ".join(node for node, _ in planned.parts)
+    return f"waits for {_gpus(planned.gpus)} of {nodes}, planned for {planned.start_s:.0f} s"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+STATIC = Planner("static", "local", decide, reasons=reasons)

@@ -1,0 +1,162 @@
+"""Simulated annealing on who runs where: a change touches one or two nodes, and only they are looked at."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+
+from hetctl.scheduling.planners.static_schedule import (
+    Placed,
+    Problem,
+    Run,
+    Schedule,
+    in_order,
+    list_schedule,
+    occupy,
+)
+
+STEP_S, RUN_S = 2e-6, 0.5e-6
+"""About the time of a step, and of each run on the two nodes of it, on a slow machine."""
+MOST_NODES = 1000
+"""On more nodes a list stays as it is: each better schedule would take a look at all of them."""
+HOT, COLD = 3e-3, 1e-4
+"""Temperatures, as a share of the bound."""
+AMBITION = 0.3
+"""The target is that share of the way from the best makespan to the bound."""
+IDLE_WEIGHT = 0.02
+"""Of the GPU-seconds that a node is held, beside those by which it ends after the target."""
+WORST_SHARE, RESIZE_SHARE, SWAP_SHARE = 0.3, 0.3, 0.5
+"""Steps that begin at the node that ends last; that change a member's GPUs; that exchange two members."""
+
+Change = tuple[int, list[Run], list[float], float]
+"""A node with its new runs, heads after them and cost."""
+
+
+def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> Schedule:
+    """Return the best schedule found in about so many seconds from a list, whose wide members come first.
+
+    Members on more than one node stay where the list puts them.
+    """
+    annealing = _Annealing(problem, runs, draw)
+    if len(problem.heads) <= MOST_NODES:
+        annealing.go(int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads))))
+    return annealing.schedule()
+
+
+class _Annealing:
+    def __init__(self, problem: Problem, runs: Sequence[Run], draw: random.Random) -> None:
+        self._problem, self._draw = problem, draw
+        size = problem.node_size
+        self._wide, self._heads = list_schedule([run for run in runs if run.gpus > size], problem.heads)
+        local, _ = list_schedule([run for run in runs if run.gpus <= size], self._heads)
+        self._nodes: list[list[Run]] = [[] for _ in self._heads]
+        for placed in local:
+            self._nodes[placed.parts[0][0]].append(placed.run)
+        self._choices = [
+            [problem.run(i, at) for at, gpus in enumerate(member.gpus) if gpus <= size]
+            for i, member in enumerate(problem.members)
+        ]
+        free = [_after(head, runs) for head, runs in zip(self._heads, self._nodes, strict=True)]
+        self._ends = [after[-1] for after in free]
+        self._keep()
+
+    def _keep(self) -> None:
+        """Remember the nodes as the best so far, and aim for better."""
+        self._best, self._best_nodes = max(self._ends), list(self._nodes)
+        bound_s = self._problem.bound_s
+        self._target = self._best - AMBITION * (self._best - bound_s)
+        self._costs = [
+            self._cost(_after(head, runs)) for head, runs in zip(self._heads, self._nodes, strict=True)
+        ]
+
+    def _cost(self, free: Sequence[float]) -> float:
+        late = max(free[-1] - self._target, 0.0)
+        return (late + IDLE_WEIGHT * sum(free) / len(free)) / self._problem.bound_s
+
+    def go(self, steps: int) -> None:
+        """Try so many changes, ever fewer of those for the worse."""
+        if not any(self._nodes):
+            return
+        cooling = (COLD / HOT) ** (1 / max(steps, 1))
+        temperature = HOT
+        for _ in range(steps):
+            if self._problem.is_solved(self._best):
+                return
+            temperature *= cooling
+            changes = self._proposed()
+            worse = sum(cost - self._costs[node] for node, _, _, cost in changes)
+            if changes and (worse <= 0 or self._draw.random() < math.exp(-worse / temperature)):
+                self._make(changes)
+
+    def _make(self, changes: Sequence[Change]) -> None:
+        for node, runs, free, cost in changes:
+            self._nodes[node], self._ends[node], self._costs[node] = runs, free[-1], cost
+        if max(self._ends) < self._best:
+            self._keep()
+
+    def _proposed(self) -> list[Change]:
+        """Return a change at random; none where it is out of the question."""
+        chance = self._draw.random
+        count = len(self._nodes)
+        node = self._ends.index(max(self._ends)) if chance() < WORST_SHARE else int(chance() * count)
+        other = int(chance() * count)
+        if not self._nodes[node]:
+            return []
+        runs = list(self._nodes[node])
+        at = int(chance() * len(runs))
+        run = self._perhaps_resized(runs[at])
+        if other == node:
+            del runs[at]
+            runs.insert(int(chance() * (len(runs) + 1)), run)
+            return self._priced([(node, runs)])
+        others = list(self._nodes[other])
+        if others and chance() < SWAP_SHARE:
+            back = int(chance() * len(others))
+            runs[at], others[back] = others[back], run
+        else:
+            del runs[at]
+            others.insert(int(chance() * (len(others) + 1)), run)
+        return self._priced([(node, runs), (other, others)])
+
+    def _perhaps_resized(self, run: Run) -> Run:
+        if self._draw.random() >= RESIZE_SHARE:
+            return run
+        choices = self._choices[run.member]
+        return choices[int(self._draw.random() * len(choices))]
+
+    def _priced(self, changed: Sequence[tuple[int, list[Run]]]) -> list[Change]:
+        changes = []
+        for node, runs in changed:
+            head = self._heads[node]
+            if any(run.gpus > len(head) for run in runs):
+                return []
+            free = _after(head, runs)
+            changes.append((node, runs, free, self._cost(free)))
+        return changes
+
+    def schedule(self) -> Schedule:
+        """Return the best schedule so far."""
+        placed = list(self._wide)
+        for node, runs in enumerate(self._best_nodes):
+            free = list(self._heads[node])
+            for run in runs:
+                start_s = free[run.gpus - 1]
+                occupy(free, run.gpus, start_s, start_s + run.seconds)
+                placed.append(Placed(start_s, run, ((node, run.gpus),)))
+        return in_order(placed, self._problem.heads)
+
+
+def _after(head: Sequence[float], runs: Sequence[Run]) -> list[float]:
+    """Return when a node's GPUs are free after runs that each take those that are free first."""
+    free = list(head)
+    for _, gpus, seconds in runs:
+        if gpus == 1:
+            insort(free, free.pop(0) + seconds)
+        else:
+            end_s = free[gpus - 1] + seconds
+            del free[:gpus]
+            at = bisect_right(free, end_s)
+            free[at:at] = [end_s] * gpus
+    return free

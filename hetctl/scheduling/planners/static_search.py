@@ -1,0 +1,148 @@
+"""Schedules from the dual bound by list scheduling, and their improvement.
+
+How long a search may go on is counted in steps, not in seconds, so that the same question has the
+same answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+
+from hetctl.perf.allotments import Allotments
+from hetctl.scheduling.planners.static_nodes import improve_nodes
+from hetctl.scheduling.planners.static_schedule import (
+    Placed,
+    Problem,
+    Run,
+    Schedule,
+    in_order,
+    is_even,
+    list_schedule,
+)
+
+STRETCHES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2, 1.4, 1.7)
+"""Of the bound: allotments are chosen to end by then."""
+MEAN_STRETCHES = (0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
+"""The same for the mean time, where members that end early count."""
+NODE_S, PART_S = 2e-6, 5e-6
+"""About the time that each node takes in scheduling a list, and each part of a run on a node."""
+LISTS_SHARE, LIST_SHARE, NODES_SHARE = 0.2, 0.15, 0.65
+"""Of the effort: for lists from the bound, the improvement of the best of them, and that of nodes."""
+DESCENTS = 4
+"""Lists whose nodes are improved."""
+
+Order = Callable[[Run], tuple[float, ...]]
+
+
+def search(problem: Problem, lists: Iterable[Sequence[Run]], seconds: float, seed: int) -> Schedule:
+    """Return the best schedule found with about so many seconds of effort.
+
+    Parameters
+    ----------
+    lists : iterable of sequences of Run
+        To try besides those from the dual bound; what is returned is no worse than any.
+    """
+    draw = random.Random(seed)
+    found = [_Listed(problem, runs) for runs in lists]
+    _add_lists(problem, found, LISTS_SHARE * seconds)
+    found.sort(key=lambda listed: listed.cost)
+    share = LIST_SHARE + NODES_SHARE if problem.mean else LIST_SHARE
+    found.insert(0, _improved(problem, found[0], share * seconds, draw))
+    best = in_order(found[0].placed, problem.heads)
+    for listed in () if problem.mean else _of_different_lengths(found):
+        if problem.is_solved(problem.cost(best)):
+            break
+        trial = improve_nodes(problem, listed.runs, NODES_SHARE * seconds / DESCENTS, draw)
+        best = min(best, trial, key=problem.cost)
+    return best
+
+
+class _Listed:
+    """A list of runs with the schedule that it gives."""
+
+    def __init__(self, problem: Problem, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self.placed, _ = list_schedule(runs, problem.heads)
+        self.cost = problem.cost(self.placed)
+
+
+def _of_different_lengths(found: Sequence[_Listed]) -> list[_Listed]:
+    """Return the best list for each length of the longest run: a descent seldom gives that one more GPUs."""
+    best: dict[float, _Listed] = {}
+    for listed in found:
+        best.setdefault(max(run.seconds for run in listed.runs), listed)
+    return list(best.values())[:DESCENTS]
+
+
+def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
+    """Add lists for a growing makespan: each member on the fewest GPU-seconds that end by then.
+
+    Each list comes once with any numbers of GPUs, and once with those that pack well alone.
+    """
+    stretches, orders = (MEAN_STRETCHES, _MEAN_ORDERS) if problem.mean else (STRETCHES, _ORDERS)
+    evenly = [_even(member, problem.node_size) for member in problem.members]
+    for stretch, order, members in product(stretches, orders, (problem.members, evenly)):
+        limit_s = problem.bound_s * stretch
+        runs = [_thrifty_run(i, member, limit_s) for i, member in enumerate(members)]
+        found.append(_Listed(problem, sorted(runs, key=order)))
+        seconds -= _effort_s(problem, found[-1])
+        if seconds <= 0 or problem.is_solved(found[-1].cost):
+            return
+
+
+def _even(member: Allotments, node_size: int) -> Allotments:
+    seconds = dict(zip(member.gpus, member.seconds, strict=True))
+    return Allotments.of({gpus: t for gpus, t in seconds.items() if is_even(gpus, node_size)})
+
+
+def _thrifty_run(number: int, member: Allotments, limit_s: float) -> Run:
+    at = member.within(limit_s)
+    return Run(number, member.gpus[at], member.seconds[at])
+
+
+def _effort_s(problem: Problem, listed: _Listed) -> float:
+    """Return about the time that a list took to schedule."""
+    parts = sum(len(placed.parts) for placed in listed.placed)
+    return PART_S * parts + NODE_S * len(problem.heads)
+
+
+_ORDERS: tuple[Order, ...] = (
+    lambda run: (-run.seconds,),
+    lambda run: (-run.gpus * run.seconds,),
+    lambda run: (-run.gpus, -run.seconds),
+)
+_MEAN_ORDERS: tuple[Order, ...] = (
+    lambda run: (run.gpus * run.seconds,),
+    lambda run: (run.seconds,),
+)
+
+
+def _improved(problem: Problem, listed: _Listed, seconds: float, draw: random.Random) -> _Listed:
+    """Change a member's GPUs or place in the list at random, as long as that does no harm.
+
+    Half of the time it is the last one to end, if the makespan counts.
+    """
+    best = listed
+    while seconds > 0 and not problem.is_solved(best.cost):
+        last = None if problem.mean or draw.random() < 0.5 else max(best.placed, key=_end).run
+        trial = _Listed(problem, _changed(problem, best.runs, last, draw))
+        seconds -= _effort_s(problem, trial)
+        if trial.cost <= best.cost:
+            best = trial
+    return best
+
+
+def _end(placed: Placed) -> float:
+    return placed.start_s + placed.run.seconds
+
+
+def _changed(problem: Problem, runs: Sequence[Run], which: Run | None, draw: random.Random) -> list[Run]:
+    changed = list(runs)
+    at = draw.randrange(len(runs)) if which is None else changed.index(which)
+    run = changed.pop(at)
+    if draw.random() < 0.6:
+        run = problem.run(run.member, draw.randrange(len(problem.members[run.member].gpus)))
+    changed.insert(at if draw.random() < 0.4 else draw.randrange(len(runs)), run)
+    return changed

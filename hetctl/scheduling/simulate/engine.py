@@ -1,0 +1,305 @@
+"""A run under a virtual clock: the scheduling of its jobs, and members that only count samples."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import IntEnum
+from typing import Any
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.exit_reason import Why
+from hetctl.model.plan import Allocation
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.core import Core, JobOptions
+from hetctl.scheduling.events import (
+    Event,
+    JobOpened,
+    MemberArrived,
+    NodeLost,
+    StepEnded,
+    StepStarted,
+    Tick,
+)
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
+from hetctl.scheduling.simulate.simulated_members import Members
+from hetctl.scheduling.simulate.simulated_step import Step, begin_at_pace, lost, paced, stopped
+
+Note = Callable[[Request, Decision], None]
+
+
+class WorldEvent(IntEnum):
+    """Kinds of events on the virtual clock; of those at the same time the first one here comes first."""
+
+    STEP_ENDS = 0
+    NODE_FAILS = 1
+    NODE_RETURNS = 2
+
+
+class Engine:
+    """A run at `now` seconds.
+
+    After `run`, `steps` holds every step in the order of their starts, and `planning_s` the seconds
+    that the planner took for each decision.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        arrivals: Iterable[Arrival],
+        world: World,
+        options: Options,
+        note: Note | None = None,
+    ) -> None:
+        self._members = Members(planner, options, world.seen)
+        self.steps = self._members.steps
+        self.planning_s: list[float] = []
+        self.now = 0.0
+        self._planner, self._world, self._options, self._note = planner, world, options, note
+        self._clock = world.clock
+        self._job = JobOptions(round_overhead_s=world.clock.round_overhead_s)
+        self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
+        self._rounds: dict[int, set[int]] = {}
+        self._touched: set[int] = set()
+        self._down: set[str] = set()
+        self._next_round, self._planner_state = 0, None
+        self._queue: list[tuple[float, WorldEvent, int, str]] = []
+        self._random = random.Random(world.failures.seed if world.failures else 0)
+        for node in world.cluster.nodes:
+            self._schedule_failure(node.name, 0.0)
+
+    def run(self) -> Engine:
+        """Go on until every member has converged.
+
+        Raises
+        ------
+        InfeasibleError
+            If a job is too short for some member to get anything done.
+        """
+        self._wait_until(0.0)
+        while self._members.unfinished or self._arrivals:
+            ended = self._run_job()
+            nodes_are_missing = self._fresh and ended.refused is None and self._down
+            if not self._members.unfinished or nodes_are_missing:
+                self._wait_until(self._next_s())
+            elif self._fresh:
+                raise _too_short(self._clock, *(ended.refused or ("", 0.0)))
+            else:
+                self._wait_until(self.now + self._clock.job_overhead_s)
+        return self
+
+    def _wait_until(self, at_s: float) -> None:
+        """Let time pass between two jobs."""
+        self.now = at_s
+        deque(self._due_events(), maxlen=0)
+
+    def _run_job(self) -> EndJob:
+        self._open_job()
+        self._schedule()
+        while self._ended is None:
+            self.now = max(min(self._next_s(), self._tick_at_s), self.now)
+            self._send(Tick(self.now))
+            for event in self._due_events():
+                self._send(event)
+            self._schedule()
+        return self._ended
+
+    def _open_job(self) -> None:
+        nodes = tuple(node for node in self._world.cluster.nodes if node.name not in self._down)
+        deadline_s = self.now + self._clock.usable_s
+        self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
+        self._fresh = True
+        self._ended: EndJob | None = None
+        self._core = Core(self._planner, self._options, self._job, self._members, self._ask)
+        self._send(self._opened)
+
+    def _next_s(self) -> float:
+        """Return when the next thing happens."""
+        while self._queue and self._is_stale(self._queue[0]):
+            heapq.heappop(self._queue)
+        queued_s = self._queue[0][0] if self._queue else math.inf
+        return min(queued_s, self._arrivals[0].at_s if self._arrivals else math.inf)
+
+    def _send(self, event: Event) -> None:
+        self._carry_out(self._core.handle(event))
+
+    def _schedule(self) -> None:
+        self._tick_at_s = math.inf
+        self._carry_out(self._core.schedule(self.now))
+        for number in self._touched & self._rounds.keys():
+            self._set_pace(self._rounds[number])
+        self._touched.clear()
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            _CARRIED_OUT[type(command)](self, command)
+
+    def _start(self, command: Start) -> None:
+        allocations = [task.allocation for task in command.tasks]
+        start_s = self.now if self._fresh else self.now + self._clock.round_overhead_s
+        rate = min(a.rate for a in allocations) if self._is_lockstep else None
+        self._rounds[command.round] = set()
+        for allocation in allocations:
+            index = self._members.begin(self._begun(allocation, command.round, start_s, rate))
+            self._rounds[command.round].add(index)
+            self._expect(index)
+            self._send(StepStarted(self.now, allocation.member, start_s))
+        self._next_round, self._planner_state = command.round + 1, command.planner_state
+        self._fresh = False
+
+    @property
+    def _is_lockstep(self) -> bool:
+        return self._planner.shares and self._world.lockstep
+
+    def _begun(self, allocation: Allocation, number: int, start_s: float, rate: float | None) -> Step:
+        """Return the step of a member."""
+        candidate = self._members.unfinished[allocation.member]
+        step = begin_at_pace(candidate, allocation, number, start_s, *self._limits, rate)
+        assert step is not None
+        return step
+
+    @property
+    def _limits(self) -> tuple[float, float]:
+        return self._opened.deadline_s, self._opened.longest_s
+
+    def _stop(self, command: Stop) -> None:
+        one = command.member
+        for index in self._rounds[command.round] if one is None else [self._members.running[one]]:
+            self.steps[index] = stopped(self.steps[index], self.now)
+            self._expect(index)
+
+    def _end_round(self, command: EndRound) -> None:
+        del self._rounds[command.round]
+
+    def _ask_again(self, command: AskAgain) -> None:
+        self._tick_at_s = command.at_s
+
+    def _end_job(self, command: EndJob) -> None:
+        self._ended = command
+
+    def _expect(self, index: int) -> None:
+        heapq.heappush(self._queue, (self.steps[index].end_s, WorldEvent.STEP_ENDS, index, ""))
+
+    def _is_stale(self, due: tuple[float, WorldEvent, int, str]) -> bool:
+        at_s, kind, index, _ = due
+        if kind != WorldEvent.STEP_ENDS:
+            return False
+        step = self.steps[index]
+        return step.end_s != at_s or self._members.running.get(step.candidate.name) != index
+
+    def _due_events(self) -> Iterator[Event]:
+        """Let all happen that is due by now."""
+        while self._queue and self._queue[0][0] <= self.now:
+            due = heapq.heappop(self._queue)
+            if not self._is_stale(due):
+                yield from _WORLD_HANDLERS[due[1]](self, *due[2:])
+        while self._arrivals and self._arrivals[0].at_s <= self.now:
+            candidate = self._arrivals.popleft().candidate
+            self._members.add(candidate)
+            yield MemberArrived(self.now, candidate.name)
+
+    def _step_ends(self, index: int, _node: str) -> Iterator[Event]:
+        yield self._end(index, Why.TOLD)
+
+    def _node_fails(self, _index: int, node: str) -> Iterator[Event]:
+        """Let a node fail, and with it the steps that it has a part of."""
+        failures = self._world.failures
+        assert failures is not None
+        returns_s = self.now + failures.repair_s
+        heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
+        self._schedule_failure(node, returns_s)
+        self._down.add(node)
+        for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
+            yield self._lose(index)
+        yield NodeLost(self.now, node)
+
+    def _is_on(self, index: int, node: str) -> bool:
+        return any(part.node == node for part in self.steps[index].allocation.placement)
+
+    def _node_returns(self, _index: int, node: str) -> Iterator[Event]:
+        """Let a node come up again, for the next job."""
+        self._down.discard(node)
+        return iter(())
+
+    def _schedule_failure(self, node: str, up_s: float) -> None:
+        if self._world.failures is not None:
+            fails_s = up_s + self._random.expovariate(1 / self._world.failures.node_mtbf_s)
+            heapq.heappush(self._queue, (fails_s, WorldEvent.NODE_FAILS, 0, node))
+
+    def _lose(self, index: int) -> StepEnded:
+        """End a step whose node has failed."""
+        assert self._world.failures is not None
+        self.steps[index] = lost(self.steps[index], self.now, self._world.failures.checkpoint_every_s)
+        return self._end(index, Why.NODE_FAILURE)
+
+    def _end(self, index: int, why: Why) -> StepEnded:
+        """End a step: for that reason, if the member has not converged."""
+        step = self._members.end(index)
+        self._rounds[step.round_index].discard(index)
+        self._touched.add(step.round_index)
+        if step.converged:
+            return StepEnded(self.now, step.candidate.name, Why.FINISHED)
+        no_room = why is Why.TOLD and not self._was_told(step)
+        return StepEnded(self.now, step.candidate.name, why, no_room)
+
+    def _was_told(self, step: Step) -> bool:
+        """Return true if the member in training was told to leave."""
+        return self._core.running[step.candidate.name].leaving
+
+    def _set_pace(self, indices: Iterable[int]) -> None:
+        """Have members that share their data go on at the pace of the slowest."""
+        if not self._is_lockstep:
+            return
+        rate = min(self.steps[index].allocation.rate for index in indices)
+        for index in indices:
+            step = self.steps[index]
+            if step.rate != rate and not self._was_told(step):
+                self.steps[index] = paced(step, self.now, rate, *self._limits)
+                self._expect(index)
+
+    def _ask(
+        self, planner: Planner, request: Request, fits: Callable[[Allocation], bool]
+    ) -> tuple[Decision, tuple[str, ...]]:
+        began = time.perf_counter()
+        decision, left_out = ask(planner, request, fits)
+        self.planning_s.append(time.perf_counter() - began)
+        if self._note:
+            self._note(request, decision)
+        return decision, left_out
+
+
+_CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
+    Start: Engine._start,
+    Stop: Engine._stop,
+    EndRound: Engine._end_round,
+    AskAgain: Engine._ask_again,
+    EndJob: Engine._end_job,
+}
+_WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[Event]]] = {
+    WorldEvent.STEP_ENDS: Engine._step_ends,
+    WorldEvent.NODE_FAILS: Engine._node_fails,
+    WorldEvent.NODE_RETURNS: Engine._node_returns,
+}
+
+
+def _too_short(clock: Clock, member: str, needed_s: float) -> InfeasibleError:
+    wall_s = math.floor(clock.wall_s or 0.0)
+    return InfeasibleError(
+        f"round limit {_limit(wall_s)} is shorter than start-up, checkpoint and grace of {member}"
+        f" ({_duration(needed_s + clock.grace_s)}); raise --time",
+        hint="an epoch need not fit: a longer one is trained in parts",
+    )
+
+
+def _limit(seconds: int) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60}:{minutes % 60:02}" + (f":{rest:02}" if rest else "")
+
+
+def _duration(seconds: float) -> str:
+    return f"{math.ceil(seconds)} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"

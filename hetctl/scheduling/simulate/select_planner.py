@@ -1,0 +1,69 @@
+"""The planner that does best on the profiles at hand, found by simulating all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.simulation import Simulation
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
+
+TRIAL_S = 0.5
+"""A planner that searches may do so for no longer while it is only tried."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A planner, and why it was chosen; `why` is empty where a person named it."""
+
+    planner: Planner
+    why: str = ""
+
+
+def choose(
+    arrivals: Sequence[Arrival],
+    world: World,
+    options: Options,
+    planners: Iterable[Planner] | None = None,
+) -> Choice:
+    """Simulate planners, by default all; return the best for the objective.
+
+    Of equally good ones it is that with the fewest restarts, then the first. Those that find no plan
+    are left out.
+
+    Raises
+    ------
+    InfeasibleError
+        If no planner finds a plan.
+    """
+    trial = replace(options, plan_seconds=min(options.plan_seconds, TRIAL_S))
+    tried: list[tuple[float, int, Planner]] = []
+    refusals: list[InfeasibleError] = []
+    for planner in PLANNERS.values() if planners is None else planners:
+        try:
+            result = simulate(planner, arrivals, world, trial)
+        except InfeasibleError as error:
+            refusals.append(error)
+        else:
+            tried.append((_objective(result), result.restarts, planner))
+    if not tried:
+        raise refusals[0]
+    ranked = sorted(tried, key=lambda entry: entry[:2])
+    figures = ", ".join(f"{planner.name} {_time(seconds)}" for seconds, _, planner in ranked)
+    return Choice(ranked[0][2], f"simulated {options.objective} of each planner: {figures}")
+
+
+def _objective(result: Simulation) -> float:
+    return result.mean_jct_s if result.objective == MEAN_JCT else result.makespan_s
+
+
+def _time(seconds: float) -> str:
+    """Write ``h:mm:ss``, or short times with their tenths."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,134 @@
+"""The members of a simulated run: who needs training, who trains, and what a planner may know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from hetctl.model.plan import Allocation
+from hetctl.model.site import Node
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Held, Options, Planner
+from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.simulate import scenario as world
+from hetctl.scheduling.simulate.simulated_step import Step, kept_at
+from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The members of a run at one moment (`hetctl.scheduling.observer.Seen`)."""
+
+    left: Mapping[str, Candidate]
+    waiting: Sequence[Candidate]
+    held: tuple[Held, ...]
+
+
+class Members:
+    """The members of a simulated run, and their steps (`hetctl.scheduling.observer.Observer`).
+
+    Parameters
+    ----------
+    seen : callable or None
+        As in `World`.
+
+    Attributes
+    ----------
+    unfinished : dict of str to Candidate
+        Members that have not converged, as they were when their last steps ended.
+    steps : list of Step
+        All steps in the order of their starts.
+    running : dict of str to int
+        Numbers of the steps that have not ended, by member.
+    """
+
+    def __init__(self, planner: Planner, options: Options, seen: world.Seen | None) -> None:
+        self.unfinished: dict[str, Candidate] = {}
+        self.steps: list[Step] = []
+        self.running: dict[str, int] = {}
+        self._is_elastic, self._seen = planner.paradigm == "elastic", seen
+        self._waiting = WaitingQueue(planner, options)
+
+    def add(self, candidate: Candidate) -> None:
+        """Let a member wait for GPUs."""
+        self.unfinished[candidate.name] = candidate
+        self._waiting.add(candidate)
+
+    def begin(self, step: Step) -> int:
+        """Let a member train; return the number of its step."""
+        self._waiting.remove(step.candidate.name)
+        self.running[step.candidate.name] = len(self.steps)
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def end(self, index: int) -> Step:
+        """Let a member have trained, and wait if it has not converged; return its step."""
+        step = self.steps[index]
+        del self.running[step.candidate.name]
+        if step.converged:
+            del self.unfinished[step.candidate.name]
+        else:
+            self.add(step.candidate.interrupted(step.samples_left))
+        return step
+
+    def left(self, now_s: float) -> Mapping[str, Candidate]:
+        """Return all that have not converged, with what they have left by their finished epochs alone."""
+        return _Left(self, now_s)
+
+    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> Seen:
+        """Return all members as a planner may know them; only an elastic one is told who trains."""
+        waiting = self._waiting.without(deferred)
+        held = self._held(now_s, running) if self._is_elastic else ()
+        if self._seen is not None:
+            known = self._seen([*waiting, *(h.candidate for h in held)])
+            waiting, in_training = known[: len(waiting)], known[len(waiting) :]
+            held = tuple(replace(h, candidate=c) for h, c in zip(held, in_training, strict=True))
+        return Seen(self.left(now_s), waiting, held)
+
+    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return all: nobody knows of a node that has failed without a group on it."""
+        return nodes
+
+    def can_use(self, _allocation: Allocation) -> bool:
+        """Return true, as `usable`."""
+        return True
+
+    def used_up(self) -> str | None:
+        """Return None: a simulated run has no budget."""
+        return None
+
+    def _held(self, now_s: float, running: Mapping[str, Running]) -> tuple[Held, ...]:
+        in_training = ((name, one) for name, one in running.items() if not one.leaving)
+        return tuple(
+            Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s) for name, one in in_training
+        )
+
+    def _as_of_now(self, name: str, now_s: float) -> Candidate:
+        step = self.steps[self.running[name]]
+        return step.candidate.interrupted(step.left_at(now_s))
+
+    def as_finished(self, name: str, now_s: float) -> Candidate:
+        """Return a member with what it has left by its finished epochs alone."""
+        if name not in self.running:
+            return self.unfinished[name]
+        step = self.steps[self.running[name]]
+        return step.candidate.interrupted(kept_at(step, now_s))
+
+
+class _Left(Mapping[str, Candidate]):
+    """`Members.left`, of which only what is looked at is computed."""
+
+    def __init__(self, members: Members, now_s: float) -> None:
+        self._members, self._now_s = members, now_s
+
+    def __getitem__(self, name: str) -> Candidate:
+        return self._members.as_finished(name, self._now_s)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members.unfinished
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members.unfinished)
+
+    def __len__(self) -> int:
+        return len(self._members.unfinished)

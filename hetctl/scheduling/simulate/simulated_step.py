@@ -1,0 +1,183 @@
+"""One member on its GPUs, from the start of its step to the end, computed at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hetctl.model.plan import Allocation
+from hetctl.model.workload import Candidate
+from hetctl.perf.epoch_timeline import TOLERANCE, Course
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a member does in one round.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        As it was when the step started.
+    samples_left : float
+        When the step ends; 0 if the member has converged.
+    rate : float
+        Samples/s from `paced_s` on, when `paced_left` samples were left.
+    """
+
+    candidate: Candidate
+    allocation: Allocation
+    round_index: int
+    start_s: float
+    end_s: float
+    samples_left: float
+    rate: float
+    paced_s: float
+    paced_left: float
+
+    @property
+    def converged(self) -> bool:
+        """Whether the member needs no more training after this step."""
+        return self.samples_left == 0
+
+    @property
+    def samples(self) -> float:
+        """Samples trained in this step."""
+        return self.candidate.samples_left - self.samples_left
+
+    @property
+    def ready_s(self) -> float:
+        """When the start-up is over, unless the step ends before."""
+        return self.start_s + self.candidate.startup_s
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds of this step that went into starting up."""
+        return min(self.candidate.startup_s, self.end_s - self.start_s)
+
+    def left_at(self, now: float) -> float:
+        """Return the samples that are left at `now`, before the step's end."""
+        if now <= self.paced_s:
+            return self.paced_left
+        return Course(self.candidate, self.rate, self.paced_left).left_at(now - self.paced_s)
+
+
+def begin(
+    candidate: Candidate,
+    allocation: Allocation,
+    round_index: int,
+    start_s: float,
+    deadline_s: float,
+    longest_s: float = math.inf,
+    rate: float | None = None,
+) -> Step | None:
+    """Return the step as it goes if nobody stops it; None if nothing could be done by the deadline.
+
+    An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
+    A member without known epochs trains on until there is just time for a checkpoint, and so does one
+    whose next epoch would fit no job.
+
+    Parameters
+    ----------
+    longest_s : float
+        What takes longer than this, start-up included, fits no job.
+    rate : float or None
+        Samples/s; None: the allocation's.
+    """
+    rate = allocation.rate if rate is None else rate
+    course = Course(candidate, rate)
+    ready_s = start_s + candidate.startup_s
+    training_s = deadline_s - ready_s
+    epochs = course.epochs_within(training_s)
+    done_s, left = course.end_of(epochs), course.left_after(epochs)
+    next_s = candidate.startup_s + course.end_of(epochs + 1) - done_s
+    part = (training_s - done_s - candidate.checkpoint_s) * rate
+    if part > 0 and epochs < course.count and (not candidate.samples_per_epoch or next_s > longest_s):
+        done_s, left = training_s, left - part
+    elif training_s < 0 or (epochs == 0 and course.count):
+        return None
+    end_s = ready_s + done_s
+    return Step(
+        candidate, allocation, round_index, start_s, end_s, left, rate, ready_s, candidate.samples_left
+    )
+
+
+def begin_at_pace(
+    candidate: Candidate,
+    allocation: Allocation,
+    round_index: int,
+    start_s: float,
+    deadline_s: float,
+    longest_s: float,
+    rate: float | None,
+) -> Step | None:
+    """Return the step of a member that fits at its own rate.
+
+    If it does not at the rate of its round, the deadline comes in the midst of an epoch.
+    """
+    epochs = begin(candidate, allocation, round_index, start_s, deadline_s, longest_s, rate)
+    return epochs or begin(candidate, allocation, round_index, start_s, deadline_s, 0.0, rate)
+
+
+def paced(step: Step, now: float, rate: float, deadline_s: float, longest_s: float = math.inf) -> Step:
+    """Return the step as it goes if it trains at `rate` from `now` on."""
+    start_s = _trains_on_s(step, now)
+    left = step.left_at(start_s)
+    candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
+    rest = begin_at_pace(candidate, step.allocation, 0, start_s, deadline_s, longest_s, rate)
+    if rest is None:
+        return step
+    return replace(
+        step, end_s=rest.end_s, samples_left=rest.samples_left, rate=rate, paced_s=start_s, paced_left=left
+    )
+
+
+def _trains_on_s(step: Step, now: float) -> float:
+    """Return when a step trains from `now` on: at once, or after the start-up or evaluation that it is in."""
+    if now <= step.paced_s:
+        return step.paced_s
+    course = Course(step.candidate, step.rate, step.paced_left)
+    epochs = course.epochs_within(now - step.paced_s)
+    trained = (now - step.paced_s - course.end_of(epochs)) * step.rate
+    return now if trained < course.size_of(epochs) else step.paced_s + course.end_of(epochs + 1)
+
+
+def stopped(step: Step, now: float) -> Step:
+    """Return the step as it goes if it is told to stop: it checkpoints in mid-epoch.
+
+    A step that is starting up ends as soon as it has; one that has trained all samples of its epoch
+    ends with the epoch; and one that would be over by the time of a checkpoint goes its way.
+    """
+    ending = now + step.candidate.checkpoint_s
+    if step.end_s <= ending:
+        return step
+    if now <= step.paced_s:
+        return replace(step, end_s=step.paced_s, samples_left=step.paced_left)
+    course = Course(step.candidate, step.rate, step.paced_left)
+    epochs = course.epochs_within(now - step.paced_s)
+    trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
+    if trained < course.size_of(epochs):
+        return replace(step, end_s=ending, samples_left=course.left_after(epochs) - trained)
+    end_s = step.paced_s + course.end_of(epochs + 1)
+    return replace(step, end_s=end_s, samples_left=course.left_after(epochs + 1))
+
+
+def kept_at(step: Step, now: float) -> float:
+    """Return the samples that are left if all is lost that came after the last finished epoch."""
+    epoch = step.candidate.samples_per_epoch
+    if not epoch or now <= step.ready_s:
+        return step.candidate.samples_left
+    course = Course(step.candidate, step.rate, step.paced_left)
+    left = course.left_after(course.epochs_within(now - step.paced_s))
+    return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.candidate.samples_left)
+
+
+def lost(step: Step, now: float, checkpoint_every_s: float) -> Step:
+    """Return the step if its GPUs fail at `now`: what came after the last checkpoint is lost.
+
+    A checkpoint is written after each epoch, or every so many seconds by a member without epochs.
+    """
+    end_s = max(now, step.start_s)
+    if step.candidate.samples_per_epoch or now <= step.ready_s:
+        return replace(step, end_s=end_s, samples_left=kept_at(step, now))
+    last_s = now - (now - step.ready_s) % checkpoint_every_s
+    return replace(step, end_s=end_s, samples_left=step.left_at(last_s))

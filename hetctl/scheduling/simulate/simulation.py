@@ -1,0 +1,84 @@
+"""What a run comes to: its makespan and mean completion time beside their bounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import Forecast
+from hetctl.model.simulation import Interval, Simulation
+from hetctl.perf.bounds import makespan_bound, mean_jct_bound
+from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
+from hetctl.scheduling.simulate.engine import Engine
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulated_step import Step
+
+
+def simulate(planner: Planner, arrivals: Sequence[Arrival], world: World, options: Options) -> Simulation:
+    """Run a planner on members as they arrive, until all have converged.
+
+    Raises
+    ------
+    InfeasibleError
+        If the cluster has no GPU, or a job is too short for an epoch of some member.
+    """
+    if world.cluster.gpus == 0:
+        raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
+    engine = Engine(planner, arrivals, world, options).run()
+    members = _members(arrivals, engine.steps)
+    came_s = {arrival.candidate.name: arrival.at_s for arrival in arrivals}
+    makespan_s = max((member.done_s for member in members), default=0.0)
+    mean_jct_s = _mean([member.done_s - came_s[member.member] for member in members])
+    jobs = [(arrival.at_s, arrival.candidate) for arrival in arrivals]
+    mean = options.objective == MEAN_JCT
+    bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, world.cluster.gpus)
+    busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.steps)
+    whole = world.cluster.gpus * makespan_s
+    return Simulation(
+        planner=planner.name,
+        objective=options.objective,
+        work="predicted" if world.seen else "clairvoyant",
+        sharing="lockstep" if world.lockstep else "independent",
+        gpus=world.cluster.gpus,
+        gpus_per_node=world.cluster.gpus_per_node,
+        makespan_s=makespan_s,
+        mean_jct_s=mean_jct_s,
+        lower_bound_s=bound_s,
+        ratio=(mean_jct_s if mean else makespan_s) / bound_s if bound_s else 1.0,
+        rounds=len({step.round_index for step in engine.steps}),
+        restarts=len(engine.steps) - len(members),
+        gpu_busy_fraction=busy / whole if whole else 0.0,
+        plan_seconds=math.fsum(engine.planning_s),
+        slowest_plan_seconds=max(engine.planning_s, default=0.0),
+        intervals=tuple(_interval(step) for step in engine.steps),
+        members=members,
+        options=asdict(options),
+    )
+
+
+def _members(arrivals: Sequence[Arrival], steps: Sequence[Step]) -> tuple[Forecast, ...]:
+    done_s: dict[str, float] = {}
+    training_s: dict[str, float] = defaultdict(float)
+    for step in steps:
+        done_s[step.candidate.name] = step.end_s
+        training_s[step.candidate.name] += step.end_s - step.start_s
+    names = (arrival.candidate.name for arrival in arrivals)
+    return tuple(Forecast(name, done_s[name], training_s[name]) for name in names)
+
+
+def _interval(step: Step) -> Interval:
+    return Interval(
+        allocation=step.allocation,
+        round_index=step.round_index,
+        start_s=step.start_s,
+        end_s=step.end_s,
+        restart_s=step.startup_s,
+        samples=step.samples,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

@@ -1,0 +1,167 @@
+"""What a planner may know of members whose work it is not told: their losses so far."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hetctl.model.ensemble import StopRule
+from hetctl.model.workload import Candidate
+from hetctl.perf.convergence import (
+    LEAST_POINTS,
+    Guess,
+    Likelihood,
+    LossCurve,
+    epochs_to_converge,
+    fit_losses,
+    predict_epochs,
+)
+
+NOISE = 0.02
+RULE = StopRule(patience=1, min_delta=0.005, max_epochs=10_000)
+"""All members have converged when an epoch lowers the loss by no more than this."""
+FIRST_GUESS = Guess(30.0, 0.5)
+"""Of the epochs of a member while nothing is known of any."""
+SHARES = (0.1, 0.25, 0.5, 0.75)
+EPOCHS_DRAWN = (10, 40)
+
+
+@dataclass
+class _Member:
+    """A member's true course, and what has been seen of it.
+
+    Parameters
+    ----------
+    samples : float
+        To convergence.
+    epoch : float
+        Samples of one.
+    predicted : float
+        Epochs in all, as last predicted.
+    errors : dict
+        Of the predicted work, by share of the run.
+    """
+
+    samples: float
+    epoch: float
+    curve: LossCurve
+    noise: random.Random
+    losses: list[float] = field(default_factory=list)
+    likelihood: Likelihood | None = None
+    predicted: float = FIRST_GUESS.epochs
+    predicted_from: tuple[int, Guess] | None = None
+    errors: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> float:
+        """To convergence."""
+        return self.samples / self.epoch
+
+    def trained(self, candidate: Candidate) -> float:
+        """Return the epochs that are done."""
+        return (self.samples - candidate.samples_left) / self.epoch
+
+    def observe(self, epochs: int) -> None:
+        """See the losses of finished epochs, and fit them anew if there are more than before."""
+        seen = len(self.losses)
+        for epoch in range(seen + 1, epochs + 1):
+            self.losses.append(self.curve.loss(epoch) * (1 + NOISE * self.noise.gauss(0, 1)))
+        if epochs > seen:
+            self.likelihood, _ = fit_losses(self.losses)
+            self.predict(self.predicted_from[1] if self.predicted_from else FIRST_GUESS)
+
+    def predict(self, guess: Guess) -> None:
+        """Predict the epochs in all, unless nothing is new."""
+        done = len(self.losses)
+        if self.predicted_from != (done, guess):
+            self.predicted, _ = predict_epochs(self.likelihood, RULE, done, guess)
+            self.predicted_from = done, guess
+            self._note_errors(guess)
+
+    def _note_errors(self, guess: Guess) -> None:
+        """Note what was predicted at each share of the run that is over: from the losses up to it."""
+        for share in SHARES:
+            if share not in self.errors and len(self.losses) >= share * self.epochs:
+                seen = int(share * self.epochs)
+                likelihood, _ = fit_losses(self.losses[:seen])
+                predicted, _ = predict_epochs(likelihood, RULE, seen, guess)
+                self.errors[share] = abs(predicted - self.epochs) / self.epochs
+
+
+class Sight:
+    """From members as they are to members as their losses let them appear (`world.Seen`).
+
+    Each member's losses follow Equation 1 of Capes et al. with parameters drawn for it, such that
+    `RULE` holds when its work is done; each epoch gives one loss with 2 % multiplicative noise. Work
+    left is predicted from the losses of finished epochs, and from the other members: how many epochs
+    those are predicted to take that have losses to fit. A member that is not asked about may have
+    converged, be in training or not have arrived, and nobody says which: what was last predicted of it
+    stands. A member without known epochs is given 10 to 40.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+        With their true work, before anything is trained.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in candidates}
+
+    def __call__(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the members with the work that is predicted to be left."""
+        trained = {c.name: self._members[c.name].trained(c) for c in candidates}
+        for name, epochs in trained.items():
+            self._members[name].observe(int(epochs + 1e-9))
+        guess = self._guess()
+        for name in trained:
+            self._members[name].predict(guess)
+        return [self._seen(candidate, trained[candidate.name]) for candidate in candidates]
+
+    def errors(self) -> dict[float, float]:
+        """Return the median of |predicted work - work| / work, by share of a member's run."""
+        found = {
+            share: [m.errors[share] for m in self._members.values() if share in m.errors] for share in SHARES
+        }
+        return {share: statistics.median(errors) for share, errors in found.items() if errors}
+
+    def _guess(self) -> Guess:
+        known = [math.log(member.predicted) for member in self._members.values() if member.likelihood]
+        if len(known) < LEAST_POINTS:
+            return FIRST_GUESS
+        spread = min(max(statistics.stdev(known), 0.15), 1.0)
+        return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
+
+    def _seen(self, candidate: Candidate, trained: float) -> Candidate:
+        member = self._members[candidate.name]
+        left = max(member.predicted - trained, 0.25) * member.epoch
+        return replace(candidate, samples_left=left)
+
+
+def _course(candidate: Candidate, draw: random.Random) -> _Member:
+    epoch = float(candidate.samples_per_epoch or candidate.samples_left / draw.uniform(*EPOCHS_DRAWN))
+    epochs = max(candidate.samples_left / epoch, 1.0)
+    floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
+    curve = LossCurve(_slope(epochs, 1 / above), 1 / above, floor)
+    assert math.isclose(epochs_to_converge(curve, RULE), epochs, rel_tol=1e-6) or epochs < 2
+    return _Member(candidate.samples_left, epoch, curve, draw)
+
+
+def _slope(epochs: float, start: float) -> float:
+    """Return the slope with which `RULE` holds after so many epochs.
+
+    The loss falls by min_delta in the last one: min_delta * (slope * (epochs - 1) + start) * (slope *
+    epochs + start) = slope, of which the steeper solution is a curve that has come to rest.
+    """
+    gain = RULE.min_delta
+    square, linear, constant = (
+        gain * epochs * (epochs - 1),
+        gain * start * (2 * epochs - 1) - 1,
+        gain * start**2,
+    )
+    if square < 1e-12:
+        return -constant / linear
+    root = max(linear**2 - 4 * square * constant, 0.0)
+    return (-linear + math.sqrt(root)) / (2 * square)

@@ -1,0 +1,41 @@
+"""Files and folders for their owner alone, there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def make_private_folder(path: Path) -> Path:
+    """Create a folder and its parents that only the owner can read, whatever the umask."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    return missing[0] if missing else path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step, readable by the owner alone: no reader ever sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as `write_private` does."""
+    write_private(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

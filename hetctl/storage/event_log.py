@@ -1,0 +1,180 @@
+"""The events of a run, each read once: of every file only what has been appended since the last read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hetctl.model.events import DRIVER, Event
+from hetctl.storage.event_files import parse_events
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.snapshot import StaleSnapshotError
+
+CHUNK = 1 << 16
+"""Bytes of one read; most files are shorter."""
+SUFFIX = ".jsonl"
+LONGEST_NAME = 240
+
+
+class EventFile:
+    """One event file, and how far it has been read: to the end of its last whole line.
+
+    Parameters
+    ----------
+    path : str
+        The file may not exist yet. It is appended to, and never rewritten.
+    offset, lines : int
+        Bytes and lines that have been read already.
+    """
+
+    __slots__ = ("_path", "_source", "lines", "offset")
+
+    def __init__(self, path: str, source: str, offset: int = 0, lines: int = 0) -> None:
+        self._path, self._source = path, source
+        self.offset = offset
+        self.lines = lines
+
+    def fresh(self) -> list[Event]:
+        """Read the events of the lines that have become whole since the last call."""
+        try:
+            # Opened each time: on NFS this is when a client looks whether the file has grown.
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        try:
+            text = _from(descriptor, self.offset)
+        finally:
+            os.close(descriptor)
+        if b"\n" not in text:
+            return []
+        *lines, torn = text.split(b"\n")
+        first = self.lines
+        self.offset += len(text) - len(torn)
+        self.lines += len(lines)
+        return list(parse_events(lines, self._source, first))
+
+
+def end_of_file(path: Path, source: str) -> EventFile:
+    """Return an event file as if all that is in it had been read."""
+    return EventFile(str(path), source, path.stat().st_size if path.exists() else 0)
+
+
+def _from(descriptor: int, offset: int) -> bytes:
+    chunks = [os.pread(descriptor, CHUNK, offset)]
+    if len(chunks[0]) < CHUNK:
+        return chunks[0]
+    while len(chunks[-1]) == CHUNK:
+        chunks.append(os.pread(descriptor, CHUNK, offset + CHUNK * len(chunks)))
+    return b"".join(chunks)
+
+
+class EventLog:
+    """The events of a run, from its first job to whatever is appended while somebody looks.
+
+    A member's file grows from the start of its step to the end. The files that are there at the first look
+    are found by listing the folder, later ones follow from the drivers' events: a file is read when its
+    member's step has started or ended. In between, all files in training are read, or only those that have
+    grown, if trainers tell. A driver that was killed leaves steps open: their files count as in training
+    until the member's next step has ended, since a trainer may outlive its driver for a moment.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder.events
+        self._driver = self._file(DRIVER)
+        self._files: dict[str, EventFile] = {}
+        self._in_training: dict[str, None] = {}
+        self._lengths: dict[str, int] = {}
+        self._listed = False
+
+    def rows(self) -> list[Any]:
+        """Return what `restore` takes: how far each file has been read, and who is in training."""
+        files = {DRIVER: self._driver, **self._files}
+        return [{source: [f.offset, f.lines] for source, f in files.items()}, list(self._in_training)]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Go on from there; to be called before the first look."""
+        read, in_training = rows
+        self._files = {source: self._file(source, *place) for source, place in read.items()}
+        self._driver = self._files.pop(DRIVER)
+        self._in_training = dict.fromkeys(in_training)
+
+    def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
+        """Read what is new, first of the drivers: what members wrote before their ends is then there.
+
+        Parameters
+        ----------
+        lengths : mapping of str to int or None
+            Lengths that files have grown to, in bytes, by member, as their trainers have told since the last
+            call; files in training that are not in it are not opened. None: nobody tells.
+
+        Raises
+        ------
+        StaleSnapshotError
+            If there is less than was read.
+        """
+        sources = [] if self._listed else list(self._grown())
+        self._listed = True
+        told = self._driver.fresh()
+        changed = self._understand(told)
+        grown = self._in_training if lengths is None else self._expected(lengths)
+        growing = dict.fromkeys([*sources, *changed, *grown])
+        files = [self._known(source) for source in growing if _may_name_a_file(source)]
+        return [*told, *(event for file in files for event in file.fresh())]
+
+    def _expected(self, lengths: Mapping[str, int]) -> list[str]:
+        """Return whose files have grown; one that does not show it yet, as on NFS, is looked at again."""
+        self._lengths |= lengths
+        unread = [source for source, length in self._lengths.items() if length > self._known(source).offset]
+        self._lengths = {source: self._lengths[source] for source in unread}
+        return unread
+
+    def _understand(self, told: Iterable[Event]) -> list[str]:
+        """Note who is in training; return the members whose steps have started or ended."""
+        changed = []
+        for event in told:
+            if event.kind == "step_started":
+                self._in_training[event.data["member"]] = None
+            elif event.kind == "step_ended":
+                self._in_training.pop(event.data["member"], None)
+            else:
+                continue
+            changed.append(event.data["member"])
+        return changed
+
+    def _grown(self) -> Iterator[str]:
+        """List the folder; yield whose files hold more than has been read."""
+        sizes = _sizes_in(self._folder)
+        for source, file in {DRIVER: self._driver, **self._files}.items():
+            if sizes.get(source, 0) < file.offset:
+                raise StaleSnapshotError
+        for source, size in sizes.items():
+            if source not in self._files or size > self._files[source].offset:
+                yield source
+
+    def _known(self, source: str) -> EventFile:
+        if source not in self._files:
+            self._files[source] = self._file(source)
+        return self._files[source]
+
+    def _file(self, source: str, offset: int = 0, lines: int = 0) -> EventFile:
+        return EventFile(f"{self._folder}/{source}{SUFFIX}", source, offset, lines)
+
+
+def _sizes_in(folder: Path) -> dict[str, int]:
+    """Return the bytes of each event file, by its writer."""
+    try:
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+            return {
+                f.name.removesuffix(SUFFIX): f.stat().st_size for f in sorted(files, key=lambda f: f.name)
+            }
+    except FileNotFoundError:
+        return {}
+
+
+def _may_name_a_file(source: str) -> bool:
+    """Return true if a name is a member's, fit for a path; a garbled one may be anything."""
+    usable = source.isprintable() and "/" not in source and 0 < len(source.encode()) < LONGEST_NAME
+    return usable and source != DRIVER

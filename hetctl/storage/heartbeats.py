@@ -1,0 +1,37 @@
+"""Live metrics of members in training: the last of each member, all of a job in one file."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.serialization import decode, encode
+from hetctl.storage.atomic_io import write_private
+
+STALE_S = 30.0
+"""A pulse is of no use after so long."""
+
+
+def write_pulses(path: Path, pulses: Mapping[str, Pulse]) -> None:
+    """Replace the file of a job's members in training; for a reader it is always whole."""
+    write_private(path, json.dumps(encode(pulses)) + "\n")
+
+
+def read_pulses(path: Path, now: float | None = None) -> dict[str, Pulse]:
+    """Return the pulses of a job by member: those that are fresh."""
+    now = time.time() if now is None else now
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        pulses = {member: decode(Pulse, pulse) for member, pulse in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {
+        member: pulse
+        for member, pulse in pulses.items()
+        if now - pulse.time < STALE_S and math.isfinite(pulse.rate)
+    }

@@ -1,0 +1,200 @@
+"""Where everything lies below ``$HETCTL_HOME``: the one place that knows file names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.storage.atomic_io import make_private_folder
+
+
+@dataclass(frozen=True)
+class AgentFiles:
+    """The files that a driver shares with the agents of its job.
+
+    Parameters
+    ----------
+    address : Path
+        Where the driver is, and the key to it; there while it runs.
+    log : Path
+        Output of the agents and their launcher, and of ranks between members.
+    """
+
+    address: Path
+    log: Path
+
+    @classmethod
+    def within(cls, folder: Path) -> AgentFiles:
+        """Return those of a job that has a folder to itself."""
+        return cls(folder / "driver.json", folder / "logs" / "agents.log")
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """``runs/<run>/job-0000.*``: the files of one job of a run."""
+
+    folder: Path
+    number: int
+
+    @property
+    def script(self) -> Path:
+        """The batch script."""
+        return self._file("sh")
+
+    @property
+    def of_next(self) -> JobFiles:
+        """Files of the next job of the run; its script is there as soon as it may have been submitted."""
+        return JobFiles(self.folder, self.number + 1)
+
+    @property
+    def log(self) -> Path:
+        """Output of the script and of the driver."""
+        return self._file("log")
+
+    @property
+    def agents(self) -> AgentFiles:
+        """Driver and agents."""
+        return AgentFiles(self._file("driver.json"), self._file("agents.log"))
+
+    @property
+    def claim(self) -> Path:
+        """The batch system's number of the job, written by the script."""
+        return self._file("claim")
+
+    @property
+    def stop(self) -> Path:
+        """Request of the script to end the job; the text is its reason, and may be missing."""
+        return self._file("stop")
+
+    @property
+    def pulses(self) -> Path:
+        """Live metrics of the members in training, there while the job runs."""
+        return self._file("pulses.json")
+
+    @property
+    def lineups(self) -> Path:
+        """Lineups of rounds for the nodes' leaders: a line for each round that has any."""
+        return self._file("lineups.jsonl")
+
+    @property
+    def exchange_log(self) -> Path:
+        """Output of the nodes' leaders."""
+        return self._file("exchange.log")
+
+    def clear(self) -> None:
+        """Remove what is of use only while the job runs, and what one that was killed has left of it."""
+        for path in (self.agents.address, self.pulses, self.stop):
+            path.unlink(missing_ok=True)
+
+    def _file(self, ending: str) -> Path:
+        return self.folder / f"job-{self.number:04d}.{ending}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """``runs/<run>/``: all that the jobs of a run read and write, but for checkpoints."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """The run as submitted, with later changes."""
+        return self.path / "run.json"
+
+    @property
+    def memory(self) -> Path:
+        """State of the planner, for the next job."""
+        return self.path / "planner.json"
+
+    @property
+    def state(self) -> Path:
+        """Snapshot of the state that the events come to: a cache, from which readers go on."""
+        return self.path / "state.json"
+
+    @property
+    def events(self) -> Path:
+        """One file of JSON lines for each member, and the drivers'."""
+        return self.path / "events"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the members' ranks, a file for each member."""
+        return self.path / "logs"
+
+    def events_of(self, source: str) -> Path:
+        """Return the file of a member's events, or the drivers'."""
+        return self.events / f"{source}.jsonl"
+
+    def log_of(self, member: str) -> Path:
+        """Return the output of a member's ranks."""
+        return self.logs / f"{member}.log"
+
+    def job(self, number: int) -> JobFiles:
+        """Return the files of a job, existing or not."""
+        return JobFiles(self.path, number)
+
+    def create(self) -> RunFolder:
+        """Make the folder and those in it."""
+        for folder in (self.path, self.events, self.logs):
+            make_private_folder(folder)
+        return self
+
+
+def member_folder(checkpoints: Path, run: str, member: str) -> Path:
+    """Return the folder of a member's checkpoints; runs never share any.
+
+    Parameters
+    ----------
+    checkpoints : Path
+        Folder of all checkpoints.
+    """
+    return checkpoints / run / member
+
+
+def board_in(folder: Path) -> Path:
+    """Return the file of a member's epochs for TensorBoard, beside its checkpoints.
+
+    TensorBoard goes by folders and knows its files by their names.
+    """
+    return folder / "events.out.tfevents.hetctl"
+
+
+@dataclass(frozen=True)
+class Home:
+    """``$HETCTL_HOME``, else ``.hetctl`` of the project."""
+
+    path: Path
+
+    @property
+    def catalog(self) -> Path:
+        """The SQLite file; only the login side opens it."""
+        return self.path / "catalog.db"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that may write."""
+        return self.path / "lock"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of all runs."""
+        return self.path / "runs"
+
+    @property
+    def profiles(self) -> Path:
+        """Folders of profiling jobs."""
+        return self.path / "profiles"
+
+    def run(self, name: str) -> RunFolder:
+        """Return a run's folder, existing or not."""
+        return RunFolder(self.runs / name)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.path / "checkpoints"

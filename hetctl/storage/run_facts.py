@@ -1,0 +1,65 @@
+"""Facts of a run besides progress and steps: its jobs, its rounds, its first and last event."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.storage.snapshot import Row, row_of
+
+OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
+"""Kinds of event that tell of a job."""
+
+
+class RunFacts:
+    """The facts, kept up to date with the events."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, dict[str, Event]] = defaultdict(dict)
+        """By index, the events of its start and its end."""
+        self.jobs: list[Event] = []
+        self.first_step: Event | None = None
+        self.began_at: float | None = None
+        self.last: Event | None = None
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Take in events, in whatever order they are read."""
+        for event in events:
+            self.began_at = event.time if self.began_at is None else min(self.began_at, event.time)
+            self.last = _later(self.last, event)
+            if event.kind == "first_step":
+                self.first_step = _earlier(self.first_step, event)
+            elif event.source == DRIVER and event.kind in OF_JOBS:
+                self.jobs = in_order([*self.jobs, event])
+            elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
+                told = self.rounds[event.round]
+                told[event.kind] = _later(told.get(event.kind), event)
+
+    def rows(self) -> list[Any]:
+        """Return what `restore` takes."""
+        told = [row_of(event) for events in self.rounds.values() for event in events.values()]
+        jobs = [row_of(event) for event in self.jobs]
+        ends = [event and row_of(event) for event in (self.first_step, self.last)]
+        return [told, jobs, *ends, self.began_at]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Take in what was known."""
+        told, jobs, first_step, last, self.began_at = rows
+        for event in map(_event, told):
+            self.rounds[event.round][event.kind] = event
+        self.jobs = [_event(row) for row in jobs]
+        self.first_step, self.last = (row and _event(row) for row in (first_step, last))
+
+
+def _event(row: Row) -> Event:
+    return Event(*row)
+
+
+def _later(one: Event | None, other: Event) -> Event:
+    return other if one is None or one.order <= other.order else one
+
+
+def _earlier(one: Event | None, other: Event) -> Event:
+    return other if one is None or other.order < one.order else one

@@ -1,0 +1,20 @@
+"""``run.json``: the file that the login node and the compute nodes meet in."""
+
+from __future__ import annotations
+
+import json
+
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import decode, encode
+from hetctl.storage.atomic_io import write_json
+from hetctl.storage.paths import RunFolder
+
+
+def write_spec(folder: RunFolder, spec: RunSpec) -> None:
+    """Write ``run.json``."""
+    write_json(folder.spec, encode(spec))
+
+
+def read_spec(folder: RunFolder) -> RunSpec:
+    """Read ``run.json``."""
+    return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))

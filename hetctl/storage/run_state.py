@@ -1,0 +1,156 @@
+"""A run as its events have it, kept up to date: each event is read and folded once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.run import Usage
+from hetctl.model.serialization import decode, encode
+from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.storage.event_log import EventLog
+from hetctl.storage.gc_pause import without_collections
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import ProgressFold
+from hetctl.storage.run_facts import RunFacts
+from hetctl.storage.snapshot import StaleSnapshotError, key_of, read_snapshot, write_snapshot
+from hetctl.storage.step_fold import Step, StepFold, StepKey, StepReport, Steps
+from hetctl.storage.usage_fold import UsageFold
+
+
+@dataclass(frozen=True)
+class News:
+    """News of one look.
+
+    Parameters
+    ----------
+    members : set of str
+        Whose progress may have changed; at the first look all.
+    """
+
+    members: set[str]
+
+
+class RunState:
+    """The progress of a run's members, what their trainers have reported, and what the run has used.
+
+    Where there is a snapshot that fits, only what was written since is read; where it turns out not to fit,
+    all is.
+
+    Attributes
+    ----------
+    facts : RunFacts
+        Jobs and rounds.
+    reports : mapping of (int, str) to StepReport
+        By round and member; of steps that ended before the snapshot there are none.
+    """
+
+    def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
+        self._folder, self._ensemble, self._retries = folder, ensemble, retries
+        self._key = key_of(folder, Event, EpochResult, Progress, Step, StepReport)
+        try:
+            self._begin(read_snapshot(folder.state, self._key))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            self._begin(None)
+
+    def _begin(self, kept: dict[str, Any] | None) -> None:
+        self._log = EventLog(self._folder)
+        self._progress = ProgressFold(self._ensemble, self._retries)
+        self._steps, self._usage, self.facts = StepFold(), UsageFold(), RunFacts()
+        self.reports: dict[StepKey, StepReport] = defaultdict(StepReport)
+        self._untold = set(self._progress.progress)
+        self._news = False
+        if kept is None:
+            return
+        with without_collections():
+            self._log.restore(kept["log"])
+            self._progress.restore(kept["progress"])
+            self._steps.restore(kept["steps"])
+            self._usage.restore(kept["usage"], self._steps.steps)
+            self.facts.restore(kept["facts"])
+            self.reports |= {(index, name): decode(StepReport, row) for index, name, row in kept["reports"]}
+
+    def keep(self) -> None:
+        """Write a snapshot of the last look, if there was news since the last one.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or read-only.
+        """
+        if not self._news:
+            return
+        wanted = {*self.open_steps, *((index, DRIVER) for index, _ in self.open_steps)}
+        parts = {
+            "log": self._log.rows(),
+            "progress": self._progress.rows(),
+            "steps": self._steps.rows(),
+            "usage": self._usage.rows(),
+            "facts": self.facts.rows(),
+            "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
+        }
+        write_snapshot(self._folder.state, self._key, parts)
+        self._news = False
+
+    @property
+    def began_at(self) -> float | None:
+        """Start of the first job, in seconds since the epoch; None if none has started."""
+        return self._usage.began_at
+
+    @property
+    def next_round(self) -> int:
+        """Index that no round has so far."""
+        return self._usage.next_round
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """By member, in the ensemble's order."""
+        return self._progress.progress
+
+    @property
+    def open_steps(self) -> Mapping[StepKey, Step]:
+        """Steps whose end nobody has reported, by round and member."""
+        return self._usage.open_steps
+
+    def steps_of(self, member: str) -> Mapping[int, Steps]:
+        """Return the steps of a member, by round."""
+        return self._steps.of(member)
+
+    def used(self, now: float) -> Usage:
+        """Return what the run has used; `now` is in seconds since the epoch."""
+        return self._usage.used(now)
+
+    def look(self, lengths: Mapping[str, int] | None = None) -> News:
+        """Read and fold what has been appended to the run's files since the last look.
+
+        Parameters
+        ----------
+        lengths : mapping of str to int or None
+            As of `EventLog.fresh`.
+        """
+        try:
+            return self._look(lengths)
+        except StaleSnapshotError:
+            self._begin(None)
+            return self._look(lengths)
+
+    def _look(self, lengths: Mapping[str, int] | None) -> News:
+        if not self._untold:
+            return self._folded(self._log.fresh(lengths))
+        with without_collections():
+            return self._folded(self._log.fresh(lengths))
+
+    def _folded(self, events: Sequence[Event]) -> News:
+        for event in events:
+            self.reports[event.round, event.source].add(event)
+        steps = self._steps.add(events)
+        self._usage.add(events, steps)
+        self.facts.add(events)
+        self._news = self._news or bool(events)
+        members = self._progress.add(events) | self._untold
+        self._untold = set()
+        return News(members)

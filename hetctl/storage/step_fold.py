@@ -1,0 +1,162 @@
+"""The steps of a run: as the driver has reported them, and what their trainers have said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.exit_reason import Why
+from hetctl.storage.ordered_fold import OrderedFold
+from hetctl.storage.snapshot import Row, row_of
+
+StepKey = tuple[int, str]
+"""Index of the round, and the member."""
+
+LAST_WORDS = {"converged": Why.FINISHED, "stopped": Why.TOLD}
+"""The event that a trainer ends with when all is well."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A member on its GPUs in one round, as the driver has reported it.
+
+    Parameters
+    ----------
+    began_at, ended_at : float
+        Seconds since the epoch; `ended_at` is None as long as no end is reported.
+    placement : Any
+        As in the event.
+    """
+
+    began_at: float
+    gpus: int
+    placement: Any
+    ended_at: float | None = None
+    exit_code: int | None = None
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds of a step that has ended; 0 before that."""
+        return 0.0 if self.ended_at is None else (self.ended_at - self.began_at) * self.gpus
+
+
+Steps = tuple[Step, ...]
+
+
+class StepFold:
+    """The steps of a run, folded from the driver's events in whatever order they are read."""
+
+    def __init__(self) -> None:
+        self._folds: dict[str, dict[int, OrderedFold[Steps]]] = defaultdict(lambda: defaultdict(_unstarted))
+
+    @property
+    def steps(self) -> Mapping[StepKey, Steps]:
+        """All that have been reported."""
+        return {
+            (index, name): fold.state
+            for name, rounds in self._folds.items()
+            for index, fold in rounds.items()
+        }
+
+    def of(self, member: str) -> Mapping[int, Steps]:
+        """Return the steps of a member, by round."""
+        return {index: fold.state for index, fold in self._folds.get(member, {}).items()}
+
+    def rows(self) -> dict[str, list[Row]]:
+        """Return what `restore` takes, by member."""
+        return {
+            name: [
+                [index, fold.last, [row_of(step) for step in fold.state]] for index, fold in rounds.items()
+            ]
+            for name, rounds in self._folds.items()
+        }
+
+    def restore(self, rows: Mapping[str, Iterable[Row]]) -> None:
+        """Go on from what was folded; to be called before any event is added."""
+        for name, rounds in rows.items():
+            for index, until, steps in rounds:
+                done = tuple([Step(*step) for step in steps])
+                self._folds[name][index] = OrderedFold(done, _after, tuple(until))
+
+    def add(self, events: Iterable[Event]) -> Mapping[StepKey, Steps]:
+        """Fold more events; return the steps that have changed."""
+        fresh: dict[StepKey, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.source == DRIVER and event.kind in ("step_started", "step_ended"):
+                fresh[event.round, str(event.data["member"])].append(event)
+        for (index, name), told in fresh.items():
+            self._folds[name][index].add(told)
+        return {(index, name): self._folds[name][index].state for index, name in fresh}
+
+
+def _unstarted() -> OrderedFold[Steps]:
+    return OrderedFold((), _after)
+
+
+def _after(steps: Steps, event: Event) -> Steps:
+    """Take in the next event; a step that starts again before its end takes the place of itself."""
+    going_on = steps[-1:] if steps and steps[-1].ended_at is None else ()
+    before = steps[: len(steps) - len(going_on)]
+    data = event.data
+    if event.kind == "step_started":
+        return (*before, Step(event.time, int(data["gpus"]), data.get("placement")))
+    return (
+        *before,
+        *(replace(step, ended_at=event.time, exit_code=data.get("exit_code")) for step in going_on),
+    )
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Reports of a step's trainers so far, in the order of their file.
+
+    Parameters
+    ----------
+    epoch_since : float or None
+        When the epoch in training began: at the first step, or when the one before it was reported.
+    rate : float or None
+        Samples/s of the last epoch that was trained, where it was measured.
+    left_as : Why or None
+        The end that the trainer's last word stands for.
+    stop_reasons : tuple of str
+        Why it paused.
+    failed_by : str or None
+        Why it failed, as an exit code's value.
+    peak_memory_bytes : int or None
+        As last reported.
+    last_at : float or None
+        Time of the newest event.
+    """
+
+    epoch_since: float | None = None
+    rate: float | None = None
+    left_as: Why | None = None
+    stop_reasons: tuple[str, ...] = ()
+    failed_by: str | None = None
+    peak_memory_bytes: int | None = None
+    last_at: float | None = None
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        kind, data = event.kind, event.data
+        self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
+        self.failed_by = data.get("why", self.failed_by)
+        self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
+        self.left_as = LAST_WORDS.get(kind, self.left_as)
+        if kind == "stopped":
+            self.stop_reasons += (data["reason"],)
+        elif kind == "first_step":
+            self.epoch_since = event.time
+        elif kind == "epoch" and "evaluate_s" in data:  # others are only reported again
+            self.epoch_since, self.rate = event.time, data.get("rate")
+
+
+def report_of(events: Iterable[Event]) -> StepReport:
+    """Fold the events of one file."""
+    report = StepReport()
+    for event in events:
+        report.add(event)
+    return report

@@ -1,0 +1,454 @@
+"""The doctor: what it decides, and what it says of this machine and of a real Slurm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from workbench import new_project
+
+from hetctl.app.doctor.doctor import BATCH_CHECKS, Examination
+from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, place_finding
+from hetctl.app.doctor.link_checks import NO_NCCL, link_findings
+from hetctl.app.doctor.probe_job import job_findings
+from hetctl.app.doctor.site_checks import (
+    COMMANDS,
+    HELPFUL,
+    NO_LAUNCHER,
+    account_finding,
+    command_findings,
+    node_finding,
+    queue_finding,
+)
+from hetctl.cluster.batch import BATCH_SYSTEMS
+from hetctl.cluster.batch.queue_info import NodeFacts, QueueFacts
+from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.inputs.site_schema import SiteModel
+from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.site import Queue, Site
+from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
+from hetctl.runtime.frameworks import MODULES
+from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
+
+OK, WARNING, FAILED = Outcome.OK, Outcome.WARNING, Outcome.FAILED
+SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
+END = ProbeEnd(("n1", "n2"), 4, 0, 0, (2, 2))
+
+
+def test_the_tables_hold_every_batch_system_and_launcher():
+    assert set(COMMANDS) == set(HELPFUL) == set(BATCH_CHECKS) == set(BATCH_SYSTEMS)
+    assert NO_LAUNCHER in LAUNCHERS
+    assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
+    assert set(NO_NCCL) == set(MODULES)
+
+
+def test_commands_that_are_missing_are_the_batch_systems_business():
+    there = {"sbatch", "squeue", "scancel", "scontrol", "srun", "sacctmgr"}
+    found = list(command_findings(SITE, lambda name: f"/usr/bin/{name}" if name in there else None))
+    assert [(one.check, one.outcome) for one in found] == [
+        ("commands", FAILED),
+        ("command sacct", WARNING),
+        ("launcher", OK),
+    ]
+    assert found[0].found == "not on the PATH of this machine: sinfo"
+    assert found[0].blame is Blame.BATCH_SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "outcome", "words"),
+    [
+        ("main", QueueFacts(True, 4, 3600), OK, "4 nodes for 1h"),
+        ("main", QueueFacts(True), OK, "any nodes for any time"),
+        ("main", None, FAILED, "slurm has none of this name"),
+        ("main", QueueFacts(True, 3, 3600), FAILED, "takes 3 nodes, but the site file says 4"),
+        ("main", QueueFacts(True, 4, 1800), FAILED, "takes 30m, but the site file says 1h"),
+        ("main", QueueFacts(False, 4, 3600), WARNING, "closed"),
+        ("long", QueueFacts(True, 2, 7200), WARNING, "takes 2h, but the site file says no limit"),
+        ("long", None, WARNING, "none of this name"),
+    ],
+)
+def test_queues(name, facts, outcome, words):
+    finding = queue_finding(SITE, name, name == "main", facts)
+    assert finding.outcome is outcome
+    assert words in finding.found
+    assert bool(finding.fix) == (outcome is not OK)
+
+
+@pytest.mark.parametrize(
+    ("groups", "outcome"),
+    [
+        ((NodeFacts(4, 8, 6000, 2),), OK),
+        ((NodeFacts(2, 8, 6000, 2), NodeFacts(2, 64, 90000, 8)), OK),
+        ((NodeFacts(3, 8, 6000, 2), NodeFacts(9, 8, 6000, 1)), WARNING),
+        ((NodeFacts(4, 8, 5999, 2),), FAILED),
+        ((NodeFacts(4, 7, 6000, 2),), FAILED),
+        ((NodeFacts(4, 8, 6000, 0),), FAILED),
+        ((), WARNING),
+    ],
+)
+def test_nodes(groups, outcome):
+    assert node_finding(SITE, "main", groups).outcome is outcome
+
+
+def test_a_site_with_slots_needs_no_gpus():
+    assert node_finding(replace(SITE, device="slot"), "main", [NodeFacts(4, 8, 6000, 0)]).outcome is OK
+
+
+@pytest.mark.parametrize(
+    ("account", "accounts", "outcome"),
+    [(None, [], OK), ("ml", ["ml", "x"], OK), ("ml", ["x"], FAILED), ("ml", [], WARNING)],
+)
+def test_accounts(account, accounts, outcome):
+    assert account_finding(account, accounts).outcome is outcome
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
+31 30 0:41 / /scratch/my\\040disk rw - tmpfs tmpfs rw
+broken
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/ann", "ext4"),
+        ("/scratch", "lustre"),
+        ("/scratch/a/b", "lustre"),
+        ("/scratchy", "ext4"),
+        ("/scratch/my disk/x", "tmpfs"),
+    ],
+)
+def test_the_innermost_mount_counts(tmp_path, path, kind):
+    assert filesystem_of(type(tmp_path)(path), MOUNTS) == kind
+    assert filesystem_of(type(tmp_path)(path), "") == "unknown"
+
+
+def test_only_a_shared_folder_is_well_placed(tmp_path):
+    assert place_finding(SITE, tmp_path, "lustre").outcome is OK
+    assert place_finding(SITE, tmp_path, "nfs4").outcome is OK
+    assert place_finding(SITE, tmp_path, "tmpfs").outcome is WARNING
+    assert place_finding(replace(SITE, batch_system="local"), tmp_path, "tmpfs").outcome is OK
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
+    assert ability_finding(tmp_path / "not" / "yet").outcome is OK
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_links_is_found_out(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("os.link", refuse)
+    finding = ability_finding(tmp_path)
+    assert (finding.outcome, finding.found) == (FAILED, f"{tmp_path} cannot link (Operation not supported)")
+    assert list(tmp_path.iterdir()) == []
+
+
+def reports(*visible):
+    return [RankReport(f"n{1 + rank // 2}", rank % 2, each, (0,)) for rank, each in enumerate(visible)]
+
+
+ALL = reports("0,1", "0,1", "0,1", "0,1")
+
+
+@pytest.mark.parametrize(
+    ("end", "seen", "outcomes"),
+    [
+        (END, ALL, {"launch": OK, "MPI": OK, "GPUs": OK}),
+        (END, reports(None, None, None, None), {"launch": OK, "MPI": OK, "GPUs": OK}),
+        (END, reports("0", "1", "0", "1"), {"launch": OK, "MPI": OK, "GPUs": FAILED}),
+        (END, reports("", "", "", ""), {"launch": OK, "MPI": OK, "GPUs": FAILED}),
+        (replace(END, mpi_sizes=(1, 1)), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (replace(END, mpi_sizes=(0, 0)), ALL, {"launch": OK, "MPI": WARNING, "GPUs": OK}),
+        (replace(END, mpi_sizes=(2,)), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (replace(END, leaders_exit_code=1), ALL, {"launch": OK, "MPI": FAILED, "GPUs": OK}),
+        (END, ALL[:2], {"launch": FAILED, "MPI": OK, "GPUs": OK}),
+        (END, [], {"launch": FAILED, "MPI": OK}),
+        (replace(END, exit_code=None), ALL, {"launch": FAILED, "MPI": OK, "GPUs": OK}),
+    ],
+)
+def test_what_ranks_and_leaders_see(end, seen, outcomes):
+    found = {one.check: one.outcome for one in job_findings(SITE, end, seen, "srun: error: x", "")}
+    assert found == outcomes
+
+
+def speed(gb_per_s, *nodes, backend="nccl", framework="pytorch"):
+    return AllReduce(framework, backend, nodes, 2 * len(nodes), 64 * 2**20, 0.01, gb_per_s)
+
+
+def times(unreached=((), ()), links=(None, None), node="n1"):
+    """What the two ranks of a node found."""
+    return [
+        RankTime(f"all-reduce-{node}", node, gpu, "nccl", 64 * 2**20, 0.01, unreached[gpu], links[gpu])
+        for gpu in (0, 1)
+    ]
+
+
+MEASURED = replace(
+    END,
+    framework="pytorch",
+    groups=(
+        GroupEnd("all-reduce-n1", ("n1",), 0),
+        GroupEnd("all-reduce-n2", ("n2",), 0),
+        GroupEnd("all-reduce", ("n1", "n2"), 0),
+    ),
+)
+FAST = (speed(231.4, "n1"), speed(230, "n2"), speed(24, "n1", "n2"))
+SLOW = (speed(3.1, "n1"), *FAST[1:])
+LINKED = [*times(links=(4, 4)), *times(links=(4, 4), node="n2")]
+
+
+def judged(speeds, ranks, end=MEASURED, site=SITE):
+    return [
+        (one.check, one.outcome, one.found, one.fix)
+        for one in link_findings(site, end, speeds, ranks, "what it said")
+    ]
+
+
+WELL = ("all-reduce", OK, "bus bandwidth 231 GB/s within n1, 230 GB/s within n2, 24 GB/s between nodes")
+
+
+@pytest.mark.parametrize("ranks", [LINKED, times() + times(node="n2"), times(links=(4, 0))])
+def test_links_that_are_used_are_well(ranks):
+    ((check, outcome, found, _),) = judged(FAST, ranks)
+    assert (check, outcome, found) == (*WELL[:2], f"{WELL[2]} (pytorch over nccl, 64 MiB)")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ranks", "found"),
+    [
+        (
+            SLOW,
+            times(unreached=((1,), (0,))),
+            "GPUs 0, 1 of node n1 exchange through host memory (3.1 GB/s, and 24 between nodes)",
+        ),
+        (
+            SLOW[:1],
+            times(unreached=((1,), (0,))),
+            "GPUs 0, 1 of node n1 exchange through host memory (3.1 GB/s)",
+        ),
+        (
+            SLOW,
+            LINKED,
+            "GPUs of node n1 have NVLink, and exchange no faster than nodes do"
+            " (3.1 GB/s, and 24 between nodes)",
+        ),
+    ],
+)
+def test_gpus_that_do_not_exchange_directly_are_named_with_what_to_check(speeds, ranks, found):
+    _, (check, outcome, words, fix) = judged(speeds, ranks)
+    assert (check, outcome, words) == ("GPU links", WARNING, found)
+    assert all(name in fix for name in ("--gpu-bind", "CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE"))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ranks"),
+    [
+        (SLOW, times()),  # no NVLink is known of
+        (SLOW, times(links=(4, 0))),  # one GPU has none in use
+        (SLOW[:1], LINKED),  # nothing to compare with
+    ],
+)
+def test_slow_links_are_not_blamed_on_what_is_not_known(speeds, ranks):
+    assert [check for check, *_ in judged(speeds, ranks)] == ["all-reduce"]
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_gpus_that_exchange_by_gloo_are_a_warning_and_slots_that_do_are_not(framework):
+    speeds = (speed(0.91, "n1", backend="gloo", framework=framework),)
+    _, (check, outcome, found, fix) = judged(speeds, [])
+    assert (check, outcome, fix) == ("GPU links", WARNING, NO_NCCL[framework])
+    assert found == f"GPUs exchange through host memory (0.91 GB/s within n1): {framework} goes over gloo"
+    assert [check for check, *_ in judged(speeds, [], site=replace(SITE, device="slot"))] == ["all-reduce"]
+
+
+@pytest.mark.parametrize(("code", "ending"), [(None, "hung"), (1, "ended with exit code 1")])
+def test_a_group_that_does_not_come_about_is_a_failure_in_its_own_words(code, ending):
+    end = replace(MEASURED, groups=(MEASURED.groups[0], GroupEnd("all-reduce-n2", ("n2",), code)))
+    ((check, outcome, found, fix),) = judged(FAST[:1], times(), end)
+    assert (check, outcome) == ("all-reduce", FAILED)
+    assert found == f"bus bandwidth 231 GB/s within n1; the pytorch group on n2 {ending}"
+    assert "what it said" in fix
+
+
+def test_nodes_without_a_framework_for_groups_are_a_warning():
+    ((check, outcome, found, fix),) = judged((), [], END)
+    assert (check, outcome, found.partition(":")[0]) == ("all-reduce", WARNING, "not measured")
+    assert "tensorflow with horovod or torch" in fix
+
+
+@pytest.mark.parametrize(
+    "end", [replace(END, ranks=1), replace(END, exit_code=1), replace(END, exit_code=None)]
+)
+def test_nothing_is_said_of_one_gpu_or_if_ranks_did_not_start(end):
+    assert judged((), [], end) == []
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"),
+    [
+        ([Finding("a", OK, ""), Finding("b", WARNING, "")], None),
+        ([Finding("a", WARNING, ""), Finding("b", FAILED, "", "", Blame.BATCH_SYSTEM)], 4),
+        ([Finding("a", FAILED, ""), Finding("b", FAILED, "", "", Blame.BATCH_SYSTEM)], 2),
+    ],
+)
+def test_the_first_failure_gives_the_exit_code(findings, code):
+    failure = Examination("lab", tuple(findings)).failure
+    assert (failure.exit_code if failure else None) == code
+
+
+def outcomes_of(result):
+    return {one["check"]: one["outcome"] for one in result.json["findings"]}
+
+
+@pytest.fixture
+def project(tmp_path):
+    return new_project(tmp_path / "project")
+
+
+def test_this_machine_is_well(project):
+    before = project.tree()
+    result = project.here("doctor", "--json", HETCTL_SITE="local")
+    assert result.code == 0
+    assert set(outcomes_of(result).values()) <= {"ok", "warning"}
+    assert result.json["site"] == "local"
+    assert project.tree() == before
+
+
+def test_a_batch_system_that_is_elsewhere(project):
+    result = project.here("doctor", "--json", "--site", "summit", PATH="/nowhere:/usr/bin:/bin")
+    assert result.code == 4
+    assert outcomes_of(result)["commands"] == "failed"
+    assert result.json["error"]["kind"] == "batch-system"
+
+
+def test_a_wrong_site_file_is_refused_as_a_whole(project):
+    (project.path / "lab.yaml").write_text("extends: slurm\nnodes: none\n")
+    result = project.here("doctor", "--json", "--site", "./lab.yaml")
+    assert result.code == 2
+    assert "lab.yaml:2: nodes: must be a whole number" in result.json["error"]["message"]
+
+
+SLOTS = "extends: local\ngpus_per_node: 2\ncores_per_node: 2\n"
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("framework", MODULES)
+def test_two_slots_of_this_machine_all_reduce(project, framework):
+    (project.path / "lab.yaml").write_text(SLOTS)
+    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", framework)
+    assert result.code == 0, result.stdout
+    assert outcomes_of(result)["all-reduce"] == "ok"
+    assert "GPU links" not in outcomes_of(result)
+    (group,) = result.json["all_reduce"]
+    seconds, gb_per_s = group.pop("median_s"), group.pop("bus_gb_per_s")
+    size = 8 * 2**20
+    assert group == {
+        **{"framework": framework, "backend": "gloo", "nodes": ["localhost"]},
+        **{"gpus": 2, "size_bytes": size},
+    }
+    assert gb_per_s == pytest.approx(size / seconds / 1e9)
+
+
+@pytest.mark.training
+def test_a_group_that_cannot_meet_says_why(project):
+    (project.path / "lab.yaml").write_text(SLOTS + "network: {gloo: [nonesuch0]}\n")
+    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", "pytorch")
+    assert result.code == 2, result.stdout
+    finding = next(one for one in result.json["findings"] if one["check"] == "all-reduce")
+    assert finding["found"].startswith(
+        "nothing measured; the pytorch group on localhost ended with exit code"
+    )
+    assert "network.gloo of the site file names nonesuch0" in finding["fix"]
+    assert result.json["all_reduce"] == []
+
+
+def test_a_framework_goes_with_a_job(project):
+    result = project.here("doctor", "--framework", "pytorch")
+    assert result.code == 2
+    assert "--framework goes with --job" in result.stderr
+
+
+RIGHT = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 6000MiB
+queues: [{name: main, max_nodes: 4, max_wall: 1h}, {name: urgent, max_nodes: 4, max_wall: 1h}]
+queue: main
+"""
+
+
+@pytest.mark.slurm
+class TestOnSlurm:
+    """On a real cluster, whose accounting knows no accounts."""
+
+    @pytest.fixture
+    def examine(self, slurm_cluster, project):
+        def examine(site, *arguments, **environment):
+            (project.path / "lab.yaml").write_text(site)
+            environment = {**slurm_cluster.environment(), **environment}
+            return project.hetctl("doctor", "--json", "--site", "./lab.yaml", *arguments, **environment)
+
+        return examine
+
+    def test_a_right_site_file(self, examine):
+        result = examine(RIGHT, "--job", "--framework", "pytorch")
+        assert result.code == 0, result.stdout
+        outcomes = outcomes_of(result)
+        assert {
+            outcomes.pop(name) for name in ("shared folder", "package tensorflow", "package horovod")
+        } <= {*("ok", "warning")}
+        # The cluster's GPUs are no real ones.
+        assert outcomes.pop("GPU links") == "warning"
+        assert set(outcomes.values()) == {"ok"}, result.stdout
+        assert outcomes.keys() >= {
+            *(
+                "commands",
+                "batch system",
+                "queue main",
+                "queue urgent",
+                "nodes of main",
+                "account",
+                "dry run",
+            ),
+            *("job", "launch", "MPI", "GPUs", "all-reduce"),
+        }
+        launch = next(one for one in result.json["findings"] if one["check"] == "launch")
+        assert launch["found"] == "4 of 4 ranks, by agents that srun started: 2 on n1, 2 on n2"
+        groups = [(group["nodes"], group["gpus"]) for group in result.json["all_reduce"]]
+        assert groups == [(["n1"], 2), (["n2"], 2), (["n1", "n2"], 4)]
+        assert all(group["bus_gb_per_s"] > 0 for group in result.json["all_reduce"])
+
+    @pytest.mark.parametrize(
+        ("old", "new", "check", "words"),
+        [
+            ("main", "mian", "queue mian", "slurm has none of this name"),
+            ("nodes: 4, max_wall: 1h}, {", "nodes: 5, max_wall: 1h}, {", "queue main", "takes 4 nodes"),
+            ("gpus_per_node: 2", "gpus_per_node: 8", "nodes of main", "none has 8 cores"),
+            ("6000MiB", "9000MiB", "nodes of main", "none has 8 cores, 9000 MiB"),
+        ],
+    )
+    def test_a_wrong_site_file(self, examine, old, new, check, words):
+        result = examine(RIGHT.replace(old, new))
+        assert result.code == 2, result.stdout
+        finding = next(one for one in result.json["findings"] if one["outcome"] == "failed")
+        assert finding["check"] == check
+        assert words in finding["found"]
+        assert finding["fix"]
+
+    def test_what_only_slurm_itself_refuses(self, examine):
+        result = examine(RIGHT + "directives: [--constraint=nonesuch]\n")
+        assert result.code == 4, result.stdout
+        assert [name for name, outcome in outcomes_of(result).items() if outcome == "failed"] == ["dry run"]
+
+    def test_a_controller_that_is_away(self, examine, tmp_path):
+        conf = tmp_path / "slurm.conf"
+        conf.write_text("ClusterName=gone\nSlurmctldHost=localhost\nSlurmctldPort=1\nAuthType=auth/none\n")
+        result = examine(RIGHT, SLURM_CONF=str(conf))
+        assert result.code == 4, result.stdout
+        assert outcomes_of(result)["batch system"] == "failed"

@@ -1,0 +1,126 @@
+"""Profiling as a command, with measurements that only pretend to measure."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from profiles import events_below, measured, members, profiling_project
+from workbench import alive, wait_for
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.storage.event_files import read_folder
+from hetctl.storage.profile_request import read_measurements
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = profiling_project(tmp_path)
+    yield project
+    wait_for(lambda: not alive(str(project.path)))
+
+
+def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
+    members(project, a=(1, "{}"), b=(2, "{}"))
+    done = project.hetctl("profile", "--json")
+    assert (done.code, done.json["measured"], done.json["known"]) == (0, 3, 0)
+    assert measured(project) == [("a", 1), ("b", 1), ("b", 2)]
+    assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
+
+
+def test_points_are_spread_over_several_jobs_that_take_turns_on_one_machine(project):
+    members(project, a=(2, "{}"), b=(2, "{}"), c=(2, "{}"))
+    done = project.hetctl("profile", "--jobs", "2", "--json")
+    assert (done.code, done.json["measured"]) == (0, 6)
+    assert len(measured(project)) == 6
+    shares = [read_measurements(path) for path in sorted(project.home.profiles.glob("*"))]
+    assert sorted(sum(point.gpus for point in share.points) for share in shares) == [4, 5]
+    assert [share.preprocess_cores for share in shares] == [(1, 2), ()]
+    times = [[e.time for e in read_folder(p)] for p in sorted(project.home.profiles.glob("*/events"))]
+    assert max(times[0]) < min(times[1])
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--at-once"])
+def test_less_than_one_job_is_refused(project, option):
+    members(project, a=(1, "{}"))
+    assert project.here("profile", option, "0").code == 2
+    assert not project.home.path.exists()
+
+
+def test_what_is_measured_is_not_measured_again_unless_it_changed(project):
+    members(project, a=(1, "{}"), b=(1, "{}"))
+    project.hetctl("profile")
+    again = project.hetctl("profile", "--json")
+    assert (again.json["measured"], again.json["known"]) == (0, 2)
+    members(project, a=(1, "{}"), b=(1, "{units: 3}"))
+    changed = project.hetctl("profile", "--json")
+    assert (changed.json["measured"], changed.json["known"]) == (1, 1)
+    assert project.hetctl("profile", "--force", "--json").json["measured"] == 2
+
+
+def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(project):
+    members(project, bad=(1, "{fail: true}"), good=(1, "{}"))
+    done = project.hetctl("profile", "--json")
+    assert (done.code, done.error["kind"]) == (5, "members-failed")
+    (failure,) = done.json["failures"]
+    assert failure["point"] == {"member": "bad", "gpus": 1}
+    assert failure["error"] == "no such layer"
+    assert failure["log_tail"] == ["building bad"]
+    assert measured(project) == [("good", 1)]
+    for_people = project.hetctl("profile")
+    assert for_people.code == 5
+    assert "bad on 1: no such layer\n    building bad" in for_people.stdout
+    assert "1 points could not be measured (bad)" in for_people.stderr
+
+
+def test_what_fails_when_measured_again_is_reported_although_it_was_known(project):
+    members(project, bad=(1, "{fail: true}"))
+    (member,) = read_ensemble(project.path / "ensemble.yaml").members
+    machine = Machine("cpu", "none", "none")
+    known = ProfilePoint("bad", 1, 50.0, member.fingerprint, 32, 1.0, machine, samples_per_epoch=8)
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_points("many", "local", [known])
+    assert project.hetctl("profile", "--json").code == 0
+    again = project.hetctl("profile", "--force", "--json")
+    assert (again.code, [failure["point"]["member"] for failure in again.json["failures"]]) == (5, ["bad"])
+    assert measured(project) == [("bad", 1)]
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
+    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    process = project.start("profile")
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert measured(project) == [("quick", 1)]
+    wait_for(lambda: not alive(str(project.path)), seconds=10)
+
+
+def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
+    members(project, quick=(1, "{}"), other=(1, "{measure_s: 3}"))
+    process = project.start("profile")
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not alive(str(project.path)))
+    again = project.hetctl("profile", "--json")
+    assert again.code == 0
+    assert again.json["known"] >= 1
+    assert measured(project) == [("other", 1), ("quick", 1)]
+
+
+def test_ctrl_c_on_a_terminal_reaches_all_processes_and_still_no_traceback_is_shown(project):
+    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    process = project.start("profile", prefix=("setsid",))
+    wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert measured(project) == [("quick", 1)]
+    wait_for(lambda: not alive(str(project.path)), seconds=10)

@@ -1,0 +1,90 @@
+"""What a run is held against: rates as seen, and what the baseline would have taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetctl.app.plan.planning import ROUND_OVERHEAD_S
+from hetctl.app.run.baseline import comparison_of
+from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import Event
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.run_status import MemberRate
+from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import EpochResult, Progress
+
+SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
+STOP = StopRule(max_epochs=40, expected_epochs=40)
+MEMBERS = tuple(Member(name, stop=STOP) for name in "abc")
+PROFILES = tuple(MemberProfile(m.name, {1: 100.0, 2: 150.0}, None, 1000, startup_s=1.0) for m in MEMBERS)
+SPEC = RunSpec(
+    *("r", Ensemble("e", "tensorflow", Functions("m:i", "m:m"), MEMBERS, "/x"), SITE, "fluid", 2, "local"),
+    *(36000, 10, PROFILES, "/c"),
+)
+
+
+def epochs(
+    count: int, rate: float, gpus: int = 1, overhead_s: float | None = None
+) -> tuple[EpochResult, ...]:
+    return tuple(
+        EpochResult(n, {}, 1000 / rate, gpus, float(n), rate, 32, None, overhead_s)
+        for n in range(1, count + 1)
+    )
+
+
+def done(name: str, count: int, rate: float) -> Progress:
+    return Progress(name, epochs(count, rate), converged="done")
+
+
+FINISHED = {"a": done("a", 4, 200.0), "b": done("b", 2, 100.0), "c": done("c", 3, 50.0)}
+
+
+def test_baseline_trains_the_epochs_that_were_trained_at_the_rates_that_were_seen() -> None:
+    """On two slots: c takes 60 s on one, and a and b 20 s each on the other."""
+    found = comparison_of(SPEC, FINISHED, [])
+    assert found is not None
+    assert (found.baseline, found.epochs) == ("independent", 9)
+    assert found.baseline_s == pytest.approx(1 + 60)
+    assert found.simulated_s <= found.baseline_s
+
+
+def test_both_simulations_have_the_time_that_the_first_rank_took_to_start() -> None:
+    plain = comparison_of(SPEC, FINISHED, [])
+    late = comparison_of(SPEC, FINISHED, [Event("a", 0, "first_step", 5.0, {"startup_s": 8.0})])
+    assert plain is not None
+    assert late is not None
+    assert late.baseline_s - plain.baseline_s == pytest.approx(7.0)
+    assert late.simulated_s - plain.simulated_s == pytest.approx(7.0)
+
+
+def test_what_epochs_took_besides_counts() -> None:
+    slow = {name: replace(p, epochs=epochs(len(p.epochs), 100.0, 1, 2.0)) for name, p in FINISHED.items()}
+    found = comparison_of(SPEC, slow, [])
+    assert found is not None
+    assert found.baseline_s == pytest.approx(1 + 3 * 12 + ROUND_OVERHEAD_S + 1 + 2 * 12)
+
+
+@pytest.mark.parametrize("left", [{"converged": None}, {"converged": None, "failed": "killed"}])
+def test_run_that_is_not_finished_is_compared_with_nothing(left: dict[str, str | None]) -> None:
+    assert comparison_of(SPEC, {**FINISHED, "a": replace(FINISHED["a"], **left)}, []) is None
+
+
+def test_rates_are_those_of_the_profile_of_the_plan_and_of_the_last_epochs() -> None:
+    profile = replace(PROFILES[0], seen_rates={"": {1: 90.0}})
+    progress = Progress("a", (*epochs(2, 70.0), *epochs(2, 130.0, gpus=2)))
+    assert rates_of(MEMBERS[0], profile, progress, SITE) == (
+        MemberRate(1, None, 100.0, 90.0, 70.0),
+        MemberRate(2, None, 150.0, pytest.approx(135.0), 130.0),
+    )
+    assert rates_of(MEMBERS[0], None, Progress("a"), SITE) == (MemberRate(1, None, None, None, None),)
+
+
+def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so() -> None:
+    near = [MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None)]
+    assert rate_warnings(wrong_rates("near", near)) == ()
+    (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
+    assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning

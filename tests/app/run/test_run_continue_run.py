@@ -1,0 +1,380 @@
+"""Going on with an unfinished run: what may change takes effect, and the rest is refused by name."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from workbench import RATES, new_project, python_without_training
+
+from hetctl.app.run import submission
+from hetctl.catalog.catalog import Catalog
+from hetctl.model.job import JobState
+from hetctl.storage.run_file import read_spec
+
+RUN = "trio-001"
+SITE = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 4GB
+account: ml-42
+queues:
+  - {name: short, max_nodes: 4, max_wall: 1h}
+  - {name: long, max_nodes: 4, max_wall: 24h}
+queue: short
+"""
+SUBMITTED = ["--gpus", "4", "--time", "1h"]
+FAKES = {
+    "sbatch": """\
+test -e {folder}/refuse && echo 'sbatch: error: Invalid account' >&2 && exit 1
+number=$(($(ls {folder}/jobs | wc -l) + 1)); cp "$2" {folder}/jobs/$number; echo $number""",
+    "squeue": 'test -e {folder}/pending && echo "$(ls {folder}/jobs | tail -1)|PENDING|0:0|None||x"; exit 0',
+    "sacct": 'for n in $(ls {folder}/jobs); do echo "$n|CANCELLED by 0|0:0|n1"; done',
+    "scancel": "rm -f {folder}/pending",
+}
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Commands of a Slurm that keeps what it is given, and whose jobs are over unless a file says not."""
+    folder = tmp_path / "slurm"
+    (folder / "jobs").mkdir(parents=True)
+    for name, text in FAKES.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text.format(folder=folder)}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, slurm, monkeypatch):
+    """A project with an unfinished run, whose only job has been cancelled before it began."""
+    monkeypatch.setattr(submission, "SETTLE_S", 0.1)
+    monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
+    made = new_project(tmp_path / "project", environment={"HETCTL_SITE": "lab"})
+    (made.path / "site-configs").mkdir()
+    (made.path / "site-configs" / "lab.yaml").write_text(SITE)
+    assert made.here("profile", "import", "rates.csv").code == 0
+    assert made.here("submit", *SUBMITTED).code == 0
+    assert made.here("cancel").code == 0
+    return made
+
+
+def edit(project, file, old, new):
+    path = project.path / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def edit_site(project, old, new):
+    edit(project, "site-configs/lab.yaml", old, new)
+
+
+def spec_of(project):
+    spec = read_spec(project.home.run(RUN))
+    with Catalog.open_to_read(project.home.catalog) as catalog:
+        assert catalog.run(RUN).spec == spec
+    return spec
+
+
+def scripts(slurm):
+    return [path.read_text() for path in sorted((slurm / "jobs").iterdir())]
+
+
+def changed(project, *arguments):
+    """Go on; return what is said of each change, which is the same for people and in a dry run."""
+    shown = project.here("submit", "--dry-run", *arguments)
+    assert shown.code == 0, shown.stderr
+    dry = re.findall(r"^# (.*: .* \(was .*\))$", shown.stderr, re.M)
+    done = project.here("submit", *arguments)
+    assert done.code == 0, done.stderr
+    said = re.findall(r"^(.* \(was .*\))$", done.stdout, re.M)
+    assert said == dry
+    return said
+
+
+def refused(project, code, *arguments):
+    """Try to go on; return the error, which is that of a dry run, and after which all is as it was."""
+    before = project.tree()
+    error = project.here("submit", *arguments, "--json")
+    assert error.code == code, error.stdout
+    assert project.here("submit", *arguments, "--dry-run", "--json").error == error.error
+    assert project.tree() == before
+    return error.error
+
+
+def test_without_a_word_a_run_goes_on_as_it_is(project, slurm):
+    before = spec_of(project)
+    assert changed(project) == []
+    assert spec_of(project) == before
+    first, second = scripts(slurm)
+    assert "--account=ml-42" in second
+    assert second.count("\n") == first.count("\n")
+
+
+def test_the_same_command_again_changes_nothing(project):
+    assert changed(project, *SUBMITTED, "--site", "lab", "--planner", "fluid") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "in_script"),
+    [
+        (["--account", "ml-43"], ["account: ml-43 (was ml-42)"], "#SBATCH --account=ml-43\n"),
+        (["--gpus", "2"], ["gpus: 2 (was 4)"], "#SBATCH --nodes=1\n"),
+        (["--launch", "members"], ["launch: members (was nodes)"], ""),
+        (["--time", "30m"], ["time: 30m (was 1h)"], "#SBATCH --time=00:30:00\n"),
+        (
+            ["--queue", "long", "--time", "5h"],
+            ["queue: long (was short)", "time: 5h (was 1h)"],
+            "#SBATCH --partition=long\n",
+        ),
+        (["--retries", "5"], ["retries: 5 (was 2)"], ""),
+        (["--chain"], ["chain: true (was false)"], "--chain-behind"),
+        (["--max-jobs", "7"], ["max_jobs: 7 (was none)"], ""),
+    ],
+)
+def test_options_take_effect(project, slurm, arguments, said, in_script):
+    assert changed(project, *arguments) == said
+    assert in_script in scripts(slurm)[-1]
+    assert in_script == "" or in_script not in scripts(slurm)[0]
+
+
+def test_variables_take_effect_as_options_do(project, slurm):
+    done = project.here("submit", "--json", HETCTL_ACCOUNT="ml-43", HETCTL_TIME="20m")
+    assert {change["what"]: (change["now"], change["was"]) for change in done.json["changed"]} == {
+        "time": (1200, 3600),
+        "account": ("ml-43", "ml-42"),
+    }
+    assert "#SBATCH --account=ml-43\n" in scripts(slurm)[-1]
+    assert spec_of(project).grace_s == 60
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "in_script"),
+    [
+        ("account: ml-42", "account: ml-43", "account: ml-43 (was ml-42)", "--account=ml-43\n"),
+        ("account: ml-42\n", "", "account: none (was ml-42)", "#SBATCH --nodes=2\n"),
+        ("queue: short", "directives: ['--constraint=a']\nqueue: short", "directives: ", "--constraint=a\n"),
+        ("queue: short", "setup: [echo hello]\nqueue: short", "setup: ", "echo hello\n"),
+        ("queue: short", "environment: {A: b}\nqueue: short", "environment: ", "export A=b\n"),
+        ("queue: short", "queue: long", "queue: long (was short)", "--partition=long\n"),
+        ("max_wall: 1h", "max_wall: 2h", "queues: ", "--time=01:00:00\n"),
+        ("nodes: 4\ngpus", "nodes: 3\ngpus", "nodes: 3 (was 4)", "#SBATCH --nodes=2\n"),
+    ],
+)
+def test_edits_of_the_site_file_take_effect(project, slurm, old, new, said, in_script):
+    edit_site(project, old, new)
+    assert changed(project)[0].startswith(said)
+    assert in_script in scripts(slurm)[-1]
+
+
+def test_what_was_named_by_an_option_outlives_the_site_file(project, slurm):
+    assert changed(project, "--account", "ml-43", "--queue", "short") == ["account: ml-43 (was ml-42)"]
+    assert project.here("cancel").code == 0
+    edit_site(project, "account: ml-42", "account: ml-44")
+    edit_site(project, "queue: short", "queue: long")
+    assert changed(project) == ["the site's queue: long (was short)"]
+    assert "--account=ml-43\n" in scripts(slurm)[-1]
+    assert "--partition=short\n" in scripts(slurm)[-1]
+
+
+def test_a_launch_that_was_named_holds_for_the_run(project):
+    assert changed(project, "--launch", "members") == ["launch: members (was nodes)"]
+    assert project.here("cancel").code == 0
+    assert changed(project) == []
+    assert spec_of(project).site.launch == "members"
+
+
+def test_the_size_is_kept_when_queues_are_others_or_refused(project):
+    edit_site(project, "max_wall: 1h", "max_wall: 30m")
+    error = refused(project, 3)
+    assert "no queue of site lab takes 2 nodes for 1h" in error["message"]
+    assert changed(project, "--time", "30m")[0] == "time: 30m (was 1h)"
+
+
+def test_limits_of_epochs_may_be_raised(project):
+    edit(project, "ensemble.yaml", "patience: 50, max_epochs: 4", "patience: 60, max_epochs: 8")
+    assert changed(project) == ["patience of a, b, c: 60 (was 50)", "max_epochs of a, b, c: 8 (was 4)"]
+    assert {member.stop.max_epochs for member in spec_of(project).ensemble.members} == {8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--planner", "optimus"], "run trio-001 has planner fluid, and --planner optimus was given"),
+        (["--planner", "auto"], "run trio-001 has planner fluid, and --planner auto was given"),
+        (["--objective", "mean-jct"], "run trio-001 has objective makespan, and --objective mean-jct was"),
+        (["--sharing", "none"], "run trio-001 has sharing cached, and --sharing none was given"),
+        (["--site", "local"], "run trio-001 has site lab, and --site local was given"),
+    ],
+)
+def test_options_that_a_run_keeps_are_refused(project, arguments, said):
+    error = refused(project, 2, *arguments)
+    assert said in error["message"]
+    assert "`hetctl submit --new`" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name: b, config: {}", "name: b, config: {lr: 0.1}", "config of b differs"),
+        ("name: b, config: {}", "name: d, config: {}", "member b differs"),
+        ("members:", "batch_size: 8\nmembers:", "batch_size of a, b, c differs"),
+        ("members:", "seed: 8\nmembers:", "seed of a differs"),
+        ("members:", "data: elsewhere\nmembers:", "data differs"),
+        ("framework: tensorflow", "framework: pytorch", "framework differs"),
+        ("mode: max", "mode: min", "mode of a, b, c differs"),
+    ],
+)
+def test_edits_of_members_are_refused(project, old, new, said):
+    edit(project, "ensemble.yaml", old, new)
+    error = refused(project, 2)
+    assert said in error["message"]
+    assert error["hint"] == "undo the edits, or start another run with `hetctl submit --new`"
+    (project.path / "rates.csv").write_text(RATES.replace("b,", "d,") if "name: d" in new else RATES)
+    assert project.here("profile", "import", "rates.csv").code == 0
+    new_run = project.here("submit", "--new", *SUBMITTED, "--json")
+    assert (new_run.code, new_run.json["run"]) == (0, "trio-002")
+
+
+def test_edits_of_the_site_that_a_run_keeps_are_refused_beside_all_others(project):
+    edit_site(project, "gpus_per_node: 2", "gpus_per_node: 4")
+    edit(project, "ensemble.yaml", "name: b, config: {}", "name: b, config: {lr: 0.1}")
+    lines = refused(project, 2, "--planner", "optimus")["message"].splitlines()
+    assert [line.split(" differs")[0].split(",")[0] for line in lines] == [
+        "run trio-001 has planner fluid",
+        "gpus_per_node",
+        "config of b",
+    ]
+
+
+def test_a_template_that_cannot_be_rendered_is_refused_before_anything_is_written(project):
+    edit_site(project, "queue: short", "template: none.sh.j2\nqueue: short")
+    assert "none.sh.j2" in refused(project, 2)["message"]
+
+
+def test_jobs_in_which_nothing_can_be_done_are_refused(project):
+    assert refused(project, 3, "--time", "1s")["kind"] == "infeasible"
+
+
+def test_a_run_that_slurm_refuses_is_as_it_was(project, slurm):
+    before = spec_of(project)
+    (slurm / "refuse").touch()
+    failed = project.here("submit", "--account", "ml-43", "--json")
+    assert (failed.code, "Invalid account" in failed.error["message"]) == (4, True)
+    assert spec_of(project) == before
+    (slurm / "refuse").unlink()
+    assert changed(project, "--account", "ml-43") == ["account: ml-43 (was ml-42)"]
+
+
+def test_what_is_under_way_cannot_be_changed(project, slurm):
+    (slurm / "pending").touch()
+    assert project.here("submit").code == 0
+    before = spec_of(project)
+    locked = project.here("submit", "--account", "ml-43", "--json")
+    assert (locked.code, locked.error["kind"]) == (6, "locked")
+    assert "under way in job 2 (pending)" in locked.error["message"]
+    assert "`hetctl cancel` it first" in locked.error["hint"]
+    assert spec_of(project) == before
+
+
+@pytest.fixture
+def in_doubt(project):
+    """The same as a crash leaves it between the entry of its job and the call of sbatch."""
+    with Catalog.open(project.home.catalog) as catalog:
+        (job,) = catalog.jobs(RUN)
+        fields = {**vars(job), "state": JobState.SUBMITTING, "batch_id": ""}
+        catalog.save_job(RUN, type(job)(**fields))
+        catalog.set_run_state(RUN, "queued")
+    return project
+
+
+def test_a_job_that_was_never_submitted_is_submitted_with_the_changes(in_doubt, slurm):
+    assert changed(in_doubt, "--gpus", "2", "--account", "ml-43") == [
+        "gpus: 2 (was 4)",
+        "account: ml-43 (was ml-42)",
+    ]
+    assert "--account=ml-43\n" in scripts(slurm)[-1]
+    with Catalog.open_to_read(in_doubt.home.catalog) as catalog:
+        (job,) = catalog.jobs(RUN)
+    assert (job.nodes, job.batch_id) == (1, "2")
+
+
+def test_a_job_that_slurm_has_all_the_same_cannot_be_changed(in_doubt, slurm):
+    before = spec_of(in_doubt)
+    with Catalog.open_to_read(in_doubt.home.catalog) as catalog:
+        name = catalog.jobs(RUN)[0].name
+    (slurm / "squeue").write_text(
+        f'#!/bin/bash\ncase "$*" in *%j*) echo "1|{name}";; *) echo "1|PENDING|0:0|None||x";; esac\n'
+    )
+    locked = in_doubt.here("submit", "--account", "ml-43", "--json")
+    assert (locked.code, locked.error["kind"]) == (6, "locked")
+    assert spec_of(in_doubt) == before
+    assert len(scripts(slurm)) == 1
+
+
+def test_a_run_needs_no_site_to_be_named_again(project, slurm):
+    """Not even here, where sbatch is on the PATH."""
+    project.environment.clear()
+    assert changed(project) == []
+    assert len(scripts(slurm)) == 2
+
+
+def test_a_site_that_was_named_by_its_file_is_read_from_there(project, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    file = tmp_path / "elsewhere" / "lab.yaml"
+    file.write_text(SITE.replace("ml-42", "ml-50"))
+    assert changed(project, "--site", str(file)) == ["account: ml-50 (was ml-42)"]
+    assert project.here("cancel").code == 0
+    project.environment.clear()
+    assert changed(project) == []
+    file.write_text(SITE.replace("ml-42", "ml-51"))
+    assert project.here("cancel").code == 0
+    assert changed(project) == ["account: ml-51 (was ml-50)"]
+
+
+def test_a_planner_that_auto_has_chosen_stands_for_auto(project):
+    assert project.here("submit", "--new", *SUBMITTED, "--planner", "auto").code == 0
+    assert project.here("cancel").code == 0
+    assert project.here("submit", "--planner", "auto", "--dry-run").code == 0
+    chosen = read_spec(project.home.run("trio-002")).planner
+    assert project.here("submit", "--planner", chosen, "--dry-run").code == 0
+
+
+def test_a_dry_run_names_a_job_that_is_not_known_to_be_over(project, slurm):
+    (slurm / "pending").touch()
+    assert project.here("submit").code == 0
+    shown = project.here("submit", "--dry-run")
+    assert "# job 2, last seen pending, must be over before `hetctl submit` goes on" in shown.stderr
+    assert "--dependency" not in shown.stdout
+    assert f"{RUN}-2-" in shown.stdout
+
+
+LIMITED = """\
+name: trio
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 3}
+members:
+  - {name: a, max_gpus: 1, config: {to_the_limit: true}}
+  - {name: b, max_gpus: 1, config: {no_room: true}, stop: {max_epochs: 40}}
+"""
+
+
+def test_a_member_that_ended_by_its_limit_goes_on_when_it_is_raised(tmp_path, monkeypatch):
+    python = python_without_training(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    project = new_project(tmp_path / "project", LIMITED, python=python, environment={"HETCTL_SITE": "local"})
+    (project.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n")
+    assert project.here("profile", "import", "rates.csv").code == 0
+    first = project.here("submit", "--max-jobs", "1", "--wait", "--json").json
+    assert [member["state"] for member in first["members"]] == ["converged", "waiting"]
+    assert project.epochs()["a"] == [1, 2, 3]
+    edit(project, "ensemble.yaml", "max_epochs: 3", "max_epochs: 5")
+    second = project.here("submit", "--max-jobs", "2", "--wait", "--json").json
+    assert [change["what"] for change in second["changed"]] == ["max_jobs", "max_epochs of a"]
+    assert project.epochs()["a"] == [1, 2, 3, 4, 5]
+    assert second["members"][0]["cause"] == "5 epochs done"

@@ -1,0 +1,130 @@
+"""Runs on a cluster of the stand-in for LSF, with jsrun and without."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import workbench
+from profiles import measurings
+from workbench import new_project, python_without_training, wait_for
+
+from hetctl.app.profile import follow as profile_following
+from hetctl.cli import watch as following
+from hetctl.storage.profile_request import read_jobs, write_jobs
+
+HOSTS = {"a1": (2, 2), "a2": (2, 2)}
+SITE = """\
+extends: summit
+launcher: {launcher}
+launch: {launch}
+submit_by: {submit_by}
+device: slot
+nodes: 2
+gpus_per_node: 2
+cores_per_node: 2
+memory_per_node: 2GB
+gpu_type: null
+queues: [{{name: normal, max_nodes: 2, max_wall: 1h}}]
+queue: normal
+directives: []
+max_queued_jobs: null
+"""
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 4}
+members:
+  - {name: a, max_gpus: 3, config: {}}
+  - {name: b, max_gpus: 1, config: {}}
+  - {name: c, max_gpus: 1, config: {}}
+"""
+EPOCHS = "{metric: val_accuracy, patience: 6, max_epochs: 40, expected_epochs: 19}"
+FEW_EPOCHS = "{metric: val_accuracy, patience: 2, max_epochs: 2}"
+WAYS = [
+    ("jsrun", "file", "batch1"),
+    ("mpirun", "stdin", None),
+]
+
+
+def describe_site(project, launcher, submit_by="file", launch="nodes"):
+    (project.path / "site-configs").mkdir()
+    site = SITE.format(launcher=launcher, submit_by=submit_by, launch=launch)
+    (project.path / "site-configs" / "lab.yaml").write_text(site)
+
+
+@pytest.mark.parametrize("launch", ["nodes", "members"])
+@pytest.mark.parametrize(("launcher", "submit_by", "launch_host"), WAYS)
+def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, submit_by, launch_host, launch):
+    """By members, too, of which one has two slots on a node and one on the other."""
+    cluster = start_lsf(hosts=HOSTS, launch_host=launch_host, parse_scripts=submit_by == "file")
+    environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
+    monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
+    monkeypatch.setattr(following, "POLL_S", 0.1)
+    monkeypatch.setattr(profile_following, "LOOK_S", 0.1)
+    project = new_project(tmp_path / "project", ENSEMBLE, environment=environment)
+    describe_site(project, launcher, submit_by, launch)
+
+    profile = project.here("profile", "--json")
+    assert (profile.code, len(profile.json["points"])) == (0, 5)
+    run = project.here("submit", "--wait", "--json")
+    assert (run.code, run.json["state"]) == (0, "finished"), run.stdout
+    assert set(project.epochs()) == {"a", "b", "c"}
+    names = [job["fields"]["job_name"] for job in cluster.ask("jobs")]
+    assert names[0].startswith("hetctl-profile-trio-")
+    assert names[1].startswith("hetctl-trio-001-0-")
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_profiling_job_that_a_command_left_measuring_is_followed_by_the_next_one(start_lsf, tmp_path, jobs):
+    cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
+    environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
+    slow = ENSEMBLE.replace("b, max_gpus: 1, config: {}", "b, max_gpus: 1, config: {measure_s: 6}")
+    python = python_without_training(tmp_path)
+    project = new_project(tmp_path / "project", slow, python=python, environment=environment)
+    describe_site(project, "jsrun")
+    process = project.start("profile", "--jobs", str(jobs))
+    wait_for(lambda: measurings(project))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, "on measuring" in stderr) == (143, True)
+    (path,) = project.home.profiles.glob("*/jobs.json")
+    write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))  # as if killed before they were noted
+    again = project.hetctl("profile", "--json")
+    assert (again.code, len(again.json["points"])) == (0, 5)
+    assert "of these points already: following" in again.stderr
+    assert measurings(project) == ["a-1", "a-2", "a-3", "b-1", "c-1"]
+    assert len(cluster.ask("jobs")) == jobs
+
+
+@pytest.mark.training
+def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path, monkeypatch):
+    """All nine networks, for two epochs each, one of them on two slots."""
+    monkeypatch.setattr(workbench, "TIMEOUT_S", 600)
+    cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
+    project = new_project(tmp_path, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
+    assert project.hetctl("init", "digits", "--example", "digits").code == 0
+    project.path = project.path / "digits"
+    ensemble = project.path / "ensemble.yaml"
+    text = ensemble.read_text()
+    assert text.count(EPOCHS) == text.count("mlp-small") == 1
+    text = re.sub(r"^( +)config:", r"\1max_gpus: 1\n\1config:", text.replace(EPOCHS, FEW_EPOCHS), flags=re.M)
+    ensemble.write_text(text.replace("mlp-small\n    max_gpus: 1", "mlp-small\n    max_gpus: 2"))
+    describe_site(project, "jsrun")
+
+    profile = project.hetctl("profile", "--json")
+    assert (profile.code, profile.json["measured"]) == (0, 10), profile.stdout
+    assert project.hetctl("plan", "--json").code == 0
+    run = project.hetctl("submit", "--wait", "--json")
+    assert (run.code, run.json["state"]) == (0, "finished"), run.stdout
+    status = project.hetctl("status", "--json")
+    assert {member["state"] for member in status.json["members"]} == {"converged"}
+    assert len(status.json["members"]) == 9
+    assert all(epochs == [1, 2] for epochs in project.epochs("digits-001").values())
+    jobs = cluster.ask("jobs")
+    assert {job["fields"]["stat"] for job in jobs} == {"DONE"}

@@ -1,0 +1,70 @@
+"""What the ends of jobs mean for their run."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.app.run.recovery import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, progressed_at
+from hetctl.model.events import Event
+from hetctl.model.job import Job, JobState
+
+
+def job(number, state, submitted_at=None, failed_nodes=()):
+    at = 100.0 * number if submitted_at is None else submitted_at
+    return Job(number, f"j{number}", str(number), state, 1, 60, at, at + 50, failed_nodes=failed_nodes)
+
+
+def jobs(*states):
+    return [job(number, state) for number, state in enumerate(states)]
+
+
+def saved(member, time, epoch, part_samples=0):
+    return Event(member, 0, "checkpoint", time, {"epoch": epoch, "part_samples": part_samples})
+
+
+@pytest.mark.parametrize("state", [JobState.FINISHED, JobState.FAILED, JobState.TIMEOUT, JobState.VANISHED])
+def test_jobs_that_got_nothing_done_are_held_against_the_run(state):
+    assert len(idle_jobs(jobs(state, state), [])) == IDLE_JOBS
+
+
+@pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.CANCELLED])
+def test_ends_that_are_nobodys_fault_are_free(state):
+    assert idle_jobs(jobs(*[state] * 20), []) == []
+
+
+def test_failures_of_nodes_are_free_up_to_a_number():
+    failures = jobs(*[JobState.NODE_FAILED] * (NODE_FAILURES + 1))
+    assert idle_jobs(failures[:-1], []) == []
+    assert idle_jobs(failures, []) == failures
+
+
+def test_progress_since_a_job_was_submitted_clears_it_and_all_before():
+    ended = jobs(JobState.FAILED, JobState.FAILED, JobState.FAILED)
+    assert idle_jobs(ended, [150.0]) == [ended[2]]
+    assert idle_jobs(ended, [220.0]) == []
+
+
+def test_only_getting_further_than_ever_is_progress():
+    events = [
+        saved("a", 1, 1),
+        saved("a", 2, 1),
+        saved("b", 3, 0, 10),
+        saved("b", 4, 0, 5),
+        saved("a", 5, 1, 2),
+    ]
+    assert progressed_at(events) == [1, 3, 5]
+
+
+def test_a_checkpoint_of_nothing_is_no_progress():
+    assert progressed_at([saved("a", 1, 0)]) == []
+
+
+def test_nodes_that_failed_are_kept_away_from_as_long_as_others_are_left():
+    ended = [
+        job(0, JobState.NODE_FAILED, failed_nodes=("n2",)),
+        job(1, JobState.NODE_FAILED, failed_nodes=("n1", "n2")),
+    ]
+    assert excluded_nodes(ended, nodes=4, needed=2) == ("n1", "n2")
+    assert excluded_nodes(ended, nodes=4, needed=3) == ("n1",)
+    assert excluded_nodes(ended, nodes=4, needed=4) == ()
+    assert excluded_nodes(jobs(JobState.FAILED), nodes=4, needed=1) == ()

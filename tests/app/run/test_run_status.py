@@ -1,0 +1,262 @@
+"""Looking at a run: it changes nothing, and what has ended has ended, whatever the batch system says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from workbench import alive, new_project, python_without_training, wait_for
+
+from hetctl.app.run import status as looking
+from hetctl.app.run import submission
+from hetctl.app.run.collect import ended_by_files
+from hetctl.app.run.select_run import record_of
+from hetctl.app.run.view import step_spans
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.lock import ProjectLock
+from hetctl.cli import watch as following
+from hetctl.cluster.batch.local import LocalBatch
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.events import Event
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_status import StepSpan
+from hetctl.storage.step_fold import Step
+
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}
+members:
+  - {name: a, max_gpus: 1, config: {epochs: 2}}
+  - {name: b, max_gpus: 1, config: {epochs: 2}}
+"""
+RUN = "trio-001"
+MINUTES = 600
+LOOKS = [["status"], ["status", "--json"], ["report", "-o", "/dev/null"], ["profile", "show"]]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose members only pretend to train."""
+    python = python_without_training(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(submission, "SETTLE_S", 0.1)
+    made = new_project(tmp_path / "project", ENSEMBLE, python=python, environment={"HETCTL_SITE": "local"})
+    (made.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n")
+    assert made.here("profile", "import", "rates.csv").code == 0
+    return made
+
+
+@pytest.fixture
+def finished(project):
+    """The same after its run, whose last job the catalog has not seen end."""
+    assert project.here("submit", "--wait").code == 0
+    wait_for(lambda: job_states(project) == ["finished"])
+    save_last_job(project, JobState.PENDING)
+    return project
+
+
+@pytest.fixture
+def silence(monkeypatch):
+    """Have the batch system give no answer, ten minutes later than it is."""
+
+    def begin():
+        def none(*_):
+            raise BatchSystemError("squeue is not on the PATH of this machine")
+
+        monkeypatch.setattr(LocalBatch, "statuses", none)
+        now = time.time
+        monkeypatch.setattr(looking.time, "time", lambda: now() + MINUTES)
+
+    return begin
+
+
+def save_last_job(project, state, **fields):
+    """Have the catalog remember the last job so; return it."""
+    with Catalog.open(project.home.catalog) as catalog:
+        job = replace(catalog.jobs(RUN)[-1], state=state, ended_at=None, **fields)
+        catalog.save_job(RUN, job)
+    return job
+
+
+def record_and_jobs(project):
+    with Catalog.open_to_read(project.home.catalog) as catalog:
+        return record_of(catalog, RUN), catalog.jobs(RUN)
+
+
+def job_states(project):
+    return [job["state"] for job in project.here("status", "--json").json["jobs"]]
+
+
+def cut_short(project):
+    """Leave a run as a crash between the entry of its job and the call of the batch system does."""
+    assert project.here("submit", "--wait").code == 0
+    wait_for(lambda: not alive(str(project.path)))
+    save_last_job(project, JobState.SUBMITTING, batch_id="")
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.set_run_state(RUN, "queued")
+
+
+def remove_claims(project):
+    """Have neither the batch system nor the run know of the job."""
+    for path in [*project.home.run(RUN).path.glob("*.claim"), *project.home.path.glob("local-jobs/*")]:
+        path.unlink()
+
+
+@pytest.mark.parametrize("arguments", LOOKS)
+def test_looking_at_a_job_in_doubt_neither_submits_nor_writes(project, arguments, monkeypatch):
+    cut_short(project)
+    remove_claims(project)
+    monkeypatch.setattr(LocalBatch, "submit", lambda *_: pytest.fail("submitted"))
+    monkeypatch.setattr(LocalBatch, "find", lambda *_: pytest.fail("asked for the job"))
+    monkeypatch.setattr(ProjectLock, "__enter__", lambda *_: pytest.fail("locked"))
+    before = project.tree()
+    assert project.here(*arguments).code == 0
+    assert project.tree() == before
+
+
+def test_a_job_in_doubt_is_shown_as_in_doubt_with_the_next_step(project):
+    cut_short(project)
+    shown = project.here("status", "--json").json
+    assert (shown["state"], [job["state"] for job in shown["jobs"]]) == ("in-doubt", ["submitting"])
+    assert "`hetctl advance` or `hetctl submit` finds out" in shown["reason"]
+    table = " ".join(project.here("status").stdout.split())
+    assert "in-doubt: job 0" in table
+    assert "job 0 (submitting)" in table
+
+
+@pytest.mark.parametrize("command", ["advance", "submit"])
+def test_what_is_in_doubt_is_found_out_by_commands_that_submit(project, command):
+    cut_short(project)
+    assert (
+        project.here(command, "--json").json["reason"].endswith("is found: its submission had been cut short")
+    )
+    assert record_and_jobs(project)[1][0].batch_id
+
+
+def test_watching_a_run_in_doubt_changes_nothing_until_somebody_else_does(project, monkeypatch):
+    cut_short(project)
+    monkeypatch.setattr(following, "POLL_S", 0.05)
+    looks = []
+    stored = looking.RunWatch._stored
+
+    def counted(watch):
+        looks.append(stored(watch)[1][-1].state)
+        if len(looks) == 3:
+            with Catalog.open(project.home.catalog) as catalog:
+                catalog.set_run_state(RUN, "cancelled")
+        return stored(watch)
+
+    monkeypatch.setattr(looking.RunWatch, "_stored", counted)
+    assert project.here("status", "--watch").code == 0
+    assert looks[:3] == [JobState.SUBMITTING] * 3
+
+
+def test_waiting_for_a_run_finds_out_what_is_in_doubt(project, monkeypatch):
+    cut_short(project)
+    monkeypatch.setattr(following, "POLL_S", 0.05)
+    monkeypatch.chdir(project.path)
+    waiting = threading.Thread(
+        target=following.follow,
+        args=(looking.Project.here(), RUN),
+        kwargs={"as_json": True, "advancing": True},
+    )
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    record, jobs = record_and_jobs(project)
+    assert (record.state, bool(jobs[0].batch_id)) == ("finished", True)
+
+
+def test_behind_a_running_job_the_next_one_may_be_in_doubt(project):
+    record, (job,) = submitted_long_ago(project)
+    running = replace(job, state=JobState.RUNNING, batch_id="7")
+    doubtful = replace(job, number=1, batch_id="", state=JobState.SUBMITTING)
+    started = Event("driver", 0, "job_started", 0.0, {"job": 0})
+    state, reason = looking._state(record, [running, doubtful], [started])
+    assert (state, reason.startswith("job 7, job 1 is being submitted, or that was cut short")) == (
+        "running",
+        True,
+    )
+
+
+def submitted_long_ago(project):
+    cut_short(project)
+    return record_and_jobs(project)
+
+
+def test_a_finished_run_takes_no_longer_when_the_batch_system_falls_silent(finished, silence):
+    before = finished.here("status", "--json").json
+    silence()
+    after = finished.here("status", "--json").json
+    assert after["measured_s"] == before["measured_s"]
+    assert after["measured_s"] < MINUTES
+    assert (after["state"], after["reason"]) == ("finished", "every member has converged")
+    assert [job["state"] for job in after["jobs"]] == ["finished"]
+    assert after["jobs"][0]["ended_at"] <= after["submitted_at"] + MINUTES
+    assert all(step["end_s"] is not None for step in after["steps"])
+    assert record_and_jobs(finished)[1][0].state is JobState.PENDING
+
+
+def test_a_run_that_the_catalog_takes_for_running_ends_with_its_last_job(finished, silence):
+    """The job could not tell the catalog: its events alone say that it has ended."""
+    with Catalog.open(finished.home.catalog) as catalog:
+        catalog.set_run_state(RUN, "running")
+    silence()
+    shown = finished.here("status", "--json").json
+    assert (shown["state"], shown["measured_s"] < MINUTES) == ("between-jobs", True)
+    assert [job["state"] for job in shown["jobs"]] == ["finished"]
+    assert "squeue is not on the PATH" in shown["reason"]
+
+
+def test_a_finished_run_takes_no_longer_while_its_job_still_tidies_up(finished, monkeypatch):
+    """Until the script has ended, the batch system rightly says that the job runs."""
+    before = finished.here("status", "--json").json["measured_s"]
+    monkeypatch.setattr(
+        looking, "current_jobs", lambda jobs, *_: tuple(replace(j, state=JobState.RUNNING) for j in jobs)
+    )
+    now = time.time
+    monkeypatch.setattr(looking.time, "time", lambda: now() + MINUTES)
+    shown = finished.here("status", "--json").json
+    assert (shown["measured_s"], shown["jobs"][0]["state"]) == (before, "running")
+
+
+TIMED_OUT = JobState.TIMEOUT
+JOB = Job(3, "hetctl-x", "77", JobState.PENDING, 1, 60, 0.0)
+
+
+def event(kind, at, **data):
+    return Event("driver", 0, kind, at, {"job": 3, **data})
+
+
+STARTED, ENDED = event("job_started", 1.0), event("job_ended", 9.0, reason="deadline")
+LATER = Event("a", 0, "epoch", 12.0, {})
+
+
+@pytest.mark.parametrize(
+    ("job", "events", "done", "silent", "state", "ended_at"),
+    [
+        (JOB, (STARTED, ENDED, LATER), False, True, JobState.FINISHED, 9.0),
+        (JOB, (STARTED, LATER), True, True, JobState.FINISHED, 12.0),
+        (JOB, (STARTED, LATER), False, True, JobState.PENDING, None),
+        (JOB, (LATER,), True, True, JobState.PENDING, None),
+        (JOB, (STARTED, ENDED), True, False, JobState.PENDING, None),
+        (replace(JOB, state=JobState.UNKNOWN), (STARTED, LATER), True, False, JobState.FINISHED, 12.0),
+        (replace(JOB, state=TIMED_OUT, ended_at=5.0), (STARTED, ENDED), True, True, TIMED_OUT, 5.0),
+        (replace(JOB, number=4), (STARTED, ENDED), False, True, JobState.PENDING, None),
+    ],
+)  # fmt: skip
+def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_at):
+    (found,) = ended_by_files([job], events, done=done, silent=silent)
+    assert (found.state, found.ended_at) == (state, ended_at)
+
+
+def test_a_step_that_a_killed_driver_left_open_is_closed_in_a_run_that_has_ended():
+    step = Step(2.0, 1, [{"node": "n1", "gpus": [0]}])
+    (ended,) = step_spans(step, 0, "a", 1.0, 5.0)
+    (going_on,) = step_spans(step, 0, "a", 1.0, None)
+    assert (ended, going_on.end_s) == (StepSpan("a", 0, "n1", (0,), 1.0, 4.0, None), None)

@@ -1,0 +1,197 @@
+"""What is shown of a run while it is watched is what a first look at it shows."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from hetctl.app.project import Project
+from hetctl.app.run.status import RunWatch
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.database import stamp_of
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import DRIVER
+from hetctl.model.heartbeat import Pulse
+from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.plan import Plan
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.run_status import foremost
+from hetctl.model.site import Queue, Site
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.heartbeats import write_pulses
+from hetctl.storage.paths import Home
+from hetctl.storage.run_file import write_spec
+
+RUN = "trio-001"
+NAMES = ("a", "b", "c")
+MEMBERS = tuple(Member(name, stop=StopRule("loss", max_epochs=9)) for name in NAMES)
+JOB = Job(0, "hetctl-trio", "17", JobState.RUNNING, 1, 3600, 0.0)
+
+
+class Silent:
+    """A batch system that says of each job what the catalog has it for."""
+
+    def statuses(self, ids):
+        return dict.fromkeys(ids, JobStatus(JobState.RUNNING))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    home = Home(tmp_path / ".hetctl")
+    spec = RunSpec(
+        run=RUN,
+        ensemble=Ensemble("trio", "pytorch", Functions("m:i", "m:m"), MEMBERS, "/x"),
+        site=Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot"),
+        planner="fluid",
+        gpus=4,
+        queue="local",
+        wall_s=3600,
+        grace_s=60,
+        profiles=tuple(MemberProfile(name, {1: 10.0, 2: 19.0}, None, 100) for name in NAMES),
+        checkpoints=str(home.path / "checkpoints"),
+    )
+    home.run(RUN).create()
+    write_spec(home.run(RUN), spec)
+    with Catalog.open(home.catalog) as catalog:
+        catalog.add_run(spec, Plan("fluid", "makespan", 4, 4, 100.0, 90.0, 1.1, ()), 1.0, JOB)
+        catalog.set_run_state(RUN, "running")
+    monkeypatch.setattr(Project, "batch_system", lambda *_: Silent())
+    return Project(tmp_path, home)
+
+
+def course(project):
+    """Have things happen in the run, one after another."""
+    run = project.home.run(RUN)
+
+    def write(index, source, kind, **data):
+        EventWriter(run.events, source, index).write(kind, **data)
+
+    def started(index, *members):
+        write(index, DRIVER, "round_started", job=0, predicted_s=10.0, members=members)
+        for gpu, name in enumerate(members):
+            placement = [{"node": "n", "gpus": [gpu]}]
+            write(index, DRIVER, "step_started", member=name, gpus=1, placement=placement)
+
+    def ended(index, name, why="told"):
+        write(index, DRIVER, "step_ended", member=name, exit_code=0, why=why, cause=why, fault=False)
+
+    def epoch(index, name, number, rate):
+        result = {"epoch": number, "metrics": {"loss": 1 / number}, "seconds": 1.0, "gpus": 1}
+        write(index, name, "epoch", **result, finished_at=0.0, rate=rate, batch_size=32, evaluate_s=0.1)
+
+    yield
+    write(0, DRIVER, "job_started", job=0)
+    yield
+    started(0, "a", "b")
+    yield
+    write(0, "a", "first_step", startup_s=1.0)
+    yield
+    write_pulses(run.job(0).pulses, {"a": Pulse(time.time(), 1, 10, 100, 9.0)})
+    yield
+    epoch(0, "a", 1, 2.0)
+    epoch(0, "b", 1, 10.0)
+    yield
+    ended(0, "a")
+    started(1, "c")
+    yield
+    epoch(1, "c", 1, 11.0)
+    write(1, "c", "converged", reason="loss reached 1")
+    yield
+    ended(1, "c", "finished")
+    write(1, DRIVER, "round_ended", ended_by="converged")
+    yield
+    run.log_of("b").write_text("no such layer\n")
+    for _ in range(3):
+        write(0, "b", "failed", error="no such layer")
+        ended(0, "b", "program-error")
+    yield
+    write(0, DRIVER, "round_ended", ended_by="failed")
+    write(0, DRIVER, "job_ended", job=0, reason="finished")
+    yield
+    write(2, DRIVER, "job_started", job=1)
+    started(2, "a")
+    yield
+
+
+def unhurried(status):
+    """Return a status without what depends on the moment of the look."""
+    return replace(status, measured_s=0.0)
+
+
+def assert_cut(cut, whole):
+    """Hold that a look at some members tells the same of them, and what is told of all."""
+    names = [member.member for member in cut.members]
+    assert names == list(foremost(whole.states, 2))
+    assert cut.members == tuple(member for member in whole.members if member.member in names)
+    assert cut.steps == tuple(step for step in whole.steps if step.member in names)
+    assert cut.history == {name: whole.history[name] for name in names}
+    assert (cut.states, cut.warnings, cut.rounds) == (whole.states, whole.warnings, whole.rounds)
+
+
+def test_a_watched_run_is_shown_as_at_a_first_look(project):
+    watch, states = RunWatch(project, RUN), set()
+    for _ in course(project):
+        seen = watch.look()
+        assert unhurried(seen) == unhurried(RunWatch(project, RUN).look())
+        assert_cut(RunWatch(project, RUN).look(2), seen)
+        assert seen.states == {member.member: member.state for member in seen.members}
+        states |= set(seen.states.values())
+    assert states == {"waiting", "training", "converged", "failed"}
+    assert [len(member.gpus_by_round) for member in seen.members] == [3, 3, 3]
+    assert (seen.members[1].cause, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
+    assert "a on 1 planned 10, seen 2 samples/s" in seen.warnings[0]
+
+
+def test_what_a_killed_job_left_open_ends_when_no_job_is_left(project):
+    watch = RunWatch(project, RUN)
+    for _ in course(project):
+        running = watch.look()
+    assert [step.end_s for step in running.steps][-1] is None
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_job(RUN, replace(JOB, state=JobState.VANISHED, ended_at=9.0))
+        catalog.set_run_state(RUN, "stopped")
+    stopped = watch.look()
+    assert all(step.end_s is not None for step in stopped.steps)
+    assert stopped == RunWatch(project, RUN).look()
+
+
+def test_looks_read_only_what_is_new(project, monkeypatch):
+    steps = course(project)
+    for _ in range(8):
+        next(steps)
+    watch = RunWatch(project, RUN)
+    watch.look()
+    monkeypatch.setattr(Catalog, "open_to_read", lambda _: pytest.fail("read the catalog again"))
+    read, really = [], os.pread
+
+    def noted(descriptor, size, offset):
+        found = really(descriptor, size, offset)
+        read.extend([found] if size > 1 else [])  # a writer looks at the last byte
+        return found
+
+    monkeypatch.setattr(os, "pread", noted)
+    watch.look()
+    assert b"".join(read) == b""
+    next(steps)
+    watch.look()
+    assert [line.split(b'"')[3] for line in b"".join(read).splitlines()] == [b"step_ended", b"round_ended"]
+
+
+def test_every_change_of_the_catalog_shows_in_its_stamp(project):
+    stamps = [stamp_of(project.home.catalog)]
+    with Catalog.open(project.home.catalog) as catalog:
+        for state in ("stopped", "running", "stopped"):
+            catalog.set_run_state(RUN, state)
+            stamps.append(stamp_of(project.home.catalog))
+    assert len(set(stamps)) == len(stamps)
+    with project.reading() as catalog:
+        catalog.runs()
+    assert stamp_of(project.home.catalog) == stamps[-1]
+
+
+def test_a_catalog_that_is_not_there_has_no_stamp(tmp_path):
+    assert stamp_of(tmp_path / "catalog.db") is None

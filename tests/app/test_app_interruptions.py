@@ -1,0 +1,51 @@
+"""Signals that ask a command to end are kept, and raised where it can be left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from hetctl.app.interruptions import HEEDED, Interruption, Interruptions
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def send_both():
+    try:
+        send(signal.SIGTERM)
+    finally:
+        send(signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", HEEDED)
+def test_a_signal_is_kept_until_it_is_heeded(number):
+    with Interruptions() as interruptions:
+        send(number)
+        with pytest.raises(Interruption) as raised, interruptions.heeded():
+            pytest.fail("it was there before")
+        assert raised.value.number == number
+        interruptions.check()  # only once
+
+
+def test_a_signal_within_is_raised_at_once_and_the_next_one_is_kept():
+    with Interruptions() as interruptions:
+        with pytest.raises(Interruption), interruptions.heeded():
+            send_both()
+        with pytest.raises(Interruption) as raised:
+            interruptions.check()
+        assert raised.value.number == signal.SIGINT
+
+
+def test_a_signal_that_is_ignored_stays_ignored_and_all_handlers_come_back():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = [signal.getsignal(number) for number in HEEDED]
+    try:
+        with Interruptions() as interruptions, interruptions.heeded():
+            send(signal.SIGHUP)
+        assert [signal.getsignal(number) for number in HEEDED] == before
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)

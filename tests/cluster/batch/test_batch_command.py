@@ -1,0 +1,169 @@
+"""Running the commands of a batch system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hetctl.cluster.batch import command as process
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.model.errors import BatchSystemError
+from hetctl.storage.processes import Process
+
+AWAY = ("the controller is away",)
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def fails_first(tmp_path):
+    """A command that fails so many times before it answers, and counts how often it was run."""
+
+    def command(times, words=AWAY[0], code=1):
+        return [
+            "bash",
+            "-c",
+            f"echo . >>{tmp_path}/runs; (( $(wc -l <{tmp_path}/runs) > {times} )) && echo here && exit 0;"
+            f" echo {words} >&2; exit {code}",
+        ]
+
+    command.runs = lambda: len((tmp_path / "runs").read_text().splitlines())
+    return command
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(process, "ASK_AGAIN_S", (0.0, 0.01, 0.02))
+
+
+def test_output_and_exit_code_are_kept():
+    answer = process.run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
+    assert answer == process.Answer("out\n", "err\n", 3)
+
+
+def test_a_missing_command_is_named_with_the_next_step():
+    with pytest.raises(BatchSystemError, match="no-such-command is not on the PATH") as caught:
+        process.run(["no-such-command"])
+    assert "--site" in caught.value.hint
+
+
+def test_a_file_that_cannot_be_run_is_a_batch_system_error(tmp_path):
+    (tmp_path / "sbatch").write_text("text")
+    with pytest.raises(BatchSystemError, match="sbatch"):
+        process.run([str(tmp_path / "sbatch")])
+
+
+def test_a_script_that_is_gone_is_not_taken_for_a_missing_command(tmp_path):
+    with pytest.raises(BatchSystemError, match=r"cannot read .*gone\.sh"):
+        process.run(["cat"], tmp_path / "gone.sh")
+
+
+def test_a_command_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(process, "TIMEOUT_S", 0.2)
+    with pytest.raises(process.NoAnswerError, match=r"did not answer in 0\.2 s"):
+        process.run(["sleep", "30"])
+
+
+def test_output_that_is_no_text_is_read_all_the_same():
+    assert process.run(["printf", r"a\377b"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_command_may_read_a_file_and_else_reads_nothing(tmp_path):
+    (tmp_path / "job.sh").write_text("the script\n")
+    assert process.submit(["cat"], tmp_path / "job.sh", ()) == "the script\n"
+    assert process.submit(["cat"], None, ()) == ""
+
+
+def test_the_users_own_defaults_for_the_commands_are_not_heeded(monkeypatch):
+    for name in ("SQUEUE_PARTITION", "SACCT_FORMAT", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "mine")
+    assert process.run(["bash", "-c", "env | grep -E '^(SQUEUE|SACCT|SBATCH)_'"]).stdout == (
+        "SBATCH_ACCOUNT=mine\n"
+    )
+
+
+def test_the_last_words_of_a_failing_order_are_quoted():
+    code = "import sys; print('\\n'.join('line %d' % n for n in range(9)), file=sys.stderr); sys.exit(2)"
+    with pytest.raises(BatchSystemError, match=r"failed \(2\): line 6 / line 7 / line 8$"):
+        process.order(python(code))
+
+
+def test_an_order_that_fails_without_a_word():
+    with pytest.raises(BatchSystemError, match=r"failed \(1\): it said nothing"):
+        process.order(["false"])
+
+
+def test_an_order_returns_what_was_printed():
+    assert process.order(["echo", "12"]) == "12\n"
+
+
+def test_a_question_is_asked_again_until_it_is_answered(fails_first):
+    assert process.ask(fails_first(2), AWAY).stdout == "here\n"
+    assert fails_first.runs() == 3
+
+
+def test_the_last_refusal_is_the_answer(fails_first):
+    assert process.ask(fails_first(9), AWAY).code == 1
+    assert fails_first.runs() == 4
+
+
+def test_a_refusal_that_stays_is_not_asked_again(fails_first):
+    assert process.ask(fails_first(9, "invalid user"), AWAY).stderr == "invalid user\n"
+    assert fails_first.runs() == 1
+
+
+def test_nobody_is_asked_longer_than_patience_lasts(fails_first, monkeypatch):
+    monkeypatch.setattr(process, "ASK_AGAIN_S", (30.0,))
+    monkeypatch.setattr(process, "PATIENCE_S", 1.0)
+    assert process.ask(fails_first(1), AWAY).code == 1
+    assert fails_first.runs() == 1
+
+
+def test_a_command_that_hung_is_asked_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "TIMEOUT_S", 0.3)
+    again = f"[ -e {tmp_path}/asked ] && echo here && exit; touch {tmp_path}/asked; sleep 30"
+    assert process.ask(["bash", "-c", again], ()).stdout == "here\n"
+
+
+def test_a_submission_is_tried_once_and_in_doubt_if_the_words_say_so(fails_first):
+    with pytest.raises(SubmissionInDoubtError, match="the controller is away"):
+        process.submit(fails_first(1), None, AWAY)
+    assert fails_first.runs() == 1
+
+
+def test_a_submission_that_hangs_is_in_doubt(monkeypatch):
+    monkeypatch.setattr(process, "TIMEOUT_S", 0.2)
+    with pytest.raises(SubmissionInDoubtError, match="did not answer"):
+        process.submit(["sleep", "30"], None, ())
+
+
+def test_a_submission_that_was_killed_is_in_doubt():
+    with pytest.raises(SubmissionInDoubtError, match="-9"):
+        process.submit(["bash", "-c", "kill -9 $$"], None, ())
+
+
+def test_a_command_does_not_outlive_the_one_that_ran_it(tmp_path):
+    """Else a submission could still go through after hetctl was killed and looked for."""
+    slow = f"echo $$ >{tmp_path}/pid; sleep 5; touch {tmp_path}/submitted"
+    code = f"from hetctl.cluster.batch import process; process.run(['bash', '-c', {slow!r}])"
+    hetctl = subprocess.Popen(python(code))
+    child = _pid_in(tmp_path / "pid")
+    hetctl.kill()
+    hetctl.wait()
+    limit = time.monotonic() + 3
+    while child.alive and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not child.alive
+
+
+def _pid_in(path):
+    limit = time.monotonic() + 5
+    while not (path.exists() and path.read_text().strip()):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    return Process.of(int(path.read_text()))

@@ -1,0 +1,112 @@
+"""What queues, nodes and accounts are, by answers of Slurm and LSF."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.cluster.batch.queue_info import (
+    NodeFacts,
+    QueueFacts,
+    parse_accounts,
+    parse_lsf_queue,
+    parse_nodes_of_partition,
+    parse_partition,
+    parse_qos,
+    parse_slurm_time,
+)
+
+PARTITION = (
+    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
+    "DefaultTime=00:10:00 DisableRootJobs=NO MaxNodes={nodes} MaxTime={time} MinNodes=0 LLN=NO "
+    "Nodes=n[1-4] PriorityTier=1 State={state} TotalCPUs=32 TotalNodes=4 SelectTypeParameters=NONE\n"
+)
+LSF_QUEUE = """
+QUEUE: normal
+  -- For normal low priority jobs, running only if hosts are lightly loaded.
+
+PARAMETERS/STATISTICS
+PRIO NICE STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN SSUSP USUSP  RSV PJOBS
+ 30    0  Open:Active       -    -    -    -     0     0     0     0     0    0     0
+
+DEFAULT LIMITS:
+ RUNLIMIT
+ 15.0 min of hostA
+
+MAXIMUM LIMITS:
+ RUNLIMIT
+ 720.0 min of hostA
+
+SCHEDULING PARAMETERS
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-00:00:00", 86400),
+        ("2-12", 60 * 3600),
+        ("02:00:00", 7200),
+        ("30:00", 1800),
+        ("90", 5400),
+        ("UNLIMITED", None),
+        ("INFINITE", None),
+        ("", None),
+        ("1-", None),
+    ],
+)
+def test_times_as_slurm_writes_them(text, seconds):
+    assert parse_slurm_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("nodes", "time", "state", "facts"),
+    [
+        ("UNLIMITED", "UNLIMITED", "UP", QueueFacts(True, 4, None)),
+        ("2", "1-00:00:00", "UP", QueueFacts(True, 2, 86400)),
+        ("9", "30:00", "DRAIN", QueueFacts(False, 4, 1800)),
+    ],
+)
+def test_a_partition(nodes, time, state, facts):
+    assert parse_partition(PARTITION.format(nodes=nodes, time=time, state=state), "main") == facts
+
+
+@pytest.mark.parametrize("text", ["", "Partition mian not found\n", PARTITION])
+def test_a_partition_that_is_not_there(text):
+    assert parse_partition(text, "mian") is None
+
+
+def test_a_qos():
+    text = "normal||\nregular|2-00:00:00|cpu=8,node=3072\n"
+    assert parse_qos(text, "regular") == QueueFacts(True, 3072, 172800)
+    assert parse_qos(text, "normal") == QueueFacts(True)
+    assert parse_qos(text, "debug") is None
+
+
+def test_nodes_of_a_partition():
+    text = "4|8|8000|gpu:2\n12|64|515000+|gpu:a100:4(S:0-1),craynetwork:4\n1|2|900|(null)\nsinfo: error|\n"
+    assert parse_nodes_of_partition(text) == (
+        NodeFacts(4, 8, 8000, 2),
+        NodeFacts(12, 64, 515000, 4),
+        NodeFacts(1, 2, 900, 0),
+    )
+
+
+def test_accounts_come_once_each():
+    assert parse_accounts("ml\nml\n\nphysics\n") == ("ml", "physics")
+
+
+def test_the_maximum_of_an_lsf_queue_counts():
+    assert parse_lsf_queue(LSF_QUEUE, "normal") == QueueFacts(True, None, 720 * 60)
+    assert parse_lsf_queue(LSF_QUEUE.replace("Open:Active", "Closed:Inact"), "normal") == QueueFacts(
+        False, None, 720 * 60
+    )
+    assert parse_lsf_queue(LSF_QUEUE.partition("MAXIMUM")[0], "normal") == QueueFacts(True)
+    assert parse_lsf_queue("xyz: No such queue\n", "xyz") is None
+
+
+@given(st.text(alphabet="PartionName=mxTe MaxNodes0123456789|:-,.()gpu\n\0é²", max_size=200))
+def test_any_text_is_read_without_a_traceback(text):
+    for parse in (parse_partition, parse_qos, parse_lsf_queue):
+        assert parse(text, "main") is None or "main" in text
+    assert all(group.gpus >= 0 for group in parse_nodes_of_partition(text))
+    assert parse_slurm_time(text) is None or text.strip()

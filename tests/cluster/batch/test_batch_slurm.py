@@ -1,0 +1,587 @@
+"""What Slurm prints, as it was captured, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetctl.cluster.batch import batch_system_of
+from hetctl.cluster.batch import command as process
+from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import Answer
+from hetctl.cluster.batch.slurm import SlurmBatch
+from hetctl.cluster.batch.slurm_commands import (
+    STATES,
+    find_command,
+    find_gone_command,
+    parse_failed_nodes,
+    parse_found,
+    parse_job_id,
+    parse_sacct,
+    parse_squeue,
+    record_of,
+    sacct_command,
+    sinfo_command,
+    squeue_command,
+)
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
+from hetctl.model.site import Queue, Site
+
+SITE = Site("s", "slurm", "srun", 4, 2, 8, 2**30, (Queue("q"),))
+CAPTURED = Path(__file__).parent / "captured"
+GONE = Answer("", "slurm_load_jobs error: Invalid job id specified\n", 1)
+AWAY = Answer("", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", 1)
+DISABLED = Answer("", "Slurm accounting storage is disabled\n", 1)
+NO_DATABASE = Answer("", "sacct: error: Problem talking to the database: Connection refused\n", 1)
+
+
+def captured(name):
+    return (CAPTURED / name).read_text()
+
+
+def states_in(records):
+    return {job: record.status.state for job, record in records.items()}
+
+
+def status(state, code=None, detail="", *nodes):
+    return JobStatus(state, code, detail, nodes)
+
+
+def array_in(records, job):
+    return [record_of(f"{job}_{index}", records).status.state for index in range(8)]
+
+
+def test_squeue_of_22_05():
+    records = parse_squeue(captured("slurm-22.05-squeue.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "17": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "18": status(JobState.FINISHED, 0, "COMPLETED"),
+        "19": status(JobState.FAILED, 7, "NonZeroExitCode"),
+        "20": status(JobState.FAILED, 138, "JobLaunchFailure"),
+        "21": status(JobState.FINISHED, 0, "COMPLETED"),
+        "22": status(JobState.RUNNING, None, "RUNNING"),
+        "23": status(JobState.CANCELLED, 143, "CANCELLED"),
+        "24": status(JobState.CANCELLED, 143, "CANCELLED"),
+    }
+    assert records["17"].nodes == "n[3-4]"
+    array = [record_of(f"16_{index}", records).status for index in range(8)]
+    waiting = status(JobState.PENDING, None, "JobArrayTaskLimit")
+    assert array == [status(JobState.RUNNING, None, "RUNNING")] * 2 + [waiting] * 6
+
+
+def test_sacct_of_22_05():
+    records = parse_sacct(captured("slurm-22.05-sacct.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "17": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "18": status(JobState.FINISHED, 0, "COMPLETED"),
+        "19": status(JobState.FAILED, 7, "FAILED"),
+        "20": status(JobState.FAILED, 138, "FAILED"),
+        "21": status(JobState.FINISHED, 0, "COMPLETED"),
+        "22": status(JobState.RUNNING, None, "RUNNING"),
+        "23": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "24": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+    }
+    array = [record_of(f"16_{index}", records) for index in range(9)]
+    assert [record and record.status.state for record in array] == (
+        [JobState.RUNNING] * 2 + [JobState.PENDING] * 6 + [None]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parse", "name"),
+    [
+        (parse_squeue, "slurm-22.05-squeue-array-cancelled.txt"),
+        (parse_sacct, "slurm-22.05-sacct-array-cancelled.txt"),
+    ],
+)
+def test_an_array_that_was_cancelled_before_all_of_it_had_started(parse, name):
+    records = parse(captured(name))
+    assert {record_of(f"16_{index}", records).status.state for index in range(8)} == {JobState.CANCELLED}
+
+
+def test_squeue_of_20_11():
+    """Exit codes as wait(2) returns them; of signals it says no more than that the launch failed."""
+    records = parse_squeue(captured("slurm-20.11-squeue.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "2": status(JobState.FINISHED, 0, "COMPLETED"),
+        "3": status(JobState.FAILED, 7, "NonZeroExitCode"),
+        "4": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
+        "5": status(JobState.FAILED, 137, "JobLaunchFailure"),  # kill -KILL $$
+        "6": status(JobState.FAILED, 138, "JobLaunchFailure"),  # kill -USR1 $$
+        "7": status(JobState.TIMEOUT, 143, "TimeLimit"),
+        "8": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
+        "9": status(JobState.CANCELLED, 143, "CANCELLED"),
+        "10": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
+        "11": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
+        "12": status(JobState.RUNNING, None, "RUNNING"),
+        "13": status(JobState.RUNNING, None, "SUSPENDED"),
+        "22": status(JobState.PREEMPTED, 143, "PREEMPTED"),
+        "23": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 22 had to make room for
+        "24": status(JobState.TIMEOUT, 129, "DeadLine"),
+        "25": status(JobState.PENDING, None, "Dependency"),
+        "26": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
+        "27": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
+        "28": status(JobState.PENDING, None, "JobHeldUser"),
+        "29": status(JobState.FINISHED, 0, "COMPLETED"),
+        "30": status(JobState.PENDING, None, "job requeued in held state"),
+        "31": status(JobState.PENDING, None, "job requeued in held state"),
+        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "33": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "34": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
+        "35": status(JobState.FAILED, None, "COMPLETED"),  # its prolog failed: nothing of it ran
+        "36": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
+        "39": status(JobState.RUNNING, None, "COMPLETING"),
+        "40": status(JobState.PENDING, None, "CONFIGURING"),
+    }
+    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 15) == [JobState.CANCELLED] * 8
+    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
+
+
+def test_sacct_of_20_11():
+    """It takes 128 off exit codes from 128 on, and knows nothing of a prolog that failed."""
+    records = parse_sacct(captured("slurm-20.11-sacct.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "2": status(JobState.FINISHED, 0, "COMPLETED"),
+        "3": status(JobState.FAILED, 7, "FAILED"),
+        "4": status(JobState.FAILED, 9, "FAILED"),
+        "5": status(JobState.FAILED, 137, "FAILED"),
+        "6": status(JobState.FAILED, 138, "FAILED"),
+        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "8": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "11": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "12": status(JobState.RUNNING, None, "RUNNING"),
+        "13": status(JobState.RUNNING, None, "SUSPENDED"),
+        "22": status(JobState.PREEMPTED, None, "PREEMPTED"),
+        "23": status(JobState.FINISHED, 0, "COMPLETED"),
+        "24": status(JobState.TIMEOUT, 1, "DEADLINE"),
+        "25": status(JobState.PENDING, None, "PENDING"),
+        "26": status(JobState.PENDING, None, "PENDING"),
+        "27": status(JobState.CANCELLED, None, "CANCELLED"),
+        "28": status(JobState.PENDING, None, "PENDING"),
+        "29": status(JobState.FINISHED, 0, "COMPLETED"),
+        "30": status(JobState.PENDING, None, "PENDING"),
+        "31": status(JobState.PENDING, None, "PENDING"),
+        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "33": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "34": status(JobState.PENDING, None, "PENDING"),
+        "35": status(JobState.FINISHED, 0, "COMPLETED"),  # squeue: FAILED
+        "36": status(JobState.PENDING, None, "PENDING"),
+        "39": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
+    }
+    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 15) == [JobState.CANCELLED] * 8
+    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "FAILED")
+
+
+def test_squeue_of_24_11():
+    """Exit codes as ``code:signal``, and signals by name."""
+    records = parse_squeue(captured("slurm-24.11-squeue.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "1": status(JobState.FINISHED, 0, "COMPLETED"),
+        "2": status(JobState.FAILED, 7, "NonZeroExitCode"),
+        "3": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
+        "4": status(JobState.FAILED, 137, "RaisedSignal:9(Killed)"),
+        "5": status(JobState.FAILED, 138, "RaisedSignal:10(User defined signal 1)"),
+        "6": status(JobState.TIMEOUT, 143, "TimeLimit"),
+        "7": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
+        "8": status(JobState.CANCELLED, 143, "CANCELLED"),
+        "9": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
+        "10": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
+        "11": status(JobState.RUNNING, None, "RUNNING"),
+        "12": status(JobState.RUNNING, None, "SUSPENDED"),
+        "21": status(JobState.PREEMPTED, 143, "PREEMPTED"),
+        "22": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 21 had to make room for
+        "23": status(JobState.TIMEOUT, 129, "DeadLine"),
+        "24": status(JobState.PENDING, None, "Dependency"),
+        "25": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
+        "26": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
+        "27": status(JobState.PENDING, None, "JobHeldUser"),
+        "28": status(JobState.FINISHED, 0, "COMPLETED"),
+        "29": status(JobState.PENDING, None, "job requeued in held state"),
+        "30": status(JobState.PENDING, None, "job requeued in held state"),
+        "31": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
+        "33": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
+        "34": status(JobState.CANCELLED, None, "CANCELLED"),  # its prolog failed: nothing of it ran
+        "35": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
+        "38": status(JobState.RUNNING, None, "COMPLETING"),
+        "39": status(JobState.PENDING, None, "CONFIGURING"),
+    }
+    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 14) == [JobState.CANCELLED] * 8
+    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
+
+
+def test_sacct_of_24_11():
+    """It takes 128 off exit codes from 128 on."""
+    records = parse_sacct(captured("slurm-24.11-sacct.txt"))
+    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+        "1": status(JobState.FINISHED, 0, "COMPLETED"),
+        "2": status(JobState.FAILED, 7, "FAILED"),
+        "3": status(JobState.FAILED, 9, "FAILED"),
+        "4": status(JobState.FAILED, 137, "FAILED"),
+        "5": status(JobState.FAILED, 138, "FAILED"),
+        "6": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
+        "8": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "11": status(JobState.RUNNING, None, "RUNNING"),
+        "12": status(JobState.RUNNING, None, "SUSPENDED"),
+        "21": status(JobState.PREEMPTED, None, "PREEMPTED"),
+        "22": status(JobState.FINISHED, 0, "COMPLETED"),
+        "23": status(JobState.TIMEOUT, 1, "DEADLINE"),
+        "24": status(JobState.PENDING, None, "PENDING"),
+        "25": status(JobState.PENDING, None, "PENDING"),
+        "26": status(JobState.CANCELLED, None, "CANCELLED"),
+        "27": status(JobState.PENDING, None, "PENDING"),
+        "28": status(JobState.FINISHED, 0, "COMPLETED"),
+        "29": status(JobState.PENDING, None, "PENDING"),
+        "30": status(JobState.PENDING, None, "PENDING"),
+        "31": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
+        "33": status(JobState.PENDING, None, "PENDING"),
+        "34": status(JobState.CANCELLED, None, "CANCELLED by 0"),
+        "35": status(JobState.PENDING, None, "PENDING"),
+        "38": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
+        "39": status(JobState.RUNNING, None, "RUNNING"),  # squeue: CONFIGURING
+    }
+    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
+    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
+    assert array_in(records, 14) == [JobState.CANCELLED] * 8
+    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "FAILED")
+
+
+def test_sacct_of_21_08():
+    records = parse_sacct(captured("slurm-21.08-sacct.documented.txt"))
+    assert states_in(records) == {
+        "51": JobState.OUT_OF_MEMORY,
+        "52": JobState.NODE_FAILED,
+        "53": JobState.TIMEOUT,
+        "54": JobState.CANCELLED,
+        "55": JobState.PENDING,
+        "56": JobState.NODE_FAILED,
+        "57": JobState.TIMEOUT,
+        "58_7": JobState.FINISHED,
+        "58_[8-15,20%4]": JobState.PENDING,
+    }
+    assert record_of("58_20", records).status.state is JobState.PENDING
+    assert record_of("58_19", records) is None
+
+
+def test_squeue_of_23_11():
+    records = parse_squeue(captured("slurm-23.11-squeue.documented.txt"))
+    assert records["61"].status == status(JobState.FAILED, 137, "RaisedSignal:9(Killed)")
+    assert records["62"].status.detail == "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
+    assert [records[str(job)].status.state for job in range(63, 69)] == (
+        [JobState.PENDING] * 2 + [JobState.RUNNING] * 3 + [JobState.NODE_FAILED]
+    )
+
+
+def test_sacct_of_24_05():
+    assert states_in(parse_sacct(captured("slurm-24.05-sacct.documented.txt"))) == {
+        "71": JobState.FAILED,
+        "72": JobState.FINISHED,
+        "73": JobState.CANCELLED,
+        "74": JobState.UNKNOWN,
+        "75": JobState.PREEMPTED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("CANCELLED by 1000", JobState.CANCELLED),
+        ("CANCELLED+", JobState.CANCELLED),
+        ("OUT_OF_ME+", JobState.OUT_OF_MEMORY),
+        ("PENDI+", JobState.PENDING),
+        ("COMPLET+", JobState.UNKNOWN),
+        ("COMPLETE+", JobState.FINISHED),
+        ("COMP", JobState.UNKNOWN),
+        ("completed", JobState.UNKNOWN),
+        ("+", JobState.UNKNOWN),
+        ("", JobState.UNKNOWN),
+        ("HIBERNATING", JobState.UNKNOWN),
+    ],
+)
+def test_cut_and_unknown_states(words, state):
+    assert states_in(parse_sacct(f"1|{words}|0:0|n1")) == {"1": state}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "slurm_load_jobs error: Invalid job id", "1", "1|COMPLETED", "1|COMPLETED|0:0",
+     "JobID|State|ExitCode|NodeList", "1.batch|COMPLETED|0:0|n1", "1|COMPLETED|0:0|n1|more",
+     "x1|COMPLETED|0:0|n1", "\u0661|COMPLETED|0:0|n1"],
+)  # fmt: skip
+def test_what_is_no_whole_record_says_nothing(line):
+    assert parse_sacct(line) == parse_squeue(line) == {}
+
+
+def test_each_state_of_slurm_is_read_as_itself():
+    for name, state in STATES.items():
+        assert states_in(parse_sacct(f"1|{name}|0:0|n1")) == {"1": state}
+        assert states_in(parse_squeue(f"1|{name}|0|None|n1|")) == {"1": state}
+    assert [name for name, state in STATES.items() if state is JobState.FINISHED] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "code"),
+    [("7:0", 7), ("0:9", 137), ("1:15", 143), ("1792", 7), ("15", 143), ("36608", 143), ("", None),
+     ("4294967294", None), ("-1", None), ("7:", None), ("nonsense", None)],
+)  # fmt: skip
+def test_exit_codes(printed, code):
+    assert parse_sacct(f"1|FAILED|{printed}|n1")["1"].status.exit_code == code
+
+
+@pytest.mark.parametrize("printed", ["-1", "256", "9", "1:0", "0:9", ""])
+def test_no_job_is_finished_with_another_exit_code_than_0(printed):
+    assert parse_squeue(f"1|COMPLETED|{printed}|None|n1|")["1"].status.state is JobState.FAILED
+
+
+@pytest.mark.parametrize("printed", ["0", "15", "0:1", "1:0"])
+def test_the_exit_code_of_a_dead_node_is_not_the_jobs(printed):
+    assert parse_squeue(f"1|NODE_FAIL|{printed}|NodeDown|n1|")["1"].status.exit_code is None
+
+
+def test_what_is_left_of_an_array_is_never_taken_for_finished():
+    assert record_of("6_3", parse_squeue("6|COMPLETED|0|None|n1|")) is None
+    assert record_of("6_3", parse_squeue("6|CANCELLED|0|None||")).status.state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("4711\n", "4711"),
+        ("4711;alpha\n", "4711"),
+        ("sbatch: warning: can't run 1 processes on 2 nodes\n4711", "4711"),
+    ],
+)
+def test_the_job_id_that_sbatch_prints(text, job):
+    assert parse_job_id(text) == job
+
+
+@pytest.mark.parametrize("text", ["", "\n", "Submitted batch job 4711", "-1", ";alpha", "4711a"])
+def test_a_submission_without_a_job_id_is_in_doubt(text):
+    with pytest.raises(SubmissionInDoubtError, match="no job id"):
+        parse_job_id(text)
+
+
+def test_names_of_22_05():
+    assert parse_found(captured("slurm-22.05-squeue-names.txt")) == {
+        "hetctl-dep": "21",
+        "hetctl-long-name-0123456789-0123456789-abcdef": "16",
+    }
+    # Of two jobs with one name, the newest.
+    assert parse_found(captured("slurm-22.05-sacct-names.txt")) == {"hetctl-arr": "6", "hetctl-nf": "17"}
+
+
+def test_nodes_that_do_not_work():
+    assert parse_failed_nodes(captured("slurm-22.05-sinfo.txt")) == ("n4",)
+    assert parse_failed_nodes(captured("slurm-20.11-sinfo.txt")) == ("n2", "n4")
+    assert parse_failed_nodes(captured("slurm-24.11-sinfo.txt")) == ("n2", "n4")
+    text = "n1|idle\nn2|down*\nn2|down*\nn3|mixed*\nn4|draining\nn5|allocated\nn6|unknown\nn7|\n"
+    assert parse_failed_nodes(text) == ("n2", "n3", "n4", "n6")
+
+
+def test_the_commands_ask_for_all_jobs_at_once_and_for_an_array_once():
+    ids = ["1", "2", "3_0", "3_1"]
+    assert squeue_command(ids)[-1] == sacct_command(ids)[-1] == "--jobs=1,2,3"
+    assert "--states=all" in squeue_command(ids)
+    assert find_command(["a", "b"], 1000)[-1] == find_gone_command(["a", "b"], 1000)[-1] == "--name=a,b"
+    assert "--user=1000" in find_command(["a"], 1000)
+    assert sinfo_command("n[1-3]")[-1] == "--nodes=n[1-3]"
+
+
+class FakeSlurm:
+    """Answers by the first word of the command, with one answer after the other; the last one stays."""
+
+    def __init__(self, **answers):
+        self.answers = {name: [a] if isinstance(a, Answer) else list(a) for name, a in answers.items()}
+        self.asked = []
+        self.read = []
+
+    def __call__(self, argv, stdin=None):
+        self.asked.append(list(argv))
+        self.read.append(stdin)
+        answers = self.answers[argv[0]]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def names(self):
+        return [argv[0] for argv in self.asked]
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    def with_answers(**answers):
+        fake = FakeSlurm(**answers)
+        monkeypatch.setattr(process, "run", fake)
+        monkeypatch.setattr(process, "ASK_AGAIN_S", (0.0, 0.0))
+        return SlurmBatch(Path("unused")), fake
+
+    return with_answers
+
+
+def states_of(batch, *ids):
+    return {job: found.state for job, found in batch.statuses(ids).items()}
+
+
+def request_for(*command):
+    return JobRequest("hetctl-r-0-abcdef", Path("job.sh"), command, 60, SITE, 1)
+
+
+def test_jobs_that_squeue_has_forgotten_are_looked_up_in_the_accounting(slurm):
+    batch, fake = slurm(
+        squeue=Answer("1|RUNNING|0|None|n1|\n", "", 0), sacct=Answer("2|COMPLETED|0:0|n1\n", "", 0)
+    )
+    assert states_of(batch, "1", "2", "3") == {
+        "1": JobState.RUNNING,
+        "2": JobState.FINISHED,
+        "3": JobState.UNKNOWN,
+    }
+    assert fake.names == ["squeue", "sacct"]
+    assert fake.asked[1][-1] == "--jobs=2,3"
+
+
+def test_a_thousand_jobs_are_one_question(slurm):
+    lines = "".join(f"{job}|PENDING|0|Priority||\n" for job in range(1000))
+    batch, fake = slurm(squeue=Answer(lines, "", 0))
+    assert set(states_of(batch, *map(str, range(1000))).values()) == {JobState.PENDING}
+    assert fake.names == ["squeue"]
+
+
+@pytest.mark.parametrize(
+    "sacct", [Answer("", "", 0), DISABLED, NO_DATABASE, BatchSystemError("no sacct here")]
+)
+def test_a_job_that_is_gone_without_a_trace_is_unknown_never_finished(slurm, sacct):
+    batch, _ = slurm(squeue=GONE, sacct=[sacct])
+    assert states_of(batch, "1") == {"1": JobState.UNKNOWN}
+
+
+def test_the_nodes_that_failed_are_asked_for_only_when_one_has(slurm):
+    batch, fake = slurm(
+        squeue=Answer("1|NODE_FAIL|15|NodeDown|n[1-3]|\n", "", 0), sinfo=Answer("n1|idle\nn3|down*\n", "", 0)
+    )
+    assert batch.statuses(["1"]) == {"1": status(JobState.NODE_FAILED, None, "NodeDown", "n3")}
+    assert fake.asked[1] == sinfo_command("n[1-3]")
+
+
+def test_a_controller_that_is_away_for_a_while_is_asked_again(slurm):
+    batch, fake = slurm(squeue=[AWAY, process.NoAnswerError("late"), Answer("1|RUNNING|0|None|n1|", "", 0)])
+    assert states_of(batch, "1") == {"1": JobState.RUNNING}
+    assert fake.names == ["squeue"] * 3
+
+
+def test_a_controller_that_stays_away_is_an_error(slurm):
+    batch, fake = slurm(squeue=AWAY)
+    with pytest.raises(BatchSystemError, match="Unable to contact slurm controller"):
+        batch.statuses(["1"])
+    assert fake.names == ["squeue"] * 3
+
+
+def test_nobody_is_asked_again_about_a_trouble_that_stays(slurm):
+    batch, fake = slurm(squeue=Answer("", "squeue: error: Invalid user: nobody", 1))
+    with pytest.raises(BatchSystemError, match="Invalid user"):
+        batch.statuses(["1"])
+    assert fake.names == ["squeue"]
+
+
+def test_names_are_looked_for_in_the_accounting_when_squeue_has_forgotten_them(slurm):
+    batch, fake = slurm(squeue=Answer("7|a\n", "", 0), sacct=Answer("5|b\n6|ab\n", "", 0))
+    assert batch.find(["a", "b", "c"]) == {"a": "7", "b": "5"}
+    assert fake.asked[1][-1] == "--name=b,c"
+    assert slurm(squeue=Answer("", "", 0), sacct=DISABLED)[0].find(["a"]) == {}
+
+
+def test_what_the_accounting_does_not_say_is_not_taken_for_no(slurm):
+    """A job that is not found is submitted again: that must not come of a database that is away."""
+    batch, _ = slurm(squeue=Answer("", "", 0), sacct=NO_DATABASE)
+    with pytest.raises(BatchSystemError, match="Connection refused"):
+        batch.find(["a"])
+
+
+def test_nothing_is_asked_about_no_jobs(slurm):
+    batch, fake = slurm()
+    assert (batch.statuses([]), batch.find([])) == ({}, {})
+    batch.cancel([])
+    assert fake.asked == []
+
+
+def test_sbatch_reads_the_script_itself_where_the_command_does_not_name_it(slurm):
+    batch, fake = slurm(sbatch=Answer("12;alpha\n", "", 0))
+    assert batch.submit(request_for("sbatch", "--parsable")) == "12"
+    batch.submit(request_for("sbatch", "--parsable", "job.sh"))
+    assert fake.read == [Path("job.sh"), None]
+
+
+def test_sbatch_that_refuses_is_quoted(slurm):
+    words = "sbatch: error: invalid partition specified: q\nsbatch: error: Batch job submission failed\n"
+    batch, _ = slurm(sbatch=Answer("", words, 1))
+    with pytest.raises(
+        BatchSystemError, match="invalid partition specified: q / sbatch: error: Batch"
+    ) as error:
+        batch.submit(request_for("sbatch"))
+    assert not isinstance(error.value, SubmissionInDoubtError)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", 1),
+        Answer("", "", -9),
+        Answer("something else\n", "", 0),
+        process.NoAnswerError("sbatch did not answer in 60 s"),
+    ],
+)
+def test_a_submission_is_never_repeated_and_in_doubt_if_nobody_can_tell(slurm, answer):
+    batch, fake = slurm(sbatch=[answer])
+    with pytest.raises(SubmissionInDoubtError) as error:
+        batch.submit(request_for("sbatch"))
+    assert "looks whether the job is there" in error.value.hint
+    assert fake.names == ["sbatch"]
+
+
+def test_a_controller_that_is_away_has_not_taken_the_job(slurm):
+    batch, fake = slurm(
+        sbatch=replace(AWAY, stderr="sbatch: error: Batch job submission failed: " + AWAY.stderr)
+    )
+    with pytest.raises(BatchSystemError) as error:
+        batch.submit(request_for("sbatch"))
+    assert not isinstance(error.value, SubmissionInDoubtError)
+    assert fake.names == ["sbatch"]
+
+
+def test_cancelling_what_is_over_is_no_error_but_being_refused_is(slurm):
+    over = "scancel: error: Kill job error on job id 1: Job/step already completing or completed"
+    batch, fake = slurm(scancel=Answer("", over, 1))
+    batch.cancel(["1", "2"])
+    assert fake.asked == [["scancel", "1", "2"]]
+    batch, _ = slurm(
+        scancel=Answer("", "scancel: error: Kill job error on job id 1: Access/permission denied", 1)
+    )
+    with pytest.raises(BatchSystemError, match="denied"):
+        batch.cancel(["1"])
+
+
+def test_submitit_without_slurm_is_a_batch_system_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    call = FunctionCall(print, ("x",), tmp_path / "calls", "name", SITE, SITE.queues[0], 1, 60)
+    with pytest.raises(BatchSystemError, match="could not submit"):
+        SlurmBatch(tmp_path).call(call)
+
+
+def test_batch_systems_are_chosen_by_the_site(tmp_path):
+    assert isinstance(batch_system_of(SITE, tmp_path), SlurmBatch)

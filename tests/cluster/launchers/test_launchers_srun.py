@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from hetctl.cluster.launchers import LAUNCHERS, ResourceSet, Step
+from hetctl.model.site import Queue, Site
+
+COMMAND = ("python", "-m", "hetctl.runtime.agent", "driver.json")
+GIB = 2**30
+
+
+def site(**changes: object) -> Site:
+    values = {
+        "name": "s",
+        "batch_system": "slurm",
+        "launcher": "srun",
+        "nodes": 4,
+        "gpus_per_node": 4,
+        "cores_per_node": 8,
+        "memory_per_node": 8 * GIB,
+        "queues": (Queue("main"),),
+    }
+    return Site(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def step(site: Site, *names: str) -> Step:
+    gpus = tuple(range(site.gpus_per_node))
+    return LAUNCHERS[site.launcher](site, "agents", [ResourceSet(name, gpus) for name in names], COMMAND)
+
+
+def test_one_step_holds_all_of_every_node_and_outlives_a_lost_one() -> None:
+    assert step(site(), "n1", "n2").argv == (
+        *("srun", "--job-name=agents", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=8"),
+        *("--gpus-per-node=4", "--gpu-bind=none", "--mem=0", "--unbuffered"),
+        *COMMAND,
+    )
+
+
+def test_a_member_has_its_share_of_each_node_and_no_more() -> None:
+    """Without --exact and --mem a step would take all cores and memory, and no other would run beside it."""
+    sets = [ResourceSet("n1", (1, 3)), ResourceSet("n2", (0, 1))]
+    found = LAUNCHERS["srun"](site(launch="members"), "round-0000/m", sets, COMMAND)
+    assert found.name == "round-0000/m"
+    assert found.argv == (
+        *("srun", "--job-name=round-0000/m", "--exact", "--kill-on-bad-exit=1"),
+        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=4"),
+        *("--gpus-per-node=2", "--gpu-bind=none", "--mem=4096", "--unbuffered"),
+        *COMMAND,
+    )
+
+
+def test_the_shares_of_all_members_are_no_more_than_the_node() -> None:
+    uneven = site(launch="members", cores_per_node=11, memory_per_node=7 * GIB + 1)
+    steps = [LAUNCHERS["srun"](uneven, "m", [ResourceSet("n1", (gpu,))], COMMAND) for gpu in range(4)]
+    for flag, most in (("--cpus-per-task=", 11), ("--mem=", 7 * 1024)):
+        shares = [int(word.removeprefix(flag)) for each in steps for word in each.argv if flag in word]
+        assert (len(shares), sum(shares) <= most) == (4, True)
+
+
+def test_the_sites_mpi_plugin_is_named() -> None:
+    assert "--mpi=pmix" in step(site(mpi="pmix"), "n1").argv
+
+
+def test_slots_ask_for_no_gpus() -> None:
+    assert not any("gpu" in word for word in step(site(device="slot"), "n1").argv)
+
+
+def test_the_sites_variables_reach_the_step() -> None:
+    found = step(site(environment={"NCCL_DEBUG": "WARN"}), "n1")
+    assert found.environment == {"PYTHONUNBUFFERED": "1", "NCCL_DEBUG": "WARN"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_ends_with_the_command_and_keeps_output_flowing(launcher: str) -> None:
+    found = step(site(launcher=launcher), "n1")
+    assert found.name == "agents"
+    assert found.argv[-len(COMMAND) :] == COMMAND
+    assert found.environment["PYTHONUNBUFFERED"] == "1"

@@ -1,0 +1,182 @@
+"""How scripts measure their time, tell of the end of the job, and claim their number."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from test_render_script import SITES, job, prepare, run_script, wait_for
+
+from hetctl.cluster.render import JobScript
+
+# Plays a driver that leaves when the job's stop file is there.
+HEEDS = (
+    "touch up; while [ ! -e ../runs/r/job-0002.stop ]; do sleep 0.02; done; cp ../runs/r/job-0002.stop told"
+)
+
+
+@pytest.fixture
+def local_job() -> JobScript:
+    return job(SITES["local"], run="digits-1")
+
+
+def deadline_of(records: Path) -> int:
+    words = (records / "driver").read_text().splitlines()
+    return int(words[words.index("--deadline") + 1])
+
+
+def with_time_left(folder: Path, script: JobScript, measured: str) -> JobScript:
+    """Let the site measure its time by a template of its own."""
+    block = "{% block time_left %}\nmeasured=" + repr(measured) + "\n{% endblock %}"
+    folder.mkdir(exist_ok=True)
+    (folder / "measured.sh.j2").write_text('{% extends "local.sh.j2" %}' + block)
+    return dataclasses.replace(script, site=dataclasses.replace(script.site, template="measured.sh.j2"))
+
+
+@pytest.mark.parametrize(
+    ("measured", "left"),
+    [
+        ("9:59", 599),
+        ("1:08:09", 4089),
+        ("0-00:10:00", 600),
+        ("1-00:00:00", 5430),
+        ("2:30:00", 5430),
+        ("UNLIMITED", 5430),
+        ("INVALID", 5430),
+        ("", 5430),
+    ],
+)
+def test_the_deadline_is_measured_and_never_later_than_the_limit(
+    tmp_path: Path, local_job: JobScript, monkeypatch: pytest.MonkeyPatch, measured: str, left: int
+) -> None:
+    script = with_time_left(tmp_path / "templates", local_job, measured)
+    monkeypatch.setattr("test_render_script.render_job", lambda job: _render(job, [tmp_path / "templates"]))
+    before = int(time.time())
+    records = run_script(tmp_path / "job", script, "true")
+    assert before <= deadline_of(records) - left + local_job.grace_s <= time.time()
+
+
+def _render(script: JobScript, folders: list[Path]) -> str:
+    from hetctl.cluster.render import render_job
+
+    return render_job(script, folders)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_becomes_the_stop_file_and_the_script_outlives_it(
+    tmp_path: Path, local_job: JobScript, sent: signal.Signals
+) -> None:
+    records, command, environment = prepare(tmp_path, local_job, f"{HEEDS}; sleep 0.3; code=7")
+    process = subprocess.Popen(command, env=environment)
+    wait_for(records / "up")
+    time.sleep(0.1)
+    process.send_signal(sent)
+    wait_for(records / "told")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(timeout=60) == 7
+    assert (records / "told").read_text() == "signal\n"
+    assert (records / "advance").exists()
+
+
+def test_the_script_tells_in_time_without_any_signal_and_leaves_no_process(
+    tmp_path: Path, local_job: JobScript
+) -> None:
+    short = dataclasses.replace(local_job, wall_s=4, grace_s=2)
+    records, command, environment = prepare(tmp_path, short, HEEDS)
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    assert process.wait(timeout=60) == 0
+    assert (records / "told").read_text() == "deadline\n"
+    assert_gone(process.pid)
+
+
+def test_a_job_that_is_done_early_leaves_no_watch(tmp_path: Path, local_job: JobScript) -> None:
+    _, command, environment = prepare(tmp_path, local_job, "sleep 0.2")
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    assert process.wait(timeout=60) == 0
+    assert_gone(process.pid)
+    assert not (tmp_path / "runs" / "r" / "job-0002.stop").exists()
+
+
+def assert_gone(group: int) -> None:
+    """Wait until no process of a group is left."""
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    raise AssertionError("a process is left")
+
+
+def test_a_warning_of_the_limit_that_comes_too_early_is_not_heeded(
+    tmp_path: Path, local_job: JobScript
+) -> None:
+    short = dataclasses.replace(local_job, wall_s=5, grace_s=2)
+    records, command, environment = prepare(tmp_path, short, HEEDS)
+    process = subprocess.Popen(command, env=environment)
+    wait_for(records / "up")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(timeout=60) == 0
+    assert (records / "told").read_text() == "deadline\n"
+
+
+def test_a_driver_that_hangs_is_ended_and_the_run_goes_on(tmp_path: Path, local_job: JobScript) -> None:
+    short = dataclasses.replace(local_job, wall_s=3, grace_s=2)
+    records, command, environment = prepare(tmp_path, short, "exec sleep 30")
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 137
+    assert (records / "advance").exists()
+
+
+def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_job: JobScript) -> None:
+    records, command, environment = prepare(tmp_path, local_job, HEEDS)
+    first = subprocess.Popen(command, env=environment)
+    wait_for(records / "up")
+    shell = ["bash", "-c", '"$@"; exit $?', "bash", *command]
+    assert subprocess.run(shell, env=environment, timeout=60).returncode == 0
+    assert not (records / "advance").exists()
+    assert first.poll() is None
+    log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
+    assert f"leaves: job {os.getpid()} is job 2 of run digits-1 already" in log
+    first.terminate()
+    assert first.wait(timeout=60) == 0
+    (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
+    assert (claim.name, claim.read_text()) == ("job-0002.claim", f"{os.getpid()}\n")
+
+
+def test_a_requeued_job_goes_on_and_forgets_that_it_was_told_to_stop(
+    tmp_path: Path, local_job: JobScript
+) -> None:
+    records, command, environment = prepare(tmp_path, local_job, "ls ../runs/r >seen")
+    for _ in range(2):
+        (tmp_path / "runs" / "r" / "job-0002.stop").write_text("signal\n")
+        assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+        assert "job-0002.stop" not in (records / "seen").read_text()
+        (records / "seen").unlink()
+
+
+def test_a_requeued_job_that_has_handed_the_run_on_leaves(tmp_path: Path, local_job: JobScript) -> None:
+    records, command, environment = prepare(tmp_path, local_job, "touch driven")
+    (tmp_path / "runs" / "r" / "job-0003.sh").touch()
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+    assert not (records / "driven").exists()
+    assert (records / "advance").read_text().split() == ["--after-job", "2", "--", "digits-1"]
+    log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
+    assert "leaves: job 3 of run digits-1 takes its place" in log
+
+
+@pytest.mark.parametrize(("name", "variable"), [("slurm", "SLURM_JOB_ID"), ("summit", "LSB_JOBID")])
+def test_batch_systems_number_their_jobs(
+    tmp_path: Path, local_job: JobScript, name: str, variable: str
+) -> None:
+    site = dataclasses.replace(SITES[name], setup=(), directives=(), environment={})
+    records, _, environment = prepare(tmp_path, dataclasses.replace(local_job, site=site), "true")
+    script = str(tmp_path / "runs" / "r" / "job-0002.sh")
+    subprocess.run(["bash", script], env={**environment, variable: "4711"}, check=True, timeout=60)
+    assert (records / "driver").read_text().splitlines()[-1] == "4711"
+    assert (tmp_path / "runs" / "r" / "job-0002.claim").read_text() == "4711\n"

@@ -1,0 +1,84 @@
+"""A golden script for every shipped site and case, to be read beside the site's documentation.
+
+After a wanted change, write them anew with ``HETCTL_REGENERATE=1 pytest tests/cluster/render/test_render_golden.py``
+and read the difference line by line.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetctl.app.doctor.sample_jobs import case_text, cases_of
+from hetctl.inputs.site_file import find_site, list_sites
+from hetctl.model.site import MEMBERS
+
+GOLDEN = Path(__file__).parent / "golden"
+SITES = [find_site(name, project=None, home=None) for name, _ in list_sites(project=None, home=None)]
+CASES = [(site, case) for site in SITES for case in cases_of(site)]
+CHANGED = (
+    "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render/test_render_golden.py writes it anew"
+)
+
+
+@pytest.mark.parametrize(("site", "case"), CASES, ids=[f"{site.name}-{case.name}" for site, case in CASES])
+def test_golden(site, case):
+    text = case_text(site, case)
+    golden = GOLDEN / site.name / f"{case.name}.sh"
+    if os.environ.get("HETCTL_REGENERATE") == "1":
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), f"{golden}: {CHANGED}"
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_by_members_the_script_is_the_same_and_each_member_has_a_step(site):
+    for case in cases_of(site):
+        by_nodes, by_members = (
+            case_text(each, case).split("\n# The driver starts ")
+            for each in (site, replace(site, launch=MEMBERS))
+        )
+        assert by_members[0] == by_nodes[0]
+        names = [f"round-0000/member-{n}" for n in range(1, len(case.shares) + 1)]
+        assert [steps_in(by_nodes[1]), steps_in(by_members[1])] == [["agents"], names]
+
+
+def steps_in(text: str) -> list[str]:
+    """The steps that agents are told that they belong to."""
+    words = text.split()
+    return list(dict.fromkeys(words[at + 2] for at, word in enumerate(words) if word == "--step"))
+
+
+def test_there_is_no_golden_script_of_nothing():
+    wanted = {GOLDEN / site.name / f"{case.name}.sh" for site, case in CASES}
+    assert {path for path in GOLDEN.rglob("*") if path.is_file()} == wanted
+
+
+def test_bash_accepts_every_golden_script():
+    scripts = sorted(GOLDEN.rglob("*.sh"))
+    assert len(scripts) == len(CASES)
+    for script in scripts:
+        done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), script
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_only_a_site_of_one_node_lacks_a_case(site):
+    names = [case.name for case in cases_of(site)]
+    complete = ["one-member", "packed-members", "two-nodes", "resumed-round"]
+    assert names == complete if site.nodes > 1 else [*complete[:2], complete[3]]
+
+
+@pytest.mark.parametrize("site", [site for site in SITES if site.nodes > 1], ids=lambda site: site.name)
+def test_packed_members_fill_a_node_and_share_no_gpu(site):
+    from hetctl.app.doctor.sample_jobs import allocations_of
+
+    packed = next(case for case in cases_of(site) if case.name == "packed-members")
+    placements = [place for each in allocations_of(packed, site) for place in each.placement]
+    assert {place.node for place in placements} == {"node-1"}
+    gpus = [gpu for place in placements for gpu in place.gpus]
+    assert sorted(gpus) == list(range(site.gpus_per_node))

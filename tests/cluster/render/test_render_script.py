@@ -1,0 +1,296 @@
+"""What scripts are made of, and scripts as they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.cluster.render import JobScript, render_job, submit_command
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import Queue, Site
+from hetctl.storage.paths import RunFolder
+
+GIB = 2**30
+
+SITES = {
+    "slurm": Site(
+        *("slurm", "slurm", "srun", 16, 4, 64, 512 * GIB, (Queue("gpu", 8, 86400),)),
+        account="ml-42",
+        setup=("module load cuda/12.4", "source ~/venv/bin/activate"),
+        directives=("--constraint=a100",),
+        environment={"NCCL_DEBUG": "WARN", "NOTE": "two words, a 'quote' and $HOME"},
+        mpi="pmix",
+    ),
+    "slurm-docker": Site(
+        *("slurm-docker", "slurm", "srun", 2, 2, 2, 2 * GIB, (Queue("normal"),)),
+        device="slot",
+        python="/opt/hetctl/bin/python",
+        mpi="pmix",
+    ),
+    "summit": Site(
+        *("summit", "lsf", "jsrun", 4608, 6, 42, 512 * GIB, (Queue("batch", None, 86400),)),
+        account="ABC123",
+        template="summit.sh.j2",
+        setup=("module load open-ce/1.5.2-py38-0",),
+        directives=('-alloc_flags "smt1"',),
+    ),
+    "local": Site("local", "local", "local", 1, 2, 2, 4 * GIB, (Queue("main"),), device="slot"),
+}
+
+
+def job(site: Site, folder: str = "/home/ann/digits/.hetctl", **changes: Any) -> JobScript:
+    run = Path(folder) / "runs" / "digits-1"
+    script = JobScript(
+        run="digits-1",
+        job=2,
+        name="digits-1-2",
+        run_folder=run,
+        files=RunFolder(run).job(2),
+        site=site,
+        queue=site.queues[0],
+        nodes=min(site.nodes, 2),
+        wall_s=5430,
+        grace_s=90,
+        python="/home/ann/venv/bin/python",
+        home=Path(folder),
+    )
+    return dataclasses.replace(script, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "command"),
+    [
+        ("slurm", {}, ("sbatch", "--parsable")),
+        ("summit", {}, ("bsub",)),
+        ("local", {}, ("bash",)),
+    ],
+)
+def test_submit_by_file(name: str, changes: dict[str, Any], command: tuple[str, ...]) -> None:
+    path = "/home/ann/digits/.hetctl/runs/digits-1/job-0002.sh"
+    assert submit_command(job(SITES[name], **changes)) == (*command, path)
+
+
+def test_submit_by_stdin() -> None:
+    assert submit_command(job(dataclasses.replace(SITES["summit"], submit_by="stdin"))) == ("bsub",)
+
+
+@pytest.mark.parametrize(("wall_s", "limit"), [(60, "0:01"), (61, "0:02"), (7200, "2:00"), (86401, "24:01")])
+def test_lsf_rounds_the_limit_up_to_minutes(wall_s: int, limit: str) -> None:
+    text = render_job(job(SITES["summit"], wall_s=wall_s, grace_s=0))
+    assert f"#BSUB -W {limit}\n" in text
+
+
+@pytest.mark.parametrize(("name", "wall_s", "grace_s"), [("slurm", 60, 60), ("summit", 110, 70)])
+def test_a_grace_as_long_as_the_limit_is_refused(name: str, wall_s: int, grace_s: int) -> None:
+    with pytest.raises(BadInputError, match="leaves nothing"):
+        render_job(job(SITES[name], wall_s=wall_s, grace_s=grace_s))
+
+
+def test_tmpdir_is_refused_where_it_breaks_jsrun() -> None:
+    with pytest.raises(BadInputError, match="TMPDIR"):
+        render_job(job(dataclasses.replace(SITES["summit"], environment={"TMPDIR": "/tmp"})))
+
+
+def test_a_percent_sign_in_a_path_is_no_pattern_of_slurm() -> None:
+    assert "/a%%j/runs/" in render_job(job(SITES["slurm"], folder="/a%j"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("slurm", {"name": "x\n#SBATCH --exclusive"}),
+        ("slurm", {"name": ""}),
+        ("slurm", {"name": "back\\slash"}),
+        ("slurm", {"run": "a\nb"}),
+        ("slurm", {"queue": Queue("gpu\nrm")}),
+        ("summit", {"name": "two words"}),
+        ("summit", {"name": "-x"}),
+        ("summit", {"folder": "/home/ann b/.hetctl"}),
+    ],
+)
+def test_values_that_a_batch_system_cannot_take(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(BadInputError, match="it needs"):
+        render_job(job(SITES[name], **changes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"environment": {"a b": "1"}}, {"directives": ("--x\nrm -rf /",)}, {"account": "a\nb"}]
+)
+def test_values_of_the_site_that_cannot_stand_in_a_script(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadInputError, match="it needs"):
+        render_job(job(dataclasses.replace(SITES["slurm"], **changes)))
+
+
+NASTY = st.text(st.sampled_from("ab-/ '\"$()`;&|<>*?[]{}#!~\\%=\n\té"), min_size=1, max_size=12)
+
+
+@given(name=NASTY, account=NASTY, folder=NASTY, run=NASTY)
+def test_any_value_is_quoted_or_refused(name: str, account: str, folder: str, run: str) -> None:
+    site = dataclasses.replace(SITES["slurm"], account=account, setup=())
+    script = job(site, folder=f"/{folder}", name=name, run=run)
+    try:
+        text = render_job(script)
+    except BadInputError:
+        assert any(bad in value for value in (name, account, folder, run) for bad in "\n\t\\")
+        return
+    # Up to the shell's own words, shlex reads a line as bash and sbatch do.
+    lines = {line.partition("=")[0]: line.partition("=")[2] for line in text.splitlines() if "=" in line}
+    assert shlex.split(lines["#SBATCH --job-name"]) == [name]
+    assert shlex.split(lines["#SBATCH --account"]) == [account]
+    log = str(script.files.log).replace("%", "%%")
+    assert shlex.split(lines["#SBATCH --output"]) == [log]
+    assert shlex.split(lines["export HETCTL_HOME"]) == [str(script.home)]
+    assert shlex.split(lines["run"]) == [run]
+    assert [line for line in text.splitlines() if line.startswith("#SBATCH")] == text.splitlines()[1:15]
+
+
+def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:
+    nasty = 'it\'s $(touch pwned) `touch pwned` "x" -n \\ ; é'
+    site = dataclasses.replace(SITES["local"], environment={"NASTY": nasty})
+    folder = tmp_path / nasty.replace("/", "_")
+    result = run_script(
+        folder, dataclasses.replace(job(site), run=f"-{nasty}"), 'printf "%s" "$NASTY" >nasty'
+    )
+    assert (result / "nasty").read_text() == nasty
+    assert (result / "advance").read_text().splitlines() == ["--after-job", "2", "--", f"-{nasty}"]
+    assert sorted(p.name for p in result.iterdir()) == ["advance", "advance-ignores", "driver", "nasty"]
+
+
+def test_defaults_of_communication_libraries_are_left_to_the_driver(tmp_path: Path) -> None:
+    values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+    site = dataclasses.replace(SITES["local"], environment=values)
+    said = 'printf "%s %s %s" "${NCCL_DEBUG-none}" "${FI_CXI_RDZV_PROTO-none}" "$NOTE" >said'
+    records = run_script(tmp_path, job(site), said, NCCL_DEBUG="INFO", NOTE="user")
+    assert (records / "said").read_text() == "INFO none site"
+
+
+def test_a_users_variables_of_communication_libraries_stay() -> None:
+    values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+    site = dataclasses.replace(SITES["local"], environment=values)
+    found = site.yielding_to({"NCCL_DEBUG": "INFO", "NOTE": "user", "NCCL_ALGO": "Ring"}).environment
+    assert found == {"NCCL_DEBUG": "INFO", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
+
+
+PYTHON = """\
+#!/bin/bash
+# Stands for the interpreter: records its arguments and plays driver or advance.
+cd "$RECORDS"
+module=$2
+shift 2
+if [ "$module" = hetctl.runtime.driver ]; then
+    printf '%s\\n' "$@" >driver
+    {driver}
+    exit $code
+fi
+shift
+printf '%s\\n' "$@" >advance
+trap -p USR2 >advance-ignores
+exit ${{ADVANCE_CODE:-0}}
+"""
+
+
+def prepare(folder: Path, script: JobScript, driver: str) -> tuple[Path, list[str], dict[str, str]]:
+    """Write the script of `script` with all its paths below `folder`, and the fake interpreter."""
+    records = folder / "records"
+    records.mkdir(parents=True)
+    interpreter = folder / "fake python"
+    interpreter.write_text(PYTHON.format(driver=driver))
+    interpreter.chmod(0o700)
+    run = RunFolder(folder / "runs" / "r").create()
+    script = dataclasses.replace(
+        script, python=str(interpreter), run_folder=run.path, files=run.job(script.job), home=folder
+    )
+    script.files.script.write_text(render_job(script))
+    return records, list(submit_command(script)), {**os.environ, "RECORDS": str(records), "code": "0"}
+
+
+def run_script(folder: Path, script: JobScript, driver: str, **environment: str) -> Path:
+    records, command, environ = prepare(folder, script, driver)
+    subprocess.run(command, env={**environ, **environment}, check=True, timeout=20)
+    return records
+
+
+@pytest.fixture
+def local_job() -> JobScript:
+    return job(SITES["local"], run="digits-1")
+
+
+def test_the_driver_is_told_where_it_is(tmp_path: Path, local_job: JobScript) -> None:
+    before = int(time.time())
+    records = run_script(tmp_path, local_job, "true")
+    *words, deadline, option, batch_id = (records / "driver").read_text().splitlines()
+    assert words == [str(tmp_path / "runs" / "r"), "--job", "2", "--deadline"]
+    assert before <= int(deadline) - (local_job.wall_s - local_job.grace_s) <= time.time()
+    assert (option, batch_id) == ("--batch-id", str(os.getpid()))
+
+
+def test_the_drivers_exit_code_is_the_scripts(tmp_path: Path, local_job: JobScript) -> None:
+    records, command, environment = prepare(tmp_path, local_job, "code=5")
+    assert subprocess.run(command, env=environment, timeout=20).returncode == 5
+    assert (records / "advance").exists()
+
+
+def test_a_failing_advance_is_logged_and_hides_nothing(tmp_path: Path, local_job: JobScript) -> None:
+    _, command, environment = prepare(tmp_path, local_job, "code=5; echo from the driver")
+    environment["ADVANCE_CODE"] = "4"
+    assert subprocess.run(command, env=environment, timeout=20).returncode == 5
+    log = tmp_path / "runs" / "r" / "job-0002.log"
+    assert log.read_text().splitlines() == [
+        "from the driver",
+        "hetctl advance failed with exit code 4; go on with: hetctl advance digits-1",
+    ]
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+def test_a_driver_that_does_not_listen_yet_survives_the_signal(tmp_path: Path, local_job: JobScript) -> None:
+    records, command, environment = prepare(tmp_path, local_job, "touch up; sleep 0.5; code=3")
+    process = subprocess.Popen(command, env=environment)
+    wait_for(records / "up")
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(timeout=10) == 3
+
+
+def test_a_job_that_advance_starts_can_be_signalled(tmp_path: Path, local_job: JobScript) -> None:
+    records = run_script(tmp_path, local_job, "trap -p USR2 >driver-ignores")
+    assert (records / "driver-ignores").read_text() == "trap -- '' SIGUSR2\n"
+    assert (records / "advance-ignores").read_text() == ""
+
+
+def test_a_projects_template_comes_first_and_extends_hetctls(tmp_path: Path) -> None:
+    mine = '{% extends "slurm.sh.j2" %}{% block environment %}ulimit -c 0\n{% endblock %}'
+    (tmp_path / "mine.sh.j2").write_text(mine)
+    text = render_job(job(dataclasses.replace(SITES["slurm"], template="mine.sh.j2")), [tmp_path])
+    assert "\nulimit -c 0\n" in text
+    assert "#SBATCH --nodes=2\n" in text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ nothing }}", "'nothing' is undefined"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ site.__class__.__mro__ }}", "unsafe"),
+        ("{% extends 'gone.j2' %}", "'gone.j2'"),
+    ],
+)
+def test_a_wrong_template_is_bad_input(tmp_path: Path, template: str, message: str) -> None:
+    (tmp_path / "slurm.sh.j2").write_text(template)
+    with pytest.raises(BadInputError, match=message):
+        render_job(job(SITES["slurm"]), [tmp_path])

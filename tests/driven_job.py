@@ -1,0 +1,132 @@
+"""A batch job for tests of its driver, with trainers that only pretend to train."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from workbench import alive, python_without_training
+
+from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.events import DRIVER
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.site import Queue, Site
+from hetctl.runtime.driver.driver import Driver
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in, progress_in
+from hetctl.storage.run_file import write_spec
+
+FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")
+
+
+class Job:
+    """One batch job of a run, on a local site with a number of slots."""
+
+    def __init__(
+        self,
+        folder: Path,
+        members: dict[str, dict],
+        *,
+        slots: int = 2,
+        rates=None,
+        max_gpus: int = 1,
+        ensemble: Ensemble | None = None,
+        site: Site | None = None,
+        memory: int = 2**40,
+        **spec,
+    ) -> None:
+        self.folder = folder
+        self.python = python_without_training(folder)
+        self.run = RunFolder(folder / "runs" / "r")
+        local = Site("local", "local", "local", 1, slots, slots, memory, (Queue("local"),), device="slot")
+        pretended = tuple(Member(n, c, max_gpus=max_gpus) for n, c in members.items())
+        known = {name: (rates or {}).get(name, {1: 100.0}) for name in members}
+        profiles = tuple(MemberProfile(name, known[name], None, 10) for name in members)
+        defaults = {"planner": "flotilla", "gpus": slots, "wall_s": 3600, "grace_s": 10, "profiles": profiles}
+        self.run.create()
+        self.spec = RunSpec(
+            run="r",
+            ensemble=ensemble or Ensemble("e", "tensorflow", FUNCTIONS, pretended, "/x"),
+            site=site or local,
+            queue="local",
+            checkpoints=str(folder / "checkpoints"),
+            **defaults | spec,
+        )
+        write_spec(self.run, self.spec)
+
+    def start(self, number: int = 0, started: float | None = None, **environment: str) -> subprocess.Popen:
+        deadline = (started or time.time()) + self.spec.wall_s - self.spec.grace_s
+        command = [
+            self.python, "-m", "hetctl.runtime.driver", self.run.path,
+            "--job", str(number), "--deadline", str(deadline), "--batch-id", "17",
+        ]  # fmt: skip
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def drive(self, **how) -> str:
+        """Run a job to its end; return what the driver said."""
+        process = self.start(**how)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        self.leaves_nothing_behind()
+        return output
+
+    def drive_by(
+        self, planner, monkeypatch, number: int = 0, *, real: bool = False, seconds: float | None = None
+    ) -> None:
+        """Run a job in this process, by a planner of the test's own; `real`: really train."""
+        monkeypatch.setitem(PLANNERS, self.spec.planner, planner)
+        if not real:
+            monkeypatch.setattr(sys, "executable", str(self.python))
+        seconds = self.spec.wall_s - self.spec.grace_s if seconds is None else seconds
+        Driver(self.run, number, time.time() + seconds).run()
+        self.leaves_nothing_behind()
+
+    def leaves_nothing_behind(self) -> None:
+        assert not alive(str(self.run.path))
+        held: dict[tuple[str, int], str] = {}
+        for event in (e for e in events_in(self.run) if e.source == DRIVER):
+            member = event.data.get("member")
+            if event.kind == "step_started":
+                ours = [(p["node"], gpu) for p in event.data["placement"] for gpu in p["gpus"]]
+                assert not set(ours) & set(held), (member, held)
+                held |= dict.fromkeys(ours, member)
+            elif event.kind == "step_ended":
+                held = {gpu: holder for gpu, holder in held.items() if holder != member}
+        assert not held
+
+    def events(self, kind: str, source: str = DRIVER) -> list:
+        return [e for e in events_in(self.run) if e.kind == kind and e.source == source]
+
+    def steps(self, member: str) -> list[int]:
+        """GPUs of a member's steps, one after another."""
+        return [e.data["gpus"] for e in self.events("step_started") if e.data["member"] == member]
+
+    def reasons(self, member: str) -> list[str]:
+        """Why a member was stopped, each time."""
+        return [event.data["reason"] for event in self.events("stopped", member)]
+
+    @property
+    def reason(self) -> str:
+        return self.events("job_ended")[-1].data["reason"]
+
+    def rounds(self) -> list[list[str]]:
+        return [event.data["members"] for event in self.events("round_started")]
+
+    def progress(self):
+        return progress_in(self.run, self.spec.ensemble, self.spec.retries)
+
+    def trained(self, member: str) -> list[int]:
+        """Epochs that a member trained, without those that it only reported again."""
+        epochs = self.events("epoch", member)
+        return [event.data["epoch"] for event in epochs if "evaluate_s" in event.data]

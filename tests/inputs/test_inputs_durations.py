@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.inputs.durations import format_duration, parse_bytes, parse_duration
+from hetctl.model.errors import BadInputError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2h", 7200),
+        ("90m", 5400),
+        ("45s", 45),
+        ("1h30m", 5400),
+        ("1h00m05s", 3605),
+        ("2:00:00", 7200),
+        ("0:30", 1800),
+        (" 12H ", 43200),
+        ("100:00:01", 360001),
+    ],
+)
+def test_durations(text: str, seconds: int):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "2", "-2h", "1.5h", "1:60", "1:2", "30m1h", "2d", "٣h", "inf"])
+def test_refused_durations(text: str):
+    with pytest.raises(BadInputError, match="is not a duration such as 2h"):
+        parse_duration(text)
+
+
+def test_a_number_alone_is_ambiguous():
+    with pytest.raises(BadInputError) as caught:
+        parse_duration("90")
+    assert caught.value.hint == "write 90s, 90m or 90h"
+    for text in ("0s", "0:00", "0h0m"):
+        with pytest.raises(BadInputError, match="must be longer than nothing"):
+            parse_duration(text)
+
+
+@given(st.integers(1, 10**7))
+def test_what_is_formatted_is_parsed_as_the_same(seconds: int):
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+def test_formats():
+    seconds = [0, 3.21, 45, 65.4, 60, 3600, 5400, 3605, 86400]
+    texts = ["0s", "3.2s", "45s", "1m05s", "1m", "1h", "1h30m", "1h00m05s", "24h"]
+    assert [format_duration(value) for value in seconds] == texts
+
+
+def test_bytes():
+    texts = ["512GB", "480GiB", "1.5 kB", "7B", "2TiB", 5]
+    assert [parse_bytes(text) for text in texts] == [512 * 10**9, 480 * 2**30, 1500, 7, 2**41, 5]
+    for wrong in ("512", "512G", "0GB", "-1GB", "1e3GB", "", 0, -5, True, 1.5, None, [1]):
+        with pytest.raises(BadInputError, match="is not a size such as 512GB"):
+            parse_bytes(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[3] / "docs" / "automl.md"
+
+
+def test_the_page_shows_what_works() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["best"].loss < 0.01
+    assert names["restored"].done
+    assert names["restored"].history.best == names["best"]

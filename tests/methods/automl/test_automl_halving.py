@@ -1,0 +1,134 @@
+"""Hyperband and ASHA against their papers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods.automl.asha import Asha
+from hetctl.methods.automl.hyperband import Hyperband
+from hetctl.methods.automl.procedure import Method, Procedure
+from hetctl.methods.automl.random_search import RandomSource
+from hetctl.methods.automl.space import Range
+from hetctl.methods.automl.trial_history import Report, Trial
+from hetctl.model.errors import BadInputError
+
+SOURCE = RandomSource({"x": Range(0.0, 1.0)})
+
+
+def loss(number: int, epochs: int) -> float:
+    return random.Random(f"{number} {epochs}").random()
+
+
+def one_by_one(method: Method) -> list[Trial]:
+    """Return what a single worker is asked to train."""
+    procedure, asked = Procedure(method, SOURCE), list[Trial]()
+    while new := procedure.ask(1):
+        asked += new
+        procedure.tell(Report(new[0].number, new[0].epochs, loss(new[0].number, new[0].epochs)))
+    return asked
+
+
+def algorithm_1(most: int, eta: int) -> list[tuple[int, int]]:
+    """Return number and epochs of all that Algorithm 1 of the Hyperband paper trains."""
+    s_max = max(s for s in range(64) if eta**s <= most)
+    trained, first = [], 0
+    for s in range(s_max, -1, -1):
+        n = math.ceil((s_max + 1) * eta**s / (s + 1))
+        numbers = list(range(first, first + n))
+        first += n
+        for i in range(s + 1):
+            n_i, r_i = n // eta**i, most // eta ** (s - i)
+            assert len(numbers) == n_i
+            trained += [(number, r_i) for number in numbers]
+            numbers = sorted(numbers, key=lambda number: loss(number, r_i))[: n_i // eta]
+    return trained
+
+
+def test_the_brackets_of_81_epochs_are_those_of_algorithm_1() -> None:
+    brackets = Hyperband(81, 3).brackets()
+    assert [len(bracket.numbers) for bracket in brackets] == [81, 34, 15, 8, 5]
+    assert brackets[0].epochs == (1, 3, 9, 27, 81)
+    assert brackets[-1].epochs == (81,)
+
+
+@settings(max_examples=30, deadline=None)
+@given(most=st.integers(1, 30), eta=st.integers(2, 5))
+def test_hyperband_trains_what_algorithm_1_does(most: int, eta: int) -> None:
+    asked = one_by_one(Hyperband(most, eta))
+    assert [(trial.number, trial.epochs) for trial in asked] == algorithm_1(most, eta)
+
+
+@settings(max_examples=40)
+@given(most=st.integers(1, 10**6), eta=st.integers(2, 7))
+def test_epochs_grow_within_a_bracket_up_to_the_most(most: int, eta: int) -> None:
+    for bracket in Hyperband(most, eta).brackets():
+        assert bracket.epochs[0] >= 1
+        assert bracket.epochs[-1] == most
+        assert sorted(set(bracket.epochs)) == list(bracket.epochs)
+
+
+def test_a_slow_trial_holds_up_its_own_bracket_alone() -> None:
+    procedure = Procedure(Hyperband(9), SOURCE)
+    first, *others = procedure.ask()
+    for trial in others:
+        procedure.tell(Report(trial.number, trial.epochs, loss(trial.number, trial.epochs)))
+    second = Hyperband(9).brackets()[1]
+    assert {trial.number for trial in procedure.ask()} <= set(second.numbers)
+    procedure.tell(Report(first.number, first.epochs, None))
+    assert {trial.number for trial in procedure.ask()} < set(Hyperband(9).brackets()[0].numbers)
+
+
+def test_asha_promotes_as_soon_as_it_can() -> None:
+    asked = one_by_one(Asha(9, 9, eta=3))
+    best = min(range(3), key=lambda number: loss(number, 1))
+    assert [(trial.number, trial.epochs) for trial in asked[:4]] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (best, 3),
+    ]
+    assert [trial.number for trial in asked[4:6]] == [3, 4]
+
+
+@settings(max_examples=25, deadline=None)
+@given(trials=st.integers(1, 60), most=st.integers(1, 100), eta=st.integers(2, 4), workers=st.integers(1, 9))
+def test_asha_ends_with_the_best_of_each_rung_promoted(
+    trials: int, most: int, eta: int, workers: int
+) -> None:
+    method = Asha(trials, most, eta=eta)
+    procedure, chance = Procedure(method, SOURCE), random.Random(workers)
+    while not procedure.done:
+        procedure.ask(workers - len(procedure.history.waiting))
+        late = chance.choice(procedure.history.waiting)
+        procedure.tell(Report(late.number, late.epochs, loss(late.number, late.epochs)))
+    rungs = [set(procedure.history.rung(epochs)) for epochs in method.epochs]
+    assert rungs[0] == set(range(trials))
+    for epochs, lower, upper in zip(method.epochs, rungs, rungs[1:], strict=False):
+        best = sorted(lower, key=lambda number: loss(number, epochs))[: len(lower) // eta]
+        assert set(best) <= upper <= lower
+
+
+def test_the_stop_rate_gives_every_trial_more_epochs() -> None:
+    assert Asha(1, 256, min_epochs=1, stop_rate=0).epochs == (1, 4, 16, 64, 256)
+    assert Asha(1, 256, min_epochs=1, stop_rate=2).epochs == (16, 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: Hyperband(0), "max_epochs is 0"),
+        (lambda: Hyperband(9, 1), "eta is 1"),
+        (lambda: Asha(0, 9), "trials is 0"),
+        (lambda: Asha(9, 9, eta=1), "eta is 1"),
+        (lambda: Asha(9, 9, stop_rate=-1), "stop_rate is -1"),
+        (lambda: Asha(9, 9, min_epochs=10), "first rung has 10"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: object, rule: str) -> None:
+    with pytest.raises(BadInputError, match=rule):
+        make()  # type: ignore[operator]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hetctl.methods.automl.grid import GridSource
+from hetctl.methods.automl.one_shot import OneShot
+from hetctl.methods.automl.optuna_source import OptunaSource
+from hetctl.methods.automl.pbt import Mutation, Pbt
+from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.random_search import RandomSource
+from hetctl.methods.automl.space import Choice, Range
+from hetctl.methods.automl.trial_history import Report
+from hetctl.model.errors import BadInputError
+
+SPACE = {"x": Range(-10.0, 10.0), "layers": Range(1, 9, whole=True), "kind": Choice(("a", "b"))}
+
+
+def test_without_optuna_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(BadInputError, match="not installed") as caught:
+        OptunaSource(SPACE)
+    assert "pip install optuna" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["NoSampler", "GridSampler"])
+def test_a_sampler_that_needs_more_than_a_seed_is_refused(name: str) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(BadInputError, match=f"the sampler is {name}"):
+        OptunaSource(SPACE, name)
+
+
+def search(procedure: Procedure) -> float:
+    while new := procedure.ask(1):
+        x, layers = new[0].config["x"], new[0].config["layers"]
+        procedure.tell(Report(new[0].number, new[0].epochs, (x - 3) ** 2 + (layers - 4) ** 2))
+    assert procedure.history.best is not None
+    assert procedure.history.best.loss is not None
+    return procedure.history.best.loss
+
+
+def test_it_learns_from_reports() -> None:
+    pytest.importorskip("optuna")
+    seeds = range(3)
+    learned = [search(Procedure(OneShot(40, 1), OptunaSource(SPACE, seed=seed))) for seed in seeds]
+    drawn = [search(Procedure(OneShot(40, 1), RandomSource(SPACE, seed=seed))) for seed in seeds]
+    assert sum(learned) < sum(drawn)
+
+
+def test_a_study_belongs_to_one_search() -> None:
+    pytest.importorskip("optuna")
+    source = OptunaSource(SPACE, seed=1)
+    first, second = Procedure(OneShot(5, 1), source), Procedure(OneShot(5, 1), source)
+    assert first.ask() == second.ask()
+
+
+def test_a_population_may_begin_with_its_draws() -> None:
+    pytest.importorskip("optuna")
+    method = Pbt(4, 3, 2, {"x": Mutation((0.8, 1.2), -10, 10, multiply=True)})
+    procedure = Procedure(method, OptunaSource(SPACE))
+    while new := procedure.ask():
+        for trial in new:
+            procedure.tell(Report(trial.number, trial.epochs, abs(trial.config["x"])))
+    assert procedure.done
+    assert Procedure(method, OptunaSource(SPACE), procedure.state).done
+
+
+def test_a_state_whose_draws_are_not_optunas_is_refused() -> None:
+    pytest.importorskip("optuna")
+    procedure = Procedure(OneShot(2, 1), OptunaSource(SPACE))
+    procedure.ask(1)
+    state = procedure.state
+    state["events"][0]["config"]["x"] = 0.25
+    with pytest.raises(BadInputError, match="the saved trial 0") as caught:
+        Procedure(OneShot(2, 1), OptunaSource(SPACE), state)
+    assert "version of Optuna" in caught.value.hint
+
+
+def test_other_sources_need_no_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert len(Procedure(OneShot(2, 1), GridSource({"kind": SPACE["kind"]})).ask()) == 2

@@ -1,0 +1,173 @@
+"""What is particular to one predictor."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+from scipy.signal import lfilter
+
+from hetctl.methods.balance.predictors import learner
+from hetctl.methods.balance.predictors.arima import Arima
+from hetctl.methods.balance.predictors.ema import Ema
+from hetctl.methods.balance.predictors.memoryless import Memoryless
+from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
+from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, History
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Networks learn and predict after few iterations."""
+    monkeypatch.setattr(learner, "LEARNS_FROM", 60)
+    monkeypatch.setattr(learner, "PREDICTS_FROM", 120)
+
+
+def fed(predictor, speeds, cpu=None, memory=None):
+    cpu = np.ones_like(speeds) if cpu is None else cpu
+    memory = np.zeros_like(speeds) if memory is None else memory
+    for observation in zip(speeds, cpu, memory, strict=True):
+        predictor.observe(*observation)
+    return predictor
+
+
+def test_memoryless_is_the_last_speed():
+    assert fed(Memoryless(1), np.array([[5.0], [7.0]])).predict().tolist() == [7.0]
+
+
+def test_ema_weighs_the_latest_with_a_fifth():
+    assert fed(Ema(1), np.array([[5.0], [10.0], [20.0]])).predict() == pytest.approx([0.8 * 6.0 + 0.2 * 20.0])
+
+
+def arma(coefficients, errors):
+    """Return the ARMA(2, 1) series that these errors drive."""
+    a, b, c = coefficients
+    return lfilter([1, c], [1, -a, -b], errors)
+
+
+@pytest.mark.parametrize("truth", [(0.5, -0.3, 0.6), (-0.5, -0.3, 0.4), (0.2, 0.1, -0.9)])
+def test_arima_finds_the_coefficients_of_least_squares(truth):
+    difference = arma(truth, np.random.default_rng(0).normal(0.0, 0.01, 2000))
+
+    def errors(coefficients):
+        a, b, c = coefficients
+        return lfilter([1, -a, -b], [1, c], difference)
+
+    fit = least_squares(errors, np.zeros(3), x_scale=0.1).x
+    found = fed(Arima(1), 1e5 + np.cumsum(np.cumsum(difference))[:, None]).coefficients[0]
+    assert found == pytest.approx(fit, abs=0.05)
+
+
+def test_arima_follows_a_line_within_the_range_seen():
+    line = np.arange(1.0, 30.0)[:, None]
+    down = fed(Arima(1), np.concatenate([line, line[::-1][1:-5]]))
+    assert down.predict() == pytest.approx([5.0], abs=0.2)
+    assert fed(Arima(1), line).predict() == pytest.approx([29.0])
+
+
+def shared(iterations, workers=2, seed=0):
+    """Return speeds that follow the CPU at once, both switching at random between two levels."""
+    draw = np.random.default_rng(seed)
+    cpu = np.where(draw.random((iterations, workers)) < 0.3, 0.3, 1.0)
+    return 80 * cpu * draw.lognormal(0.0, 0.02, cpu.shape), cpu
+
+
+def rmse(predictor, speeds, cpu, first):
+    """Feed what is known before each iteration: its CPU, and the speed of the one before."""
+    wrong = []
+    for k in range(1, len(speeds)):
+        predictor.observe(speeds[k - 1], cpu[k], np.zeros_like(cpu[k]))
+        wrong.append(predictor.predict() - speeds[k])
+    return float(np.sqrt(np.mean(np.square(wrong[first:]))))
+
+
+@pytest.mark.usefixtures("soon")
+def test_narx_sees_a_change_of_cpu_before_it_is_felt():
+    speeds, cpu = shared(220)
+    assert rmse(narx(2, 0), speeds, cpu, 130) < 0.3 * rmse(Ema(2), speeds, cpu, 130)
+
+
+def test_networks_predict_from_iteration_500():
+    assert learner.PREDICTS_FROM == 500
+
+
+@pytest.mark.usefixtures("soon")
+def test_before_it_is_the_moving_average():
+    speeds, cpu = shared(121)
+    own, average = narx(2, 0), Ema(2)
+    for k in range(1, 121):
+        for predictor in (own, average):
+            predictor.observe(speeds[k - 1], cpu[k], np.zeros(2))
+        assert np.allclose(own.predict(), average.predict()) == (k < 120)
+
+
+@pytest.mark.usefixtures("soon")
+def test_networks_of_a_former_run_predict_from_the_start():
+    speeds, cpu = shared(200)
+    former = narx(2, 0)
+    rmse(former, speeds, cpu, 0)
+    later, cpu = shared(60, seed=1)
+    again = narx(2, 0, former.models)
+    assert rmse(again, later, cpu, 10) < 0.3 * rmse(Ema(2), later, cpu, 10)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_starts_from_the_network_of_another():
+    workers = 3 * EFFORT.workers
+    speeds, cpu = shared(110, workers)
+    predictor = narx(workers, 0)
+    first = predictor.models.weights.copy()
+    for k in range(1, 110):
+        predictor.observe(speeds[k - 1], cpu[k], np.zeros(workers))
+        changed = (predictor.models.weights != first).any(axis=1)
+        if changed.any():
+            break
+    assert changed.all()
+    waiting = predictor.models.weights[EFFORT.workers :]
+    assert (waiting == predictor.models.weights[EFFORT.workers - 1]).all()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_worker_learns_from_what_others_met():
+    speeds, cpu = shared(200)
+    speeds[:130, 1] /= cpu[:130, 1]
+    cpu[:130, 1] = 1.0
+    wrong = {}
+    for name, predictor in (("narx", narx(2, 0)), ("memoryless", Memoryless(2))):
+        errors = []
+        for k in range(1, len(speeds)):
+            predictor.observe(speeds[k - 1], cpu[k], np.zeros(2))
+            errors.append((predictor.predict() - speeds[k])[1])
+        wrong[name] = np.sqrt(np.mean(np.square(errors[129:])))
+    assert wrong["narx"] < 0.5 * wrong["memoryless"]
+
+
+def test_the_moving_average_stands_in_for_a_network_that_errs(monkeypatch):
+    monkeypatch.setattr(learner, "LEARNS_FROM", np.inf)
+    speeds = 40 * np.random.default_rng(2).lognormal(0.0, 0.02, (60, 2))
+    fast = replace(narx(2, 0).models, centres=np.tile([np.log(50.0), 0.0, 0.0], (2, 1)))
+    own, average = fed(narx(2, 0, fast), speeds), fed(Ema(2), speeds)
+    assert own.predict() == pytest.approx(average.predict())
+
+
+def test_narx_knows_the_cpu_of_the_coming_iteration_and_two_before():
+    assert LAGS == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
+
+
+def test_history_forgets_what_is_long_past():
+    history = History(2)
+    for number in range(2 * REMEMBERED + 5):
+        history.append(np.ones(2), np.array([number, -number]), np.zeros(2))
+    kept = history.at(np.array([0]), np.array(CPU), np.arange(len(history)))
+    assert kept.tolist() == list(range(REMEMBERED, 2 * REMEMBERED + 5))
+    assert history.at(np.array(1), np.array(CPU), np.array(len(history) - 1)) == -(2 * REMEMBERED + 4)
+    assert history.seen == 2 * REMEMBERED + 5
+
+
+def test_usual_speed_is_a_worker_s_own_and_usual_cpu_that_of_all():
+    history = History(2)
+    for logarithm, cpu in ((1.0, 0.2), (3.0, 0.4)):
+        history.append(np.array([logarithm, 10 + logarithm]), np.array([cpu, 3 * cpu]), np.zeros(2))
+    centres, spreads = history.usual()
+    assert centres == pytest.approx(np.array([[2.0, 0.6, 0.0], [12.0, 0.6, 0.0]]))
+    assert spreads[0] == pytest.approx([1.0, np.std([0.2, 0.4, 0.6, 1.2]), 1.0])
+    assert (spreads[0] == spreads[1]).all()

@@ -1,0 +1,100 @@
+from bsp_iterations import FOUR_GPUS, M60, changes, longest, play
+
+from hetctl.methods.balance.gpu_manager import GpuManager
+from hetctl.methods.balance.manager import Observation
+from hetctl.methods.balance.step_time import TimeCurve, balance_time
+
+
+def seen(manager, *seconds, memory=None):
+    memory = memory or [0.0] * len(seconds)
+    return manager.update(
+        [
+            Observation(batch, time, memory=used)
+            for batch, time, used in zip(manager.batches, seconds, memory, strict=True)
+        ]
+    )
+
+
+def test_nothing_moves_before_the_window_is_full():
+    manager = GpuManager((32, 32))
+    for _ in range(4):
+        assert seen(manager, 1.0, 2.0) == (32, 32)
+    assert seen(manager, 1.0, 2.0) == (37, 27)
+    assert seen(manager, 1.0, 2.0) == (42, 22)
+
+
+def test_one_iteration_the_other_way_round_holds_the_window_up():
+    manager = GpuManager((32, 32))
+    for _ in range(4):
+        seen(manager, 1.0, 2.0)
+    seen(manager, 2.0, 1.0)
+    assert manager.batches == (32, 32)
+
+
+def test_only_the_fastest_and_the_slowest_change():
+    manager = GpuManager((32, 32, 32))
+    for _ in range(5):
+        seen(manager, 1.5, 1.0, 2.0)
+    assert manager.batches == (32, 37, 27)
+
+
+def test_after_an_oscillation_steps_are_fine():
+    manager = GpuManager((32, 32))
+    for _ in range(5):
+        seen(manager, 1.0, 2.0)
+    for _ in range(19):
+        assert seen(manager, 2.0, 1.0) == (37, 27)
+    assert seen(manager, 2.0, 1.0) == (36, 28)
+    assert seen(manager, 2.0, 1.0) == (35, 29)
+
+
+def test_a_worker_with_full_memory_does_not_lead():
+    manager = GpuManager((32, 32, 32))
+    for _ in range(5):
+        seen(manager, 1.0, 1.5, 2.0, memory=[0.96, 0.95, 0.5])
+    assert manager.batches == (32, 37, 27)
+
+
+def test_a_worker_at_its_cap_does_not_lead():
+    manager = GpuManager((32, 32, 32), (36, None, None))
+    for _ in range(5):
+        seen(manager, 1.0, 1.5, 2.0)
+    assert manager.batches == (32, 37, 27)
+
+
+def test_where_nobody_can_take_more_nothing_moves():
+    manager = GpuManager((32, 32))
+    for _ in range(9):
+        seen(manager, 1.0, 2.0, memory=[0.99, 0.99])
+    assert manager.batches == (32, 32)
+
+
+def test_a_straggler_that_cannot_shrink_is_warned_of_once():
+    manager = GpuManager((11, 11))
+    for _ in range(9):
+        seen(manager, 1.0, 9.0)
+    assert manager.batches == (21, 1)
+    ((worker, what),) = manager.warnings
+    assert worker == 1
+    assert what.startswith("is the slowest with 1 samples")
+
+
+def test_the_paper_s_four_gpus():
+    # Section 5.2: fine steps from about iteration 30, and (89, 21, 12, 6) in the end.
+    taken = play(GpuManager((32, 32, 32, 32)), FOUR_GPUS, 150)
+    assert all(abs(ours - paper) <= 2 for ours, paper in zip(taken[-1], (89, 21, 12, 6), strict=True))
+    assert longest(FOUR_GPUS, taken[-1]) <= 1.08 * balance_time(FOUR_GPUS, 128)
+    steps = [max(taken[at][worker] - taken[at - 1][worker] for worker in range(4)) for at in changes(taken)]
+    assert set(steps) == {1, 5}
+    assert 15 <= changes(taken)[steps.index(1)] <= 60
+
+
+def test_a_drop_of_bandwidth_is_adapted_to():
+    manager = GpuManager((32, 32, 32, 32))
+    play(manager, FOUR_GPUS, 150)
+    before = manager.batches
+    slow_m60 = TimeCurve(tuple((batch, seconds + 0.4) for batch, seconds in M60.points))
+    now = (FOUR_GPUS[0], slow_m60, *FOUR_GPUS[2:])
+    taken = play(manager, now, 150)
+    assert taken[-1][1] < before[1]
+    assert longest(now, taken[-1]) < 0.9 * longest(now, before)

@@ -1,0 +1,76 @@
+"""`approximate`: the rearrangement, and what it promises."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods.hopper import SearchOptions
+from hetctl.methods.hopper.approximate import apart, approximate, greedy, is_optimal, rearranged
+from hetctl.methods.hopper.schedule import violations
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.model.errors import BadInputError
+
+
+@st.composite
+def matrices(draw, configs, workers):
+    random = np.random.default_rng(draw(st.integers(0, 10**6)))
+    times = random.uniform(draw(st.sampled_from([0, 0.5, 0.99])), 1, size=(draw(configs), draw(workers)))
+    return times * random.choice([1, 1, 3], size=len(times))[:, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrix=matrices(configs=st.integers(1, 14), workers=st.integers(1, 6)))
+def test_it_is_at_most_so_far_from_the_optimum(matrix):
+    units = UnitTimes.from_matrix(matrix)
+    makespan_s = approximate(units, SearchOptions()).makespan_s
+    loads, workers = matrix.sum(axis=0), matrix.shape[1]
+    assert makespan_s <= (loads.max() + (workers - 1) * matrix.max()) * (1 + 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(matrix=matrices(configs=st.integers(80, 90), workers=st.integers(1, 4)))
+def test_it_is_optimal_where_the_workers_have_long_enough_to_do(matrix):
+    assume(is_optimal(matrix))
+    units = UnitTimes.from_matrix(matrix)
+    schedule = approximate(units, SearchOptions())
+    assert violations(schedule, units) == []
+    assert schedule.makespan_s == pytest.approx(matrix.sum(axis=0).max())
+
+
+def test_where_it_is_sure_of_an_optimum():
+    ones = np.ones((11, 3))
+    assert is_optimal(ones)
+    assert not is_optimal(ones[:10])
+    units = UnitTimes.from_matrix(ones)
+    assert approximate(units, SearchOptions()).makespan_s == lower_bound(units) == 11
+
+
+@settings(max_examples=25, deadline=None)
+@given(matrix=matrices(configs=st.integers(1, 25), workers=st.integers(1, 6)))
+def test_no_worker_gets_far_ahead(matrix):
+    """The lemma of Steinitz; columns are raised so that all have the same sum."""
+    matrix = matrix + (matrix.sum(axis=0).max() - matrix.sum(axis=0)) / len(matrix)
+    order = rearranged(matrix)
+    assert sorted(order) == list(range(len(matrix)))
+    assert sorted(greedy(matrix)) == sorted(order)
+    assert apart(matrix[order]) <= (matrix.shape[1] - 1) * matrix.max() * (1 + 1e-6) + 1e-9
+
+
+def test_greed_is_not_always_enough(monkeypatch):
+    """The order that is proved to be close enough makes an optimum just as well."""
+    matrix = np.random.default_rng(0).uniform(0.5, 1, size=(60, 3))
+    assert is_optimal(matrix)
+    monkeypatch.setattr(
+        sys.modules[greedy.__module__], "greedy", lambda rows: np.argsort(rows[:, 0] - rows[:, 1])
+    )
+    makespan_s = approximate(UnitTimes.from_matrix(matrix), SearchOptions()).makespan_s
+    assert makespan_s == pytest.approx(matrix.sum(axis=0).max())
+
+
+def test_replicas_are_refused():
+    units = UnitTimes(("a",), ("p",), ("x", "y"), np.ones((1, 1, 2)))
+    with pytest.raises(BadInputError, match="several workers"):
+        approximate(units, SearchOptions())

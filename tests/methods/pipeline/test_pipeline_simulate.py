@@ -1,0 +1,167 @@
+"""Pipelines under a virtual clock: the three conditions, memory, waves, and how near to the bottleneck."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods.pipeline.simulate import Pass, Pipeline, PipelineRun, StageTimes, Task, simulate_pipelines
+from hetctl.methods.pipeline.wsp import Bounds, Clock, GlobalClock
+
+
+def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> Pipeline:
+    return Pipeline(tuple(StageTimes(*pair, held) for pair in times), sync_s, sync_s)
+
+
+TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (pair[0] / 4, pair[1] / 4))
+PIPELINES = st.builds(
+    lambda times, held, sync_s: pipeline(*times, held=held, sync_s=sync_s),
+    st.lists(TIMES, min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.sampled_from((0.0, 0.5, 7.0)),
+)
+BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(0, 2))
+
+
+def by_gpu(run: PipelineRun) -> list[list[Task]]:
+    gpus = defaultdict(list)
+    for task in run.tasks:
+        gpus[task.worker, task.stage].append(task)
+    return list(gpus.values())
+
+
+def test_one_in_flight_goes_through_all_stages_alone() -> None:
+    run = simulate_pipelines([pipeline((1, 2), (3, 4), (5, 6))], Bounds(1), 4)
+    assert run.throughput == pytest.approx(1 / 21)
+    assert run.completed_s == ((21.0, 42.0, 63.0, 84.0),)
+    assert run.busy_fractions(0) == pytest.approx([3 / 21, 7 / 21, 11 / 21])
+
+
+def test_passes_of_a_minibatch_follow_each_other() -> None:
+    run = simulate_pipelines([pipeline((1, 2), (3, 4))], Bounds(1), 2)
+    first = [(t.stage, t.what, t.start_s, t.end_s) for t in run.tasks if t.minibatch == 1]
+    assert first == [(0, Pass.FORWARD, 0, 1), (1, Pass.BOTH, 1, 8), (0, Pass.BACKWARD, 8, 10)]
+
+
+def test_one_gpu_is_never_idle() -> None:
+    run = simulate_pipelines([pipeline((1, 2))], Bounds(2), 6)
+    assert run.throughput == pytest.approx(1 / 3)
+    assert run.busy_fractions(0) == pytest.approx([1.0])
+
+
+def test_equal_virtual_workers_add_up() -> None:
+    run = simulate_pipelines([pipeline((1, 2), (2, 1))] * 3, Bounds(4), 8)
+    assert run.throughput == pytest.approx(3 * run.rates[0])
+    assert run.throughput >= 0.95 * 3 / 3
+
+
+def test_unequal_ones_go_at_the_slowest_ones_rate() -> None:
+    slow, fast = pipeline((2, 2), (2, 2)), pipeline((1, 1), (1, 1))
+    run = simulate_pipelines([slow, fast], Bounds(4, distance=1), 40)
+    alone = simulate_pipelines([slow], Bounds(4), 40)
+    assert run.rates == pytest.approx([alone.throughput] * 2, rel=0.02)
+    assert run.throughput == pytest.approx(2 * alone.throughput, rel=0.02)
+
+
+def test_a_wave_that_takes_long_to_send_stops_the_next_but_one() -> None:
+    stages = ((1.0, 2.0), (1.0, 2.0))
+    free = simulate_pipelines([pipeline(*stages)], Bounds(4), 20)
+    slow = simulate_pipelines([pipeline(*stages, sync_s=20.0)], Bounds(4), 20)
+    far = simulate_pipelines([pipeline(*stages, sync_s=20.0)], Bounds(4, distance=4), 40)
+    assert slow.throughput < 0.5 * free.throughput
+    assert slow.throughput < far.throughput <= free.throughput * (1 + 1e-9)
+
+
+def test_too_few_waves_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 waves are too few"):
+        simulate_pipelines([pipeline((1, 1))], Bounds(1), 1)
+
+
+@given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
+@settings(max_examples=40, deadline=None)
+def test_the_conditions_hold(pipelines: list[Pipeline], bounds: Bounds) -> None:
+    run = simulate_pipelines(pipelines, bounds, 3)
+    for tasks in by_gpu(run):
+        assert all(one.end_s <= other.start_s for one, other in pairwise(tasks))
+        for kinds in ((Pass.FORWARD, Pass.BOTH), (Pass.BACKWARD, Pass.BOTH)):
+            order = [task.minibatch for task in tasks if task.what in kinds]
+            assert order == list(range(1, len(order) + 1))
+    ends = {(t.worker, t.stage, t.minibatch, t.what is Pass.BACKWARD): t.end_s for t in run.tasks}
+    for task in run.tasks:
+        assert task.start_s >= task.ready_s
+        if task.what is Pass.BACKWARD:
+            assert task.ready_s >= ends[task.worker, task.stage, task.minibatch, False]
+        elif task.stage:
+            assert task.ready_s == ends[task.worker, task.stage - 1, task.minibatch, False]
+
+
+@given(st.lists(TIMES, min_size=1, max_size=5), BOUNDS)
+@settings(max_examples=40, deadline=None)
+def test_what_could_start_first_starts_first(times: list[tuple[float, float]], bounds: Bounds) -> None:
+    for tasks in by_gpu(simulate_pipelines([pipeline(*times)], bounds, 3)):
+        assert [task.ready_s for task in tasks] == sorted(task.ready_s for task in tasks)
+
+
+@given(PIPELINES, BOUNDS)
+@settings(max_examples=40, deadline=None)
+def test_memory_and_both_limits_are_kept(one: Pipeline, bounds: Bounds) -> None:
+    run = simulate_pipelines([one], bounds, 4)
+    for tasks in by_gpu(run):
+        held = 0
+        for task in tasks:
+            held += (task.what is not Pass.BACKWARD) - (task.what is not Pass.FORWARD)
+            assert held <= one.stages[task.stage].most_held
+    assert len(run.completed_s[0]) <= run.end_s / one.bottleneck_s * (1 + 1e-9)
+    injected = [task.start_s for task in run.tasks if task.stage == 0 and task.what is not Pass.BACKWARD]
+    for start_s, completed_s in zip(injected[bounds.in_flight :], run.completed_s[0], strict=False):
+        assert start_s >= completed_s
+
+
+@given(st.lists(TIMES, min_size=1, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tuple[float, float]]) -> None:
+    one = pipeline(*times)
+    run = simulate_pipelines([one], Bounds(4 * len(times) + 1), 32)
+    assert run.throughput >= 0.95 / one.bottleneck_s
+
+
+@given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
+@settings(max_examples=40, deadline=None)
+def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
+    pipelines: list[Pipeline], bounds: Bounds
+) -> None:
+    """A replay of what was complete and sent at the time of each entry, by `hetctl.methods.pipeline.wsp`.
+
+    Times are quarters of seconds and sums of these, so that they are exact.
+    """
+    run = simulate_pipelines(pipelines, bounds, 5)
+    sent_s = [
+        list(accumulate(times[bounds.in_flight - 1 :: bounds.in_flight], later_by(one.push_s), initial=0.0))
+        for one, times in zip(pipelines, run.completed_s, strict=True)
+    ]
+    for number, one in enumerate(pipelines):
+        entries_s = [t.ready_s for t in run.tasks if (t.worker, t.stage) == (number, 0) and is_forward(t)]
+        for minibatch, entry_s in enumerate(entries_s, start=1):
+            completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
+            sent = GlobalClock(
+                tuple(sum(at_s <= entry_s - one.pull_s for at_s in those) - 1 for those in sent_s)
+            )
+            clock = Clock(bounds, minibatch - 1, completed, max(sent.now, 0))
+            assert clock.may_start
+            before = sum(at_s < entry_s for at_s in run.completed_s[number])
+            full = not Clock(bounds, minibatch - 1, before, minibatch).may_start
+            assert entry_s == 0 or full or bounds.waves_needed(minibatch) > 0
+
+
+def later_by(push_s: float) -> Callable[[float, float], float]:
+    """Return when a wave has been sent: after the one before it."""
+    return lambda before_s, end_s: max(before_s, end_s) + push_s
+
+
+def is_forward(task: Task) -> bool:
+    return task.what is not Pass.BACKWARD

@@ -1,0 +1,129 @@
+"""Waves: how long they are on their way, and plans that count it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_exact import groupings
+from pipelines import PLENTY, cluster, clusters, profile, profiles
+
+from hetctl.methods.pipeline.communication import Links
+from hetctl.methods.pipeline.evaluate import Assembly
+from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.layers import Layer, LayerProfile
+from hetctl.methods.pipeline.pipeline_flow import wave_ends
+from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
+from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, synchronisation_s
+from hetctl.methods.pipeline.throughput import Sending, common_period_s, least_period_s, plenty
+from hetctl.methods.pipeline.virtual_workers import GROUPINGS
+from hetctl.model.errors import InfeasibleError
+
+LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
+CLUSTER = PipelineCluster(
+    nodes=(("a", "a"), ("a", "a")),
+    memory_bytes={"a": PLENTY},
+    links=Links(intra_bytes_per_s=1000.0, intra_scaling=0.5, inter_latency_s=0.1, inter_s_per_byte=0.01),
+)
+PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=5).map(tuple)
+SENDINGS = st.builds(Sending, st.floats(0, 20), st.integers(0, 3))
+WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PLACEMENTS))
+
+
+def worker(*places: tuple[int, int], in_flight: int = 4) -> VirtualWorker:
+    """Two stages of two layers each."""
+    stages = [
+        Stage(2 * i, 2 * i + 1, node, gpu, "a", 2.0, 4.0, 0.1, 0) for i, (node, gpu) in enumerate(places)
+    ]
+    return VirtualWorker(tuple(stages), in_flight)
+
+
+EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
+BY_NODE = (worker((0, 0), (0, 1)), worker((1, 0), (1, 1)))
+
+
+def test_equal_distribution_with_local_servers_stays_within_nodes() -> None:
+    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, LOCAL) == pytest.approx(200 / 500)
+
+
+def test_in_turn_half_of_the_layers_cross_the_network_and_meet_at_the_servers() -> None:
+    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, ROUND_ROBIN) == pytest.approx(0.1 + 200 * 0.01)
+
+
+def test_with_a_node_for_each_the_others_servers_are_shared_evenly() -> None:
+    for placement in PLACEMENTS:
+        assert synchronisation_s(BY_NODE, LAYERS, CLUSTER, placement) == pytest.approx(0.1 + 200 * 0.01)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), st.integers(1, 8), SENDINGS)
+def test_waves_cost_time_and_no_period_is_below_its_limit(workers, in_flight, sending) -> None:
+    with_waves = common_period_s(workers, in_flight, sending)
+    for passes in workers:
+        assert with_waves >= least_period_s(passes, in_flight, sending) * (1 - 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), SENDINGS)
+def test_with_twice_what_is_plenty_only_the_slowest_stage_counts(workers, sending) -> None:
+    in_flight = 2 * max(plenty(passes, sending) for passes in workers)
+    ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 33))
+    reached_s = max(last - first for last, first in zip(ends[-1], ends[2], strict=True)) / (30 * in_flight)
+    assert reached_s <= common_period_s(workers, in_flight, sending) * 1.01
+
+
+@settings(max_examples=15, deadline=None)
+@given(profiles(), clusters(most_gpus=5), WAVES)
+def test_ours_is_at_least_as_fast_as_the_papers_with_waves(layers, where, waves) -> None:
+    options = PipelineOptions(waves=waves)
+    reached = []
+    for policy in GROUPINGS:
+        try:
+            reached.append(plan(layers, where, policy, options).throughput)
+        except InfeasibleError:
+            continue
+    if reached:
+        assert plan(layers, where, "best", options).throughput >= max(reached) * (1 - 1e-9)
+
+
+def test_a_slow_network_changes_the_groups() -> None:
+    """Two by two nothing is sent; one by one all weights are, but the last stage's."""
+    layers = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 1, 1000) for i in range(4)))
+    slow = replace(CLUSTER, links=Links(1e6, 1.0, 1e-4, 1.0))
+    waves = PipelineOptions(waves=Waves(0, LOCAL))
+    blind, aware = plan(layers, slow), plan(layers, slow, options=waves)
+    assert len(blind.virtual_workers) == 4
+    assert aware.synchronisation_s < 1.0
+    assert all(len({s.node for s in w.stages}) == 2 for w in aware.virtual_workers)
+    assert aware.throughput > 2 * plan(layers, slow, "np", waves).throughput
+
+
+def test_a_greater_distance_or_more_in_flight_makes_up_for_slow_waves() -> None:
+    def throughput(distance: int, in_flight: int | None) -> float:
+        waves = Waves(distance, ROUND_ROBIN)
+        return plan(LAYERS, CLUSTER, "ed", PipelineOptions(in_flight, waves=waves)).throughput
+
+    assert throughput(0, 2) < throughput(3, 2)
+    assert throughput(0, 2) < throughput(0, None)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("s_per_byte", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("nodes", [("AA", "BB"), ("A", "B", "A", "B"), ("AB", "AB")])
+def test_ours_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) -> None:
+    layers = profile(1, 2, 3, 2, 1, 2, activation=10, parameters=50)
+    where = cluster(*nodes, links=Links(1000.0, 0.5, 0.01, s_per_byte))
+    waves = Waves(0, placement)
+    found = plan(layers, where, "best", PipelineOptions(waves=waves)).throughput
+    assembly = Assembly(layers, where, waves)
+    most = most_in_flight(len(where.gpus))
+    exact = max(
+        assembly.settled(assembly.found(grouping, most)).throughput
+        for grouping in groupings(where.gpus)
+        if grouping
+    )
+    assert found >= 0.97 * exact

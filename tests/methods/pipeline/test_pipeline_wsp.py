@@ -1,0 +1,173 @@
+"""Wave Synchronous Parallel: the paper's worked example, and the bounds in any order of events."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods.pipeline.wsp import Bounds, Clock, GlobalClock, Version
+from hetctl.model.serialization import decode, encode
+
+FIGURE_1 = Bounds(in_flight=4, distance=0)
+
+
+def started(clock: Clock, count: int) -> Clock:
+    """Start so many minibatches, completing others as the local bound needs it."""
+    for _ in range(count):
+        if clock.started - clock.completed == clock.bounds.in_flight:
+            clock = clock.complete()
+        clock = clock.start()
+    return clock
+
+
+def test_the_bounds_of_the_worked_example() -> None:
+    assert (FIGURE_1.local_staleness, FIGURE_1.global_staleness) == (3, 6)
+    assert [FIGURE_1.wave_of(minibatch) for minibatch in (1, 4, 5, 8, 9)] == [0, 0, 1, 1, 2]
+    assert [FIGURE_1.waves_needed(minibatch) for minibatch in (7, 8, 11, 12)] == [0, 1, 1, 2]
+
+
+def test_after_minibatch_4_it_waits_before_8_but_5_to_7_have_started() -> None:
+    clock = started(Clock(FIGURE_1), 7).complete()
+    assert (clock.started, clock.completed, clock.waves, clock.now) == (7, 4, 1, 0)
+    assert clock.must_pull
+    assert clock.waves_wanted == 1
+    assert not clock.may_start
+    with pytest.raises(ValueError, match="minibatch 8 may not start"):
+        clock.start()
+    pulled = clock.pull(1)
+    assert (pulled.now, pulled.must_pull, pulled.may_start) == (1, False, True)
+
+
+def test_minibatch_11_needs_wave_0_of_all_and_misses_wave_1_and_9_and_10() -> None:
+    clock = started(started(Clock(FIGURE_1), 7).complete().pull(1), 3)
+    assert clock.started == 10
+    assert clock.complete().version == Version(minibatch=7, waves=1)
+    assert clock.complete().start().started == 11
+    assert not Clock(FIGURE_1, started=10, completed=8, pulled=0).may_start
+
+
+def test_the_global_clock_is_the_slowest_ones() -> None:
+    servers = GlobalClock((0, 0, 0)).push(0, 0).push(0, 1).push(2, 0)
+    assert servers.now == 0
+    assert servers.push(1, 0).now == 1
+    assert servers.push(0, 1) == servers
+    with pytest.raises(ValueError, match="pushes wave 2 after 0 waves"):
+        servers.push(1, 2)
+
+
+def test_weights_never_get_older() -> None:
+    assert Clock(FIGURE_1, 8, 8, 2).pull(1).pulled == 2
+
+
+def test_nothing_completes_before_it_starts() -> None:
+    with pytest.raises(ValueError, match="no minibatch is in flight"):
+        Clock(FIGURE_1).complete()
+
+
+@pytest.mark.parametrize(("in_flight", "distance"), [(0, 0), (1, -1)])
+def test_wrong_bounds_are_refused(in_flight: int, distance: int) -> None:
+    with pytest.raises(ValueError, match="no bounds"):
+        Bounds(in_flight, distance)
+
+
+def test_clocks_can_be_written_down_and_read_again() -> None:
+    for value in (Clock(FIGURE_1, 7, 4, 1), GlobalClock((2, 1))):
+        assert decode(type(value), json.loads(json.dumps(encode(value)))) == value
+
+
+def test_one_in_flight_is_naive_model_parallelism() -> None:
+    bounds = Bounds(1)
+    assert bounds.local_staleness == 0
+    clock = Clock(bounds).start()
+    assert not clock.may_start
+    assert not clock.complete().may_start
+    assert clock.complete().pull(1).version == Version(1, 1)
+
+
+class Run:
+    """Virtual workers whose passes, pushes and pulls happen in any order."""
+
+    def __init__(self, bounds: Bounds, workers: int) -> None:
+        self.bounds = bounds
+        self.clocks = [Clock(bounds)] * workers
+        self.servers = GlobalClock((0,) * workers)
+        self.underway: list[list[int]] = [[] for _ in range(workers)]
+        self.used: list[tuple[int, Version]] = []
+
+    def possible(self) -> list[tuple[str, int]]:
+        return [
+            (move, i)
+            for i, clock in enumerate(self.clocks)
+            for move, can in (
+                ("start", clock.may_start),
+                ("complete", clock.completed < clock.started),
+                ("push", bool(self.underway[i])),
+                ("pull", clock.must_pull and self.servers.now >= clock.waves_wanted),
+            )
+            if can
+        ]
+
+    def make(self, move: str, i: int) -> None:
+        clock = self.clocks[i]
+        if move == "start":
+            self.clocks[i] = clock.start()
+            self.used.append((clock.started + 1, clock.version))
+        elif move == "complete":
+            self.clocks[i] = clock.complete()
+            self.underway[i] += range(clock.waves, self.clocks[i].waves)
+        elif move == "push":
+            self.servers = self.servers.push(i, self.underway[i].pop(0))
+        else:
+            self.clocks[i] = clock.pull(self.servers.now)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Return how many of the most recent local and global updates each minibatch misses."""
+        return [
+            (minibatch - 1 - version.minibatch, minibatch - 1 - version.waves * self.bounds.in_flight)
+            for minibatch, version in self.used
+        ]
+
+
+BOUNDS = st.builds(Bounds, st.integers(1, 5), st.integers(0, 3))
+
+
+@given(BOUNDS, st.integers(1, 4), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_staleness_and_distance_are_bounded_in_any_order(
+    bounds: Bounds, workers: int, draw: random.Random
+) -> None:
+    run = Run(bounds, workers)
+    for _ in range(60 * workers):
+        run.make(*draw.choice(run.possible()))
+        assert max(clock.now for clock in run.clocks) - run.servers.now <= bounds.distance
+        assert max(run.servers.pushed) - run.servers.now <= bounds.distance + 1
+    local, other = zip(*run.missing(), strict=True)
+    assert max(local) <= bounds.local_staleness
+    assert max(other) <= bounds.global_staleness
+
+
+@given(BOUNDS, st.integers(2, 4))
+def test_the_bounds_are_reached_where_one_waits_for_the_others(bounds: Bounds, workers: int) -> None:
+    run = Run(bounds, workers)
+    while first := [move for move in run.possible() if move[1] == 0]:
+        run.make(*min(first, key=lambda move: move[0] != "start"))
+    local, other = zip(*run.missing(), strict=True)
+    assert max(local) == bounds.local_staleness
+    assert max(other) == bounds.global_staleness
+    assert run.clocks[0].started == bounds.global_staleness + 1
+    assert run.servers.pushed[0] == bounds.distance + 1
+
+
+@given(BOUNDS, st.integers(1, 4), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_all_go_on_for_ever(bounds: Bounds, workers: int, draw: random.Random) -> None:
+    run = Run(bounds, workers)
+    for _ in range(2000):
+        if run.servers.now >= 4:
+            return
+        run.make(*draw.choice(run.possible()))
+    raise AssertionError(f"stuck at {run.servers}")

@@ -1,0 +1,107 @@
+"""Phases of a plan under the simulator's clock: hops for several epochs, and time over several jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods import phase_costs as phases
+from hetctl.methods.hopper import SearchOptions
+from hetctl.methods.hopper.unit_times import lower_bound
+from hetctl.methods.phase_costs import JobTime, hop_phase, pipeline_phase, unit_times
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.simulate.scenario import Clock
+
+NO_LIMIT = Clock()
+QUICK = SearchOptions(seconds=0.05)
+CLUSTER = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
+
+
+def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: float) -> Candidate:
+    curves = {"v100": {1: rate}, "p100": {1: rate / 2}}
+    return Candidate(name, {1: rate}, 120.0 * epochs, 120, rates_by_type=curves, **values)
+
+
+def test_a_job_without_a_limit_takes_its_training_and_one_start():
+    assert JobTime(NO_LIMIT, startup_s=5.0, longest_s=7.0).elapsed_s(100.0) == 105.0
+
+
+def test_what_fits_one_job_has_no_break():
+    assert JobTime(Clock(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
+
+
+def test_each_further_job_starts_up_and_leaves_room_for_a_unit():
+    """200 s, 100 - 5 - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
+    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
+    assert time.elapsed_s(200.0) == 200.0 + 3 * 5.0 + 2 * (15.0 + 3.0)
+
+
+def test_a_job_that_is_too_short_for_a_unit_is_refused():
+    with pytest.raises(InfeasibleError, match=r"a job has 100 s for training, .* take 101 s"):
+        JobTime(Clock(wall_s=100.0), startup_s=1.0, longest_s=100.0).elapsed_s(200.0)
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4))
+def test_more_training_is_never_done_sooner(one, other):
+    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
+    less, more = sorted((one, other))
+    assert time.elapsed_s(less) <= time.elapsed_s(more)
+
+
+def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
+    units = unit_times([member(evaluate_s=4.0, checkpoint_s=0.5)], 3, CLUSTER)
+    assert units.workers == ("node-0:0", "node-0:1", "node-1:0", "node-1:1")
+    assert np.isfinite(units.seconds[0]).tolist() == [
+        [True, True, False, False],
+        [False, False, True, True],
+        [True, True, False, False],
+    ]
+    # A third of 12 s (24 s on the slow type) and of the evaluation, and a checkpoint written and read.
+    assert units.seconds[0, 0, 0] == pytest.approx((12.0 + 4.0) / 3 + 1.0)
+    assert units.seconds[0, 1, 2] == pytest.approx((24.0 + 4.0) / 3 + 1.0)
+
+
+def test_who_does_not_know_its_epochs_cannot_hop():
+    with pytest.raises(BadInputError, match="the profile of m does not say how many samples"):
+        unit_times([Candidate("m", {1: 1.0}, 10.0)], 4, CLUSTER)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(2, 6))
+def test_all_epochs_are_trained_no_sooner_than_they_can_be(epochs, partitions):
+    members = [member(f"m{i}", count, rate=10.0 + i) for i, count in enumerate(epochs)]
+    units = unit_times(members, partitions, CLUSTER)
+    run = hop_phase(members, units, NO_LIMIT, QUICK)
+    assert set(run.done_s) == {one.name for one in members}
+    assert max(run.done_s.values()) == pytest.approx(run.seconds)
+    least_s = units.fastest.sum(axis=1) * epochs
+    for one, least in zip(members, least_s, strict=True):
+        assert run.training_s[one.name] >= least * (1 - 1e-9)
+        assert run.done_s[one.name] >= run.training_s[one.name] * (1 - 1e-9)
+    assert run.seconds >= lower_bound(units) * min(epochs) * (1 - 1e-6)
+
+
+def test_enough_alike_members_keep_every_gpu_busy():
+    cluster = Cluster.of(4, 2)
+    members = [member(f"m{i}", epochs=5) for i in range(8)]
+    run = hop_phase(members, unit_times(members, 4, cluster), NO_LIMIT, QUICK)
+    assert run.seconds == pytest.approx(8 * 5 * 12.0 / 4, rel=0.05)
+
+
+def test_many_epochs_are_lumped_and_the_work_stays_the_same(monkeypatch):
+    members = [member(f"m{i}", epochs=10 + i) for i in range(6)]
+    units = unit_times(members, 4, CLUSTER)
+    fine = hop_phase(members, units, NO_LIMIT, QUICK)
+    monkeypatch.setattr(phases, "MOST_VISITS", 100)
+    lumped = hop_phase(members, units, NO_LIMIT, QUICK)
+    assert lumped.seconds == pytest.approx(fine.seconds, rel=0.15)
+    assert sum(lumped.training_s.values()) == pytest.approx(sum(fine.training_s.values()), rel=0.15)
+
+
+def test_pipelines_go_one_after_another():
+    run = pipeline_phase({"a": 10.0, "b": 5.0}, NO_LIMIT)
+    assert (run.seconds, run.done_s, run.training_s) == (15.0, {"a": 10.0, "b": 15.0}, {"a": 10.0, "b": 5.0})

@@ -1,0 +1,122 @@
+"""Values to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import Allocation, Plan
+from hetctl.model.profile import MemberProfile, ProfilePoint
+from hetctl.model.run import Budget, RunSpec, Usage
+from hetctl.model.run_status import RunStatus
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import Cluster, Queue, Site
+from hetctl.model.training_progress import EpochResult
+from hetctl.storage.profile_request import Measurements
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+LEAVES = {int: st.integers(), float: numbers, str: st.text(max_size=10), bool: st.booleans()}
+KINDS = [
+    Allocation, Budget, Cluster, Ensemble, EpochResult, Job, Measurements, MemberProfile, Plan,
+    ProfilePoint, RunSpec, RunStatus, Site, StopRule, Usage,
+]  # fmt: skip
+
+
+def values_of(kind):
+    """A strategy for any type that core's dataclasses use."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{f.name: values_of(hints[f.name]) for f in dataclasses.fields(kind)})
+    if kind is JobState:
+        return st.sampled_from(JobState)
+    if kind is typing.Any:
+        return plain_values
+    if type(None) in arguments:
+        return st.none() | values_of(arguments[0])
+    if origin is tuple:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is not None:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=2)
+    return LEAVES[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_value_survives_the_way_through_json(kind, data):
+    value = data.draw(values_of(kind))
+    assert decode(kind, json.loads(json.dumps(encode(value)))) == value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), garbage=plain_values)
+def test_garbage_in_any_field_is_a_value_error_or_a_value(kind, data, garbage):
+    encoded = encode(data.draw(values_of(kind)))
+    name = data.draw(st.sampled_from([f.name for f in dataclasses.fields(kind)]))
+    try:
+        value = decode(kind, encoded | {name: garbage})
+    except ValueError:
+        return
+    assert isinstance(value, kind)
+
+
+@given(st.dictionaries(st.text(min_size=1).map(lambda name: f"later-{name}"), plain_values))
+def test_keys_that_a_newer_writer_added_are_ignored(later):
+    assert decode(Queue, {"name": "debug", **later}) == Queue("debug")
+
+
+def test_missing_fields_take_their_defaults():
+    assert decode(StopRule, {"patience": 2}) == StopRule(patience=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (Queue, {}),
+        (Queue, {"name": 3}),
+        (Queue, []),
+        (Queue, None),
+        (StopRule, {"patience": "5"}),
+        (StopRule, {"patience": True}),
+        (StopRule, {"patience": 2.5}),
+        (StopRule, {"target": "high"}),
+        (Allocation, {"member": "m", "gpus": 1, "mode": "x", "rate": 1.0, "placement": {}}),
+        (EpochResult, {"epoch": 1, "metrics": [], "seconds": 1.0, "gpus": 1, "finished_at": 0.0}),
+        (MemberProfile, {"member": "m", "rates": {"one": 1.0}}),
+        (Job, {"number": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
+               "wall_s": 1, "submitted_at": 0.0}),
+        (tuple[int, ...], "12"),
+        (dict[str, int], [1]),
+    ],
+)  # fmt: skip
+def test_another_shape_is_a_value_error(kind, data):
+    with pytest.raises(ValueError, match=r"."):
+        decode(kind, data)
+
+
+def test_a_whole_number_is_a_float_where_one_is_wanted_and_not_the_other_way_round():
+    assert isinstance(decode(StopRule, {"min_delta": 1}).min_delta, float)
+    with pytest.raises(ValueError, match="expected"):
+        decode(StopRule, {"max_epochs": 1.0})
+
+
+def test_an_ensemble_is_what_it_looks_like_in_json():
+    member = Member("m", {"units": 3})
+    ensemble = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (member,), "/x")
+    encoded = encode(ensemble)
+    assert encoded["members"][0]["config"] == {"units": 3}
+    assert encoded["functions"] == {"input_fn": "a:b", "model_fn": "a:c", "train_fn": None}

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.errors import BadInputError
+from hetctl.model.profile import MemberProfile
+from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.perf.convergence import LossCurve
+from hetctl.perf.workloads import Workloads, candidates
+
+
+def ensemble(*members: Member) -> Ensemble:
+    return Ensemble("e", "tensorflow", Functions("m:i", "m:m"), members, "/nowhere")
+
+
+def member(name: str, epochs: int = 10, max_gpus: int | None = None) -> Member:
+    return Member(name, stop=StopRule(max_epochs=100, expected_epochs=epochs), max_gpus=max_gpus)
+
+
+def profile(name: str, **values: object) -> MemberProfile:
+    fields: dict[str, object] = {"rates": {1: 10.0, 2: 18.0}, "samples_per_epoch": 100}
+    return MemberProfile(name, **{**fields, **values})  # type: ignore[arg-type]
+
+
+def progress(name: str, epochs: int = 0, part: int = 0, **values: str) -> Progress:
+    done = tuple(EpochResult(e + 1, {}, 1.0, 1, 0.0) for e in range(epochs))
+    return Progress(name, done, part_samples=part, **values)
+
+
+def left(profiled: MemberProfile, done: Progress) -> float:
+    (candidate,) = candidates(ensemble(member("a")), {"a": profiled}, {"a": done}, 4, 4)
+    return candidate.samples_left
+
+
+def test_active_members_in_the_ensembles_order() -> None:
+    whole = ensemble(member("b"), member("a"), member("c"), member("d"))
+    found = candidates(
+        whole,
+        {name: profile(name) for name in "abd"},
+        {"a": progress("a", failed="killed"), "c": progress("c", converged="done")},
+        4,
+        4,
+    )
+    assert [candidate.name for candidate in found] == ["b", "d"]
+
+
+def test_work_left_counts_epochs_and_the_part_of_one() -> None:
+    assert left(profile("a"), progress("a")) == 1000
+    assert left(profile("a"), progress("a", epochs=4, part=30)) == 570
+
+
+def test_a_restart_takes_what_the_last_ones_took() -> None:
+    whole = ensemble(member("a"), member("b"))
+    workloads = Workloads(whole, {name: profile(name, startup_s=9.0) for name in "ab"}, 4, 4)
+    workloads.update({name: progress(name) for name in "ab"})
+    assert [c.interruption_s for c in workloads.left.values()] == [9.0, 9.0]
+    workloads.update({"a": Progress("a", restarts_s=(0.5, 2.0, 1.0))})
+    workloads.update({"b": progress("b", epochs=1)})
+    assert [c.interruption_s for c in workloads.left.values()] == [1.0, 1.0]
+    assert [c.startup_s for c in workloads.left.values()] == [9.0, 9.0]
+
+
+def test_known_work_comes_before_expected_epochs() -> None:
+    assert left(profile("a", samples=450.0), progress("a", epochs=2, part=30)) == 220
+    assert left(profile("a", samples=450.0, samples_per_epoch=None), progress("a", part=50)) == 400
+
+
+@pytest.mark.parametrize("done", [10, 15])
+def test_a_member_that_takes_longer_than_expected_has_one_more_epoch(done: int) -> None:
+    whole = ensemble(member("a"))
+    (candidate,) = candidates(whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4, 4)
+    assert candidate.samples_left == 70
+    assert "longer than expected" in candidate.notes[-1]
+
+
+def test_work_left_is_never_below_zero() -> None:
+    assert left(profile("a"), progress("a", epochs=9, part=500)) == 0
+
+
+def test_rates_end_at_the_members_limit_the_clusters_or_the_peak() -> None:
+    whole = ensemble(member("a", max_gpus=3), member("b"), member("c"))
+    rates = {"a": {1: 10.0}, "b": {1: 10.0}, "c": {1: 10.0, 2: 18.0, 3: 12.0, 4: 11.0}}
+    found = candidates(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6, 2)
+    assert [candidate.max_gpus for candidate in found] == [3, 6, 2]
+
+
+def test_overheads_are_copied() -> None:
+    measured = profile("a", startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
+    (candidate,) = candidates(ensemble(member("a")), {"a": measured}, {}, 4, 4)
+    assert (candidate.startup_s, candidate.evaluate_s, candidate.checkpoint_s) == (3.0, 2.0, 1.0)
+    assert candidate.samples_per_epoch == 100
+
+
+def test_all_members_without_a_profile_are_named() -> None:
+    whole = ensemble(member("a"), member("b"), member("c"))
+    with pytest.raises(BadInputError, match="no profile of b, c") as caught:
+        candidates(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
+    assert caught.value.hint == "run hetctl profile"
+
+
+def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
+    with pytest.raises(BadInputError, match="profile of a has neither samples"):
+        candidates(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)
+
+
+def after(name: str, losses: list[float], **values: str | None) -> Progress:
+    done = tuple(EpochResult(e, {"val_loss": loss}, 1.0, 1, 0.0) for e, loss in enumerate(losses, start=1))
+    return Progress(name, done, **values)  # type: ignore[arg-type]
+
+
+steps = st.tuples(st.sampled_from("abcde"), st.sampled_from([None, None, None, "converged", "failed"]))
+
+
+@given(st.lists(steps, max_size=40), st.lists(st.floats(0.1, 0.9), min_size=5, max_size=5))
+def test_workloads_kept_up_to_date_are_those_found_at_once(
+    course: list[tuple[str, str | None]], slopes: list[float]
+) -> None:
+    rule = StopRule(patience=2, min_delta=0.02, max_epochs=60)
+    whole = ensemble(member("e"), *(Member(name, stop=rule) for name in "abcd"))
+    curves = {name: LossCurve(slope, 0.2, 0.5) for name, slope in zip("abcde", slopes, strict=True)}
+    profiles = {name: profile(name) for name in "abcde"}
+    now = {name: Progress(name) for name in "abcde"}
+    workloads = Workloads(whole, profiles, 4, 4)
+    workloads.update(now)
+    for name, end in course:
+        epochs = len(now[name].epochs) + 1
+        losses = [curves[name].loss(epoch) for epoch in range(1, epochs + 1)]
+        now[name] = after(name, losses, **({end: "done"} if end else {}))
+        workloads.update({name: now[name]})
+        assert tuple(workloads.left.values()) == candidates(whole, profiles, now, 4, 4)
+
+
+def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
+    workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4, 4)
+    workloads.update({"a": progress("a"), "b": progress("b")})
+    before = workloads.left
+    workloads.update({"a": progress("a", epochs=1)})
+    assert workloads.left["b"] is before["b"]
+    assert workloads.left["a"].samples_left < before["a"].samples_left

@@ -1,0 +1,184 @@
+"""Memory of a node: kills for want of it as control groups count them, limits, and who is above its share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.runtime.agent.messages import Overuse
+from hetctl.runtime.agent.rank_memory import (
+    Level,
+    MemoryWatch,
+    limited_groups,
+    machine_level,
+    most_above,
+    oom_kills,
+    private_bytes,
+)
+
+MIB = 2**20
+VERSIONS = {
+    "version 2": ("0::/job/step\n", "job/step/memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\n"),
+    "version 1": (
+        "5:cpuset:/\n4:memory:/job/step\n0::/\n",
+        "memory/job/step/memory.oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    ),
+}
+UNLIMITED = "9223372036854771712"
+LIMITS = {
+    "version 2": (
+        "0::/job/step\n",
+        {
+            "job/memory.max": "1000",
+            "job/memory.current": "960",
+            "job/memory.stat": "anon 800\ninactive_file 100\n",
+            "job/step/memory.max": "max",
+            "job/step/memory.current": "950",
+        },
+    ),
+    "version 1": (
+        "4:memory:/job/step\n0::/\n",
+        {
+            "memory/job/memory.limit_in_bytes": "1000",
+            "memory/job/memory.usage_in_bytes": "960",
+            "memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
+            "memory/job/step/memory.limit_in_bytes": UNLIMITED,
+            "memory/job/step/memory.usage_in_bytes": "950",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("membership", "counter", "text"), VERSIONS.values(), ids=VERSIONS)
+def test_kills_of_the_own_group_are_counted(tmp_path, membership, counter, text):
+    (tmp_path / "cgroup").write_text(membership)
+    (tmp_path / counter).parent.mkdir(parents=True)
+    (tmp_path / counter).write_text(text)
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 2
+
+
+def test_without_control_groups_nothing_is_counted(tmp_path):
+    assert oom_kills(tmp_path / "none", tmp_path) == 0
+    (tmp_path / "cgroup").write_text("0::/\n")
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 0
+    assert list(limited_groups(tmp_path / "none", tmp_path)) == []
+    assert list(limited_groups(tmp_path / "cgroup", tmp_path)) == []
+
+
+def test_they_are_counted_on_this_machine():
+    assert oom_kills() >= 0
+
+
+@pytest.mark.parametrize(("membership", "files"), LIMITS.values(), ids=LIMITS)
+def test_the_limit_may_be_that_of_a_group_around_the_own_one(tmp_path, membership, files):
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    levels = {group.limit: group.level() for group in limited_groups(tmp_path / "cgroup", tmp_path)}
+    assert levels.pop(1000) == Level(860, 1000)  # files that are only kept for later do not count
+    assert all(limit == int(UNLIMITED) for limit in levels)
+
+
+def test_the_memory_of_the_machine_is_what_is_not_available(tmp_path):
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 300 kB\nCached: 9 kB\n"
+    )
+    assert machine_level(tmp_path) == Level(700 * 1024, 1000 * 1024)
+    here = machine_level()
+    assert 0 < here.used < here.limit
+
+
+def test_shared_memory_and_files_are_no_ranks_own(tmp_path):
+    before = private_bytes(os.getpid())
+    with (tmp_path / "file").open("wb+") as file:
+        file.truncate(64 * MIB)
+        with mmap.mmap(file.fileno(), 64 * MIB) as of_file, mmap.mmap(-1, 64 * MIB) as shared:
+            for memory in (of_file, shared):
+                memory[:] = b"x" * (64 * MIB)
+            assert private_bytes(os.getpid()) - before < 96 * MIB
+    own = b"x" * (128 * MIB)
+    assert private_bytes(os.getpid()) - before > 120 * MIB
+    del own
+
+
+def test_a_process_that_is_gone_has_nothing():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert private_bytes(process.pid) == 0
+
+
+FULL, ROOM = Level(96, 100), Level(95, 100)
+
+
+@pytest.mark.parametrize(
+    ("private", "levels", "ended"),
+    [
+        ({0: 30, 1: 60, 2: 50}, [ROOM, FULL], (1, Overuse(60, 40))),
+        ({0: 30, 1: 60, 2: 50}, [ROOM, ROOM], None),
+        ({0: 40, 1: 40}, [FULL], None),
+        ({0: 41}, [FULL], (0, Overuse(41, 40))),
+        ({}, [FULL], None),
+        ({0: 90}, [], None),
+    ],
+)
+def test_the_rank_most_above_its_share_is_ended_where_memory_is_nearly_full(private, levels, ended):
+    assert most_above(private, 40, levels) == ended
+
+
+@given(
+    private=st.dictionaries(st.integers(0, 7), st.integers(0, 1000)),
+    share=st.integers(1, 500),
+    levels=st.lists(st.builds(Level, st.integers(0, 2000), st.integers(1, 1000))),
+)
+def test_nobody_within_its_share_is_ended_and_nobody_while_there_is_room(private, share, levels):
+    found = most_above(private, share, levels)
+    if found:
+        gpu, overuse = found
+        assert overuse == Overuse(private[gpu], share)
+        assert share < overuse.peak == max(private.values())
+        assert any(level.used > 0.95 * level.limit for level in levels)
+    elif any(level.nearly_full for level in levels):
+        assert all(used <= share for used in private.values())
+
+
+HOARD = "import sys, time; kept = b'x' * {}; print('has it', flush=True); time.sleep(1000)"
+
+
+@pytest.fixture
+def hoard():
+    """Start a process that holds so many bytes."""
+    made = []
+
+    def make(size):
+        process = subprocess.Popen([sys.executable, "-c", HOARD.format(size)], stdout=subprocess.PIPE)
+        made.append(process)
+        process.stdout.readline()
+        return process.pid
+
+    yield make
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_above_its_share_is_found_when_all_together_have_nearly_all(hoard):
+    watch = MemoryWatch(200 * MIB, 2)
+    pids = {0: hoard(20 * MIB), 1: hoard(250 * MIB)}
+    assert watch.look(pids) is None  # one may have more as long as the other has less
+    pids[0] = hoard(150 * MIB)
+    gpu, overuse = watch.look(pids)
+    assert (gpu, overuse.share) == (1, 200 * MIB)
+    assert 250 * MIB < overuse.peak < 300 * MIB
+    assert MemoryWatch(2**50, 2).look(pids) is None
+
+
+def test_no_share_is_larger_than_the_machine_allows():
+    assert MemoryWatch(2**50, 4)._share <= machine_level().limit // 4

@@ -1,0 +1,108 @@
+"""Folders in the node's memory: shared while they are used, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.sharing import node_folder as module
+from hetctl.runtime.data.sharing.node_folder import node_folder
+
+USER = """
+import sys
+from pathlib import Path
+from hetctl.runtime.data.sharing import node_folder as module
+module.MEMORY = Path(sys.argv[1])
+with module.node_folder(sys.argv[2]) as folder:
+    (folder / "data").touch()
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def user(memory):
+    """Start a process that uses a folder until it is told to leave."""
+    started = []
+
+    def start(name):
+        command = [sys.executable, "-c", USER, str(memory), name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "in\n"
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_last_to_leave_removes_the_folder(memory, user):
+    with node_folder("run-1") as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        other = user("run-1")
+        (folder / "ring").touch()
+    assert folder.exists()
+    other.communicate("leave\n")
+    assert list(memory.glob("hetctl-*/*")) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(memory, user):
+    killed, alive = user("old"), user("alive")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert (memory / f"hetctl-{os.getuid()}" / "old" / "data").exists()
+    with node_folder("new"):
+        names = sorted(path.name for path in memory.glob("hetctl-*/*"))
+        assert names == ["alive", "new"]
+    alive.communicate("leave\n")
+
+
+def test_who_comes_while_the_last_one_leaves_gets_a_folder_that_is_there(user):
+    end = time.monotonic() + 3
+    process = user("busy")
+    while time.monotonic() < end:
+        process.communicate("leave\n")
+        process = user("busy")
+        with node_folder("busy") as folder:
+            (folder / "mine").touch()
+
+
+def test_a_folder_of_others_is_refused(memory):
+    folder = memory / f"hetctl-{os.getuid()}"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o777)
+    with pytest.raises(BadInputError, match="not yours alone"), node_folder("run"):
+        pytest.fail("used")
+
+
+def test_without_memory_to_share_there_is_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    with node_folder("run") as folder:
+        assert folder.parent.parent == tmp_path
+
+
+def test_little_memory_is_left_alone_unless_it_is_in_use(tmp_path, monkeypatch, user):
+    first = user("run")
+    monkeypatch.setattr(module, "LEAST_FREE", 2**62)
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "disk"))
+    with node_folder("run") as folder:
+        assert (folder / "data").exists()
+    first.communicate("leave\n")
+    with node_folder("run") as folder:
+        assert folder.parent.parent == tmp_path / "disk"

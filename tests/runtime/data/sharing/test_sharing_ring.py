@@ -1,0 +1,714 @@
+"""Every reader of a ring sees every position whole and in order, whoever dies and when."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.errors import BadInputError, LockedError
+from hetctl.runtime.data.sharing import cursors, ring
+from hetctl.runtime.data.sharing import ofd_locks as byte_locks
+from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
+from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
+
+PATIENCE_S = 20.0
+SLOT_BYTES = 5000
+FORK = multiprocessing.get_context("fork")
+TRACED = {byte_locks.__file__, cursors.__file__, ring.__file__}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ring"
+
+
+def content(position):
+    return np.random.default_rng(position).bytes(100 + 37 * position % (SLOT_BYTES - 100))
+
+
+def fill(ring, position):
+    data = content(position)
+    ring.buffer(position)[: len(data)] = np.frombuffer(data, np.uint8)
+    ring.publish(position, len(data))
+
+
+def produce(path, end):
+    with Ring(path) as ring:
+        ring.end(end)
+        while (position := ring.claim(PATIENCE_S)) is not None:
+            fill(ring, position)
+
+
+def read(path, number, pause_s=0.0, last=ENDLESS):
+    """Read from the first position that is left to the end, or to the last one; return what was seen."""
+    with Ring(path) as ring:
+        position, seen = ring.join(number), []
+        while position <= last and (view := ring.take(position, PATIENCE_S)) is not None:
+            time.sleep(pause_s)
+            seen.append((position, view.tobytes()))
+            ring.release(position)
+            position += 1
+        ring.leave()
+    return seen
+
+
+def stream(start, end):
+    return [(position, content(position)) for position in range(start, end)]
+
+
+class Child:
+    """A forked process that runs a function."""
+
+    def __init__(self, function, *arguments):
+        self._results, writer = FORK.Pipe(duplex=False)
+        self.process = FORK.Process(target=_run, args=(writer, function, arguments), daemon=True)
+        self.process.start()
+        writer.close()
+
+    def result(self):
+        """Return what the function did, or what it has sent."""
+        assert self.says_something(PATIENCE_S), "the child says nothing"
+        return self._results.recv()
+
+    def says_something(self, timeout_s):
+        return self._results.poll(timeout_s)
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+
+def _run(writer, function, arguments):
+    if "send" in function.__code__.co_varnames:
+        arguments = (*arguments, writer.send)
+    writer.send(function(*arguments))
+
+
+def for_ever():
+    time.sleep(3600)
+
+
+# Streams
+
+
+@pytest.mark.parametrize(("slots", "producers", "readers"), [(1, 1, 1), (3, 2, 2), (8, 3, 3)])
+def test_every_reader_sees_every_position_in_order(path, slots, producers, readers):
+    Ring.create(path, Shape(slots, SLOT_BYTES, readers), PATIENCE_S)
+    reading = [Child(read, path, number) for number in range(readers)]
+    producing = [Child(produce, path, 50) for _ in range(producers)]
+    assert [child.result() for child in reading] == [stream(0, 50)] * readers
+    assert [child.result() for child in producing] == [None] * producers
+
+
+def test_a_slow_reader_is_not_overtaken(path):
+    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    reading = [Child(read, path, 0), Child(read, path, 1, 0.01)]
+    produce(path, 20)
+    assert [child.result() for child in reading] == [stream(0, 20)] * 2
+
+
+def test_a_slow_reader_holds_the_producers_back(path):
+    ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), PATIENCE_S)
+    readers = [Ring(path), Ring(path)]
+    assert [reader.join(number) for number, reader in enumerate(readers)] == [0, 0]
+    for position in range(3):
+        assert ours.claim(1) == position
+        fill(ours, position)
+        assert readers[0].take(position, 1).tobytes() == content(position)
+        readers[0].release(position)
+    with pytest.raises(RingTimeoutError, match=r"position 0 is still needed by reader 1, within 0\.1 s"):
+        ours.claim(0.1)
+    readers[1].take(0, 1)
+    with pytest.raises(RingTimeoutError, match="position 0 is still needed"):
+        ours.claim(0.1)
+    readers[1].release(0)
+    assert ours.claim(1) == 3
+
+
+def test_positions_are_published_in_any_order_and_taken_in_theirs(path):
+    ours = Ring.create(path, Shape(3, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    assert [ours.claim(1) for _ in range(3)] == [0, 1, 2]
+    fill(ours, 2)
+    fill(ours, 1)
+    with pytest.raises(RingTimeoutError, match="position 0 has not been published"):
+        ours.take(0, 0.05)
+    fill(ours, 0)
+    assert [ours.take(position, 1).tobytes() for position in range(3)] == [content(p) for p in range(3)]
+
+
+def test_a_position_is_kept_until_all_before_it_are_released_too(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    for position in range(2):
+        ours.claim(1)
+        fill(ours, position)
+        ours.take(position, 1)
+    ours.release(1)
+    with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 0"):
+        ours.claim(0.05)
+    ours.release(0)
+    assert [ours.claim(1), ours.claim(1)] == [2, 3]
+
+
+def test_a_reader_may_pass_positions_over(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    producing = Child(produce, path, 6)
+    assert ours.take(4, PATIENCE_S).tobytes() == content(4)
+    with pytest.raises(BadInputError, match=r"position 3 of .* was passed: next is 5"):
+        ours.take(3, 1)
+    assert ours.take(5, PATIENCE_S).tobytes() == content(5)
+    assert ours.take(6, PATIENCE_S) is None
+    assert producing.result() is None
+
+
+def test_bytes_are_read_where_they_were_written(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    ours.claim(1)
+    buffer = ours.buffer(0)
+    assert (buffer.dtype, buffer.shape) == (np.uint8, (SLOT_BYTES,))
+    fill(ours, 0)
+    view = Ring(path)._slot(0, 4)
+    taken = ours.take(0, 1)
+    ours.release(0)
+    ours.claim(1)
+    ours.buffer(1)[:4] = [4, 3, 2, 1]
+    assert taken[:4].tolist() == view.tolist() == [4, 3, 2, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        taken[0] = 1
+
+
+# Readers that come late, go and die
+
+
+def test_nothing_is_overwritten_before_all_readers_have_joined(path):
+    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    reading = Child(read, path, 0)
+    producing = Child(produce, path, 10)
+    assert not producing.says_something(0.3)
+    assert read(path, 1) == stream(0, 10)
+    assert reading.result() == stream(0, 10)
+    assert producing.result() is None
+
+
+def test_a_late_reader_starts_at_the_oldest_position_that_is_left(path):
+    ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), 0.0)
+    ours.join(0)
+    for position in range(7):
+        assert ours.claim(1) == position
+        fill(ours, position)
+        ours.take(position, 1)
+        ours.release(position)
+    late = Ring(path)
+    assert late.join(1) == 4
+    assert late.take(4, 1).tobytes() == content(4)
+    with pytest.raises(RingTimeoutError, match="position 4 is still needed by reader 1"):
+        ours.claim(0.1)
+
+
+def test_without_any_reader_nothing_is_overwritten(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), 0.0)
+    for position in range(2):
+        ours.claim(1)
+        fill(ours, position)
+    with pytest.raises(RingTimeoutError, match="no reader is there"):
+        ours.claim(0.1)
+    assert ours.join(0) == 0
+
+
+def test_readers_that_leave_are_not_waited_for(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    readers = [Ring(path), Ring(path)]
+    for number, reader in enumerate(readers):
+        reader.join(number)
+    ours.claim(1)
+    fill(ours, 0)
+    readers[0].leave()
+    with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 1"):
+        ours.claim(0.05)
+    readers[1].take(0, 1)
+    readers[1].release(0)
+    assert ours.claim(1) == 1
+    fill(ours, 1)
+    readers[1].leave()
+    assert ours.claim(1) is None
+
+
+def test_who_leaves_while_its_seat_is_looked_at_is_not_taken_for_dead(path, monkeypatch):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    reader = Ring(path)
+    reader.join(0)
+    fill(ours, ours.claim(1))
+
+    def too_late(_byte):
+        reader.leave()
+        return False
+
+    monkeypatch.setattr(ours._locks, "held_by_another", too_late)
+    assert ours.claim(1) is None
+
+
+def hold(path, number, send):
+    """Take the first position and keep it for ever."""
+    reader = Ring(path)
+    position = reader.join(number)
+    reader.take(position, PATIENCE_S)
+    send(position)
+    for_ever()
+
+
+def test_a_reader_that_is_killed_is_dropped_and_may_come_back(path):
+    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    stuck = Child(hold, path, 1)
+    reading = Child(read, path, 0)
+    producing = Child(produce, path, 12)
+    assert stuck.result() == 0
+    assert not producing.says_something(0.2)
+    stuck.kill()
+    assert reading.result() == stream(0, 12)
+    assert producing.result() is None
+    assert read(path, 1) == stream(10, 12)
+
+
+def test_a_ring_is_neglected_while_what_could_be_claimed_is_not(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    ours.join(0)
+    assert ours.is_neglected()
+    producer = Child(claim_some, path, 1)
+    assert producer.result() == [0]
+    assert not ours.is_neglected()
+    producer.kill()
+    assert ours.is_neglected()
+    ours.claim(1)
+    fill(ours, 0)
+    slow = Child(hold, path, 1)
+    assert slow.result() == 0
+    ours.take(0, 1)
+    ours.release(0)
+    assert not ours.is_neglected()
+    slow.kill()
+    assert ours.is_neglected()
+
+
+def hold_with_child(path, number, send):
+    """As `hold`, with a child, whose pid is sent, that outlives this process."""
+    reader = Ring(path)
+    reader.take(reader.join(number), PATIENCE_S)
+    if pid := os.fork():
+        send(pid)
+    for_ever()
+
+
+def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours.claim(1)
+    fill(ours, 0)
+    stuck = Child(hold_with_child, path, 0)
+    orphan = stuck.result()
+    try:
+        with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 0"):
+            ours.claim(0.1)
+        stuck.kill()
+        assert ours.join(0) == 0
+        ours.take(0, 1)
+        ours.release(0)
+        assert ours.claim(1) == 1
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_number_is_one_readers_at_a_time(path):
+    first = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    second = Ring(path)
+    first.join(1)
+    with pytest.raises(LockedError, match=r"reader 1 of .* is there already"):
+        second.join(1)
+    with pytest.raises(BadInputError, match="cannot join"):
+        first.join(0)
+    with pytest.raises(BadInputError, match="reader 2 cannot join"):
+        second.join(2)
+    first.close()
+    assert second.join(1) == 0
+
+
+# Producers that die
+
+
+def claim_some(path, positions, send):
+    """Claim so many positions, fill half of the last one, and stay."""
+    ring = Ring(path)
+    claims = [ring.claim(PATIENCE_S) for _ in range(positions)]
+    ring.buffer(claims[-1])[:50] = 77
+    send(claims)
+    for_ever()
+
+
+def test_what_a_dead_producer_claimed_goes_to_another(path):
+    ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    stuck = Child(claim_some, path, 2)
+    assert stuck.result() == [0, 1]
+    assert ours.claim(1) == 2
+    fill(ours, 2)
+    stuck.kill()
+    reading = Child(read, path, 0)
+    assert [ours.claim(1), ours.claim(1), ours.claim(1)] == [0, 1, 3]
+    for position in (3, 1, 0):
+        fill(ours, position)
+    produce(path, 9)
+    assert reading.result() == stream(0, 9)
+
+
+def test_producers_stay_until_all_is_published(path):
+    Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    stuck = Child(claim_some, path, 1)
+    assert stuck.result() == [0]
+    producing = Child(produce, path, 3)
+    assert not producing.says_something(0.3)
+    stuck.kill()
+    assert producing.result() is None
+    assert read(path, 0) == stream(0, 3)
+
+
+def take_the_turn(path, send):
+    with Ring(path)._turn(ring._Waiting(path, PATIENCE_S)):
+        send("mine")
+        for_ever()
+
+
+def test_the_lock_of_claims_is_waited_for_no_longer_than_said_and_free_when_its_holder_dies(path):
+    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    holder = Child(take_the_turn, path)
+    assert holder.result() == "mine"
+    with pytest.raises(RingTimeoutError, match=r"holds the lock of claims, within 0\.1 s"):
+        ours.claim(0.1)
+    holder.kill()
+    assert ours.claim(1) == 0
+
+
+def test_a_stream_gets_through_while_producers_are_killed_all_the_time(path):
+    Ring.create(path, Shape(4, SLOT_BYTES, 2), PATIENCE_S)
+    reading = [Child(read, path, 0), Child(read, path, 1, 0.001)]
+    for moment in range(12):
+        doomed = [Child(produce, path, 400), Child(produce, path, 400)]
+        time.sleep(0.003 * moment)
+        for child in doomed:
+            child.kill()
+    produce(path, 400)
+    assert [child.result() for child in reading] == [stream(0, 400)] * 2
+
+
+def test_what_is_published_while_its_producer_is_asked_for_is_not_claimed_anew(path, monkeypatch):
+    ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    other = Ring(path)
+    other.claim(1)
+
+    def too_late(position):
+        fill(other, position)
+        return False
+
+    monkeypatch.setattr(ours, "_is_held", too_late)
+    assert ours.claim(1) == 1
+
+
+def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(BadInputError, match=r"no room for a ring of \d+ bytes: No space left on device"):
+        Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+
+
+# The end
+
+
+def test_the_stream_ends_where_the_first_of_the_ends_is(path):
+    ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    ours.end(7)
+    assert [ours.claim(1), ours.claim(1)] == [0, 1]
+    fill(ours, 0)
+    ours.end(1)
+    ours.end(3)
+    assert ours.claim(1) is None
+    with pytest.raises(BadInputError, match=r"position 1 of .* is not claimed"):
+        ours.publish(1, 0)
+    with pytest.raises(BadInputError, match="cannot end before 0: 0 is published"):
+        ours.end(0)
+    assert ours.take(0, 1).tobytes() == content(0)
+    assert ours.take(1, 1) is None
+
+
+def test_readers_that_wait_hear_of_the_end(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    reading = Child(read, path, 0)
+    assert not reading.says_something(0.05)
+    ours.end(0)
+    assert reading.result() == []
+
+
+# Misuse
+
+
+def test_what_is_not_ones_own_is_refused(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours.claim(1)
+    with pytest.raises(BadInputError, match=r"position 0 of .* is not claimed"):
+        Ring(path).buffer(0)
+    with pytest.raises(BadInputError, match=f"{SLOT_BYTES + 1} bytes in a slot of {SLOT_BYTES}"):
+        ours.publish(0, SLOT_BYTES + 1)
+    with pytest.raises(BadInputError, match="no reader"):
+        ours.take(0, 1)
+    ours.publish(0, SLOT_BYTES)
+    ours.join(0)
+    ours.take(0, 1)
+    ours.release(0)
+    with pytest.raises(BadInputError, match="was not taken, or released before"):
+        ours.release(0)
+
+
+def as_inherited(ours, send):
+    for use in (lambda: ours.claim(1), lambda: ours.buffer(0), lambda: ours.publish(0, 1), ours.leave):
+        with pytest.raises(
+            BadInputError, match=r"before this process was forked|is not claimed|no reader of"
+        ):
+            use()
+    send("refused")
+
+
+def test_a_forked_child_must_open_the_ring_anew(path):
+    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours.join(0)
+    ours.claim(1)
+    assert Child(as_inherited, ours).result() == "refused"
+    fill(ours, 0)
+    assert ours.take(0, 1).tobytes() == content(0)
+
+
+def test_a_ring_is_private_and_its_folder_holds_nothing_else(path):
+    before = os.umask(0)
+    try:
+        Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def create_and_claim(path, shape, send):
+    ring = Ring.create(path, shape, PATIENCE_S)
+    send(ring.claim(PATIENCE_S))
+    for_ever()
+
+
+def test_all_who_create_a_ring_get_the_same(path):
+    together = [Child(create_and_claim, path, Shape(4, SLOT_BYTES, 1)) for _ in range(4)]
+    assert sorted(child.result() for child in together) == [0, 1, 2, 3]
+    for child in together:
+        child.kill()
+
+
+def test_another_shape_is_refused(path):
+    Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    with pytest.raises(BadInputError, match="has another shape"):
+        Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    with pytest.raises(BadInputError, match="at least 1"):
+        Shape(0, SLOT_BYTES, 1)
+
+
+@pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring1" + b"\x01" * 8184])
+def test_another_file_is_no_ring(path, text):
+    path.write_bytes(text)
+    with pytest.raises(BadInputError, match="is no ring"):
+        Ring(path)
+
+
+# Killed before any line of the ring's
+
+
+def _traced(line, function, *arguments):
+    """Return how many lines a function takes; die before one of them, if it is given."""
+    lines = 0
+
+    def of_line(_frame, event, _argument):
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return of_line
+
+    def of_call(frame, _event, _argument):
+        return of_line if frame.f_code.co_filename in TRACED else None
+
+    sys.settrace(of_call)
+    function(*arguments)
+    sys.settrace(None)
+    return lines
+
+
+def killed(path, shape, kills, prepare, function, *arguments):
+    """Run a function on new rings, and kill it before ever later lines; the rings, in turn."""
+    prepare(path)
+    lines = Child(_traced, None, function, path, *arguments).result()
+    path.unlink()
+    for line in sorted({1 + index * lines // kills for index in range(kills)}):
+        prepare(path)
+        child = Child(_traced, line, function, path, *arguments)
+        child.process.join()
+        assert child.process.exitcode == -signal.SIGKILL
+        yield Ring.create(path, shape, 0.0)
+        path.unlink()
+
+
+def test_a_producer_killed_at_any_line_costs_nothing(path):
+    shape = Shape(4, SLOT_BYTES, 1)
+    for _ in killed(path, shape, 60, lambda path: Ring.create(path, shape, 0.0), produce, 3):
+        produce(path, 4)
+        assert read(path, 0) in (stream(0, 3), stream(0, 4))
+
+
+def test_a_reader_killed_at_any_line_holds_nobody_back(path):
+    shape = Shape(3, SLOT_BYTES, 2)
+
+    def three(path):
+        with Ring.create(path, shape, 0.0) as ring:
+            for _ in range(3):
+                fill(ring, ring.claim(1))
+
+    for ours in killed(path, shape, 50, three, read, 1, 0.0, 2):
+        ours.join(0)
+        for position in range(8):
+            assert ours.take(position, 1).tobytes() == content(position)
+            ours.release(position)
+            fill(ours, ours.claim(1))
+        again = Ring(path)
+        assert again.join(1) == 8
+
+
+def create_only(path, shape):
+    Ring.create(path, shape, 0.0)
+
+
+def test_who_creates_a_ring_and_is_killed_leaves_a_whole_one_or_none(path):
+    shape = Shape(2, SLOT_BYTES, 1)
+    for ours in killed(path, shape, 25, lambda _path: None, create_only, shape):
+        fill(ours, ours.claim(1))
+        ours.end(1)
+        assert read(path, 0) == stream(0, 1)
+
+
+# Which positions may be claimed
+
+
+class Model:
+    """A ring without files: the words, and the claims of producers that live."""
+
+    def __init__(self, slots, readers):
+        self.claimed, self.published, self.readers = [0] * slots, [0] * slots, [AWAITED] * readers
+        self.held, self.awaiting = [], True
+
+    @property
+    def cursors(self):
+        return Cursors(self.claimed, self.published, self.readers)
+
+    def living(self):
+        return [number for number, word in enumerate(self.readers) if AWAITED < word < DROPPED]
+
+    def claim(self, _which):
+        position = choose(self.cursors, self.held, False, self.awaiting)
+        if isinstance(position, int):
+            assert position not in self.held
+            self.claimed[position % len(self.claimed)] = position + 1
+            self.held.append(position)
+        return position
+
+    def publish(self, which):
+        if self.held:
+            position = self.held.pop(which % len(self.held))
+            self.published[position % len(self.claimed)] = position + 1
+
+    def die(self, which):
+        if self.held:
+            self.held.pop(which % len(self.held))
+
+    def advance(self, which):
+        if living := self.living():
+            number = living[which % len(living)]
+            position = self.readers[number] - 1
+            self.readers[number] += self.published[position % len(self.claimed)] == position + 1
+
+    def join(self, which):
+        number = which % len(self.readers)
+        if number not in self.living():
+            self.readers[number] = self.cursors.oldest + 1
+
+    def drop(self, which):
+        if living := self.living():
+            self.readers[living[which % len(living)]] = DROPPED
+
+    def leave(self, which):
+        if living := self.living():
+            self.readers[living[which % len(living)]] = LEFT
+
+    def wait_no_more(self, _which):
+        self.awaiting = False
+
+    def check(self):
+        cursors = self.cursors
+        window = range(cursors.oldest, cursors.next)
+        assert all(self.claimed[position % len(self.claimed)] == position + 1 for position in window)
+        assert all(cursors.oldest < self.readers[number] <= cursors.next + 1 for number in self.living())
+        assert cursors.oldest == 0 or not self.awaiting or AWAITED not in self.readers
+
+
+STEPS = st.sampled_from([*["claim", "advance"] * 3, "publish", "publish", "join", "die"])
+TURNS = st.sampled_from(["drop", "leave", "wait_no_more"])
+
+
+@given(
+    slots=st.integers(1, 5),
+    readers=st.integers(1, 4),
+    steps=st.lists(st.tuples(STEPS | STEPS | STEPS | TURNS, st.integers(0, 11)), max_size=120),
+)
+def test_no_claim_overwrites_what_a_reader_needs_and_all_go_on(slots, readers, steps):
+    model = Model(slots, readers)
+    for name, which in steps:
+        getattr(model, name)(which)
+        model.check()
+    model.awaiting = False
+    while model.held:
+        model.publish(0)
+    for number in range(len(model.living())):
+        for _ in range(slots):
+            model.advance(number)
+    outcome = model.claim(0)
+    model.check()
+    left_over = [c for c, p in zip(model.claimed, model.published, strict=True) if c != p]
+    assert isinstance(outcome, int) or not model.living()
+    assert (outcome is None) == (not left_over and set(model.readers) == {LEFT})
+
+
+def test_what_a_dead_producer_left_comes_first():
+    cursors = Cursors(claimed=[5, 6, 7, 4], published=[5, 2, 7, 4], readers=[6])
+    assert choose(cursors, [], False, False) == 5
+    assert choose(cursors, [5], False, False) == 7
+    assert choose(Cursors([5, 6, 7, 8], [5, 2, 7, 8], [6]), [5], False, False) == 8
+
+
+def test_a_position_that_readers_passed_over_is_waited_for_all_the_same():
+    cursors = Cursors(claimed=[9, 6, 7, 8], published=[9, 2, 7, 8], readers=[8])
+    assert choose(cursors, [5], True, False) == Wait(
+        "its slot's last position, 5, has not been published yet"
+    )

@@ -1,0 +1,135 @@
+"""Members on a node share what they prepare, each at its own pace and in its own order."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from hetctl.model.run import CACHED, NONE
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, epoch_order, sample_rng
+from hetctl.runtime.data.sharing import node_folder, store
+from hetctl.runtime.data.sources import MapSource, as_source
+
+SAMPLES = 40
+
+
+class Counted(MapSource):
+    """Notes each preparation in a file; the random part adds a fraction."""
+
+    def __init__(self, log, samples=SAMPLES):
+        self.log, self.samples = log, samples
+        super().__init__(self, "training")
+
+    def __len__(self):
+        return self.samples
+
+    def _read(self, number):
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, f"{number}\n".encode())
+        os.close(descriptor)
+        return np.full(8, number, np.float32), np.int64(number)
+
+    def augment(self, x, rng, out=None):
+        return np.add(x, np.float32(rng.random()), out=out)
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+def trained(source, seed, mode, preprocessors=1, epochs=2):
+    """Return what a member sees in its epochs."""
+    with ExitStack() as stack:
+        open_feed = open_pipeline(source, Sharing(mode, "run", preprocessors), stack)
+        feed = open_feed(Stream(len(source), 16, seed))
+        stack.callback(feed.close)
+        return [
+            (np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]))
+            for epoch in range(1, epochs + 1)
+            for batches in [[(x.copy(), y.copy()) for (x, y), _ in feed.batches(epoch, 0)]]
+        ]
+
+
+def expected(seed, epoch):
+    order = epoch_order(SAMPLES, seed, epoch)
+    fractions = [np.float32(sample_rng(seed, epoch, number).random()) for number in order.tolist()]
+    return np.repeat((order.astype(np.float32) + np.array(fractions, np.float32))[:, None], 8, axis=1), order
+
+
+def check(seen, seed):
+    for epoch, (x, y) in enumerate(seen, start=1):
+        wanted_x, wanted_y = expected(seed, epoch)
+        assert np.array_equal(x, wanted_x)
+        assert np.array_equal(y, wanted_y)
+
+
+def prepared(log):
+    """Return how often each sample was prepared, but for the first, which tells what samples look like."""
+    numbers = np.array(log.read_text().split(), int)
+    return np.bincount(numbers, minlength=SAMPLES)[1:].tolist()
+
+
+@pytest.mark.parametrize("mode", [NONE, CACHED])
+def test_members_see_their_own_orders_whether_they_share_or_not(tmp_path, mode):
+    for seed in (3, 4):
+        check(trained(Counted(tmp_path / "log"), seed, mode, preprocessors=2), seed)
+
+
+def member(log, seed, mode, barrier, results):
+    with node_folder.node_folder("run"):  # as long as anybody trains
+        barrier.wait()
+        results.put((seed, trained(Counted(log), seed, mode, preprocessors=2)))
+        barrier.wait()
+
+
+@pytest.mark.parametrize("mode", [NONE, CACHED])
+def test_what_one_member_prepares_serves_all(tmp_path, memory, mode):
+    """Four members train two epochs each: without sharing a sample is prepared eight times, and ahead."""
+    context = get_context("fork")
+    barrier, results, log = context.Barrier(4), context.Queue(), tmp_path / "log"
+    members = [context.Process(target=member, args=(log, seed, mode, barrier, results)) for seed in range(4)]
+    for process in members:
+        process.start()
+    for seed, seen in [results.get(timeout=60) for _ in members]:
+        check(seen, seed)
+    for process in members:
+        process.join()
+    assert set(prepared(log)) == {1} if mode == CACHED else min(prepared(log)) >= 8
+    assert list(memory.glob("hetctl-*/*")) == []
+
+
+def test_without_room_for_all_samples_each_member_prepares_its_own(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(store, "_free_bytes", lambda _folder: 100)
+    check(trained(Counted(tmp_path / "log"), 3, CACHED), 3)
+    assert min(prepared(tmp_path / "log")) >= 2
+    assert "samples are not shared: the prepared samples need" in capfd.readouterr().err
+
+
+def test_arrays_take_nothing_of_the_node(memory):
+    source = as_source((np.arange(10.0), np.arange(10)), "training")
+    with ExitStack() as stack:
+        open_feed = open_pipeline(source, Sharing(CACHED, "run", 4), stack)
+        assert isinstance(open_feed(Stream(10, 4, 3)), ArrayFeed)
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("mode", [NONE, CACHED])
+def test_validation_samples_are_the_same_in_every_evaluation_and_in_order(tmp_path, mode):
+    source = Counted(tmp_path / "log")
+    with ExitStack() as stack:
+        feed = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
+        stack.callback(feed.close)
+        evaluations = [[(x.copy(), y.copy()) for (x, y), _ in feed.batches(epoch, 0)] for epoch in (1, 2)]
+    one, other = (np.concatenate([x for x, _ in batches]) for batches in evaluations)
+    assert np.concatenate([y for _, y in evaluations[0]]).tolist() == list(range(SAMPLES))
+    assert np.array_equal(one, other)

@@ -1,0 +1,214 @@
+"""The driver of a job, with trainers that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from driven_job import Job
+from workbench import wait_for
+
+from hetctl.model.events import DRIVER
+from hetctl.model.run import Budget
+from hetctl.model.site import MEMBERS, Queue, Site
+from hetctl.storage.run_file import write_spec
+
+
+def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
+    job = Job(tmp_path, {name: {"epochs": 2} for name in "abcde"}, options={"alpha": 0.0})
+    assert "ended: finished" in job.drive()
+    rounds = job.rounds()
+    assert sorted(name for members in rounds for name in members) == list("abcde")
+    assert len(rounds) == 3
+    ends = [event.time for event in job.events("round_ended")]
+    starts = [event.time for event in job.events("round_started")]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert {event.data["ended_by"] for event in job.events("round_ended")} == {"converged"}
+    assert all(member.converged for member in job.progress().values())
+
+
+def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
+    members = {"quick": {"epochs": 1}, "slow": {"epochs": 8, "epoch_s": 0.3}, "late": {"epochs": 1}}
+    rates = {"quick": {1: 100.0}, "slow": {1: 99.0}, "late": {1: 50.0}}
+    job = Job(tmp_path, members, rates=rates, options={"alpha": 0.8})
+    job.drive()
+    assert job.events("round_ended")[0].data["ended_by"] == "alpha"
+    assert job.events("stopped", "slow")[0].data["reason"] == "alpha"
+    assert job.trained("slow") == list(range(1, 9))
+    assert job.reason == "finished"
+
+
+def test_the_deadline_ends_the_job_and_leaves_the_rest_for_the_next(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 14, "epoch_s": 0.5}, "b": {"epochs": 1}}, grace_s=2, wall_s=7)
+    job.drive()
+    assert job.reason == "deadline"
+    assert job.progress()["a"].active
+    assert job.progress()["b"].converged
+    done = len(job.trained("a"))
+    assert 0 < done < 14
+    while job.progress()["a"].active:
+        job.drive(number=1)
+    assert job.trained("a") == list(range(1, 15))
+
+
+@pytest.mark.parametrize("spoil", [lambda _: None, lambda state: state.write_text("{")])
+def test_the_next_job_goes_on_from_the_state_of_the_last_or_without_it(tmp_path, spoil):
+    job = Job(tmp_path, {name: {"epochs": 2} for name in "abc"}, budget=Budget(max_rounds=1))
+    job.drive()
+    assert (len(job.rounds()), job.reason) == (1, "--max-rounds 1 is reached")
+    known = json.loads(job.run.state.read_text())
+    assert known["log"][0][DRIVER][0] == job.run.events_of(DRIVER).stat().st_size
+    spoil(job.run.state)
+    write_spec(job.run, replace(job.spec, budget=Budget()))
+    job.drive(number=1)
+    assert {name: job.trained(name) for name in "abc"} == {name: [1, 2] for name in "abc"}
+    assert [event.round for event in job.events("round_started")] == [0, 1]
+    assert json.loads(job.run.state.read_text())["of"] != known["of"]
+
+
+def test_a_job_that_starts_after_its_deadline_starts_no_round(tmp_path):
+    job = Job(tmp_path, {"a": {}}, wall_s=60)
+    job.drive(started=time.time() - 100)
+    assert (job.rounds(), job.reason) == ([], "deadline")
+    assert job.progress()["a"].active
+
+
+def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
+    job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 0.6}}, grace_s=3, wall_s=18)
+    assert "ended: finished" in job.drive()
+    assert job.trained("long") == [1, 2]
+
+
+def test_a_job_says_who_it_is_and_where(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 1}})
+    job.drive()
+    (started,) = job.events("job_started")
+    assert (started.data["job"], started.data["batch_id"]) == (0, "17")
+    assert [node["name"] for node in started.data["nodes"]] == ["localhost"]
+
+
+def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
+    job = Job(tmp_path, {"victim": {"epochs": 4, "kill_after": 2}, "other": {"epochs": 2}})
+    job.drive()
+    ended = [e for e in job.events("step_ended") if e.data["member"] == "victim"]
+    assert (ended[0].data["exit_code"], ended[0].data["cause"]) == (137, "killed by SIGKILL")
+    assert ended[-1].data["exit_code"] == 0
+    assert sum("victim" in members for members in job.rounds()) == len(ended) == 2
+    assert job.trained("victim") == [1, 2, 3, 4]
+    assert job.trained("other") == [1, 2]
+    assert all(member.converged for member in job.progress().values())
+
+
+def test_a_job_may_have_a_step_for_each_member(tmp_path):
+    site = Site("l", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot", launch=MEMBERS)
+    members = {"a": {"epochs": 3, "kill_after": 1}, "b": {"epochs": 8, "epoch_s": 0.5}, "c": {"epochs": 2}}
+    job = Job(tmp_path, members, site=site, options={"alpha": 0.8})
+    output = job.drive()
+    assert "ended: finished" in output
+    ended = {(e.data["member"], e.data["why"]) for e in job.events("step_ended")}
+    assert ended == {("a", "killed"), ("a", "finished"), ("b", "told"), ("b", "finished"), ("c", "finished")}
+    assert {name: job.trained(name)[-1] for name in members} == {"a": 3, "b": 8, "c": 2}
+    started = [f"round-{e.round:04d}/{e.data['member']}" for e in job.events("step_started")]
+    assert sorted(line.split()[3] for line in output.splitlines() if line.startswith("agent")) == sorted(
+        started
+    )
+    assert not list(job.run.path.rglob("agents.log"))
+
+
+def test_a_member_that_only_fails_is_given_up_and_stops_nobody(tmp_path):
+    job = Job(tmp_path, {"broken": {"fail": True}, "good": {"epochs": 3}}, retries=1)
+    assert "ended: finished" in job.drive()
+    progress = job.progress()
+    assert progress["broken"].failed == "no such layer"
+    assert progress["good"].converged
+    assert len([e for e in job.events("step_ended") if e.data["member"] == "broken"]) == 2
+    assert job.trained("good") == [1, 2, 3]
+
+
+def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
+    members = {"long": {"epochs": 15}, **{f"short-{n}": {"epochs": 1} for n in range(4)}}
+    # The seed decides who is first: one is searched for that lets the long one begin at once.
+    job = Job(tmp_path, members, planner="independent", options={"seed": 1})
+    job.drive()
+    spans = {e.data["member"]: e.time for e in job.events("step_ended")}
+    starts = [e.time for e in job.events("round_started")]
+    assert any(start < spans["long"] for start in starts[1:])
+    assert sum(len(members) for members in job.rounds()) == 5
+    assert all(member.converged for member in job.progress().values())
+
+
+@pytest.mark.parametrize("by", ["a signal", "the job's stop file"])
+def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
+    job = Job(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}})
+    process = job.start()
+    wait_for(lambda: job.trained("a") and job.trained("b"))
+    if by == "a signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        job.run.job(0).stop.write_text("signal\n")
+    process.communicate(timeout=20)
+    assert (process.returncode, job.reason) == (0, "signal")
+    assert {(e.data["exit_code"], e.data["why"]) for e in job.events("step_ended")} == {(0, "told")}
+    assert [e.data["reason"] for e in job.events("stopped", "a")] == ["signal"]
+    assert job.events("round_ended")[-1].data["ended_by"] == "signal"
+
+
+def test_a_step_that_hangs_is_terminated_and_then_killed_within_the_grace(tmp_path):
+    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
+    job.drive()
+    deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
+    assert deaf.data["cause"] == "killed by SIGKILL"
+    assert job.events("deaf", "deaf")
+    assert job.progress()["deaf"].failures == 0
+    good = next(e for e in job.events("step_ended") if e.data["member"] == "good")
+    assert good.data["exit_code"] == 0
+    assert job.reason == "deadline"
+
+
+def test_no_more_rounds_are_started_than_the_budget_grants(tmp_path):
+    members = {name: {"epochs": 1} for name in "abcdef"}
+    job = Job(tmp_path, members, options={"alpha": 0.0}, budget=Budget(max_rounds=2))
+    job.drive()
+    assert len(job.rounds()) == 2
+    assert job.reason == "--max-rounds 2 is reached"
+
+
+def test_gpu_hours_end_a_run(tmp_path):
+    members = {name: {"epochs": 3} for name in "abcd"}
+    job = Job(tmp_path, members, options={"alpha": 0.0}, budget=Budget(gpu_hours=0.1 / 3600))
+    job.drive()
+    assert len(job.rounds()) == 1
+    assert job.reason.startswith("--gpu-hours")
+
+
+def test_the_job_holds_no_more_gpus_than_were_asked_for(tmp_path):
+    job = Job(tmp_path, {name: {"epochs": 1} for name in "abc"}, slots=4, gpus=2, options={"alpha": 0.0})
+    job.drive()
+    assert max(len(members) for members in job.rounds()) == 2
+    assert len(job.rounds()) == 2
+
+
+def test_a_member_without_room_for_its_next_epoch_is_not_started_again_and_again(tmp_path):
+    job = Job(tmp_path, {"tight": {"no_room": True}, "good": {"epochs": 8}}, wall_s=9, grace_s=3)
+    job.drive()
+    starts = [e for e in job.events("step_started") if e.data["member"] == "tight"]
+    assert len(starts) == 1
+    assert job.reason == "deadline"
+    assert job.progress()["tight"].active
+    assert job.progress()["good"].converged
+
+
+def test_steps_are_private_and_leave_their_output_in_their_logs(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 1}})
+    before = os.umask(0)
+    try:
+        job.drive()
+    finally:
+        os.umask(before)
+    files = [path for path in job.run.path.rglob("*") if not path.is_symlink()]
+    assert files
+    assert not [path for path in files if path.stat().st_mode & 0o077]

@@ -1,0 +1,537 @@
+"""The workers of a job: ranks that stay from member to member, and groups that fail alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from workbench import alive, wait_for
+
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, Why
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.serialization import decode
+from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
+from hetctl.runtime.agent.messages import Welcome
+from hetctl.runtime.driver.exit_causes import why_ended
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.transport import Address, knock
+from hetctl.runtime.worker.messages import TRAIN, Task
+from hetctl.storage.paths import AgentFiles
+
+SLOTS = 4
+PATIENCE_S = 60.0
+TIMEOUTS = Timeouts(hang_s=60.0, ending_s=5.0)
+SITE = Site(
+    *("local", "local", "local", 1, SLOTS, SLOTS, 2**30, (Queue("local"),)), device="slot", timeouts=TIMEOUTS
+)
+BY_MEMBERS = replace(SITE, launch=MEMBERS)
+NODE = Node("localhost", tuple(range(SLOTS)), None)
+
+WORK = """
+import json, os, signal, sys, time
+from pathlib import Path
+from hetctl.runtime.agent.__main__ import main
+from hetctl.runtime.worker.messages import TRAIN
+from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker import worker
+from hetctl.runtime.worker.reporting import reporter
+
+class NoLink:
+    needs = "nothing"
+    def load(self): pass
+    def meet(self, group): pass
+    def part(self): pass
+
+def work(assignment, context):
+    how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
+    if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
+    context.group = SingleRank()
+    context.group = join_group(assignment.place, NoLink(), context.announce)
+    ranks = context.group
+    me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
+    me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
+        file.write(json.dumps(me) + "\\n")
+    print("at work on", assignment.task.name, flush=True)
+    for kind in how.get("tell", ()):
+        reporter(assignment.task, ranks, context.send_written).write(kind)
+    if how.get("rank", 0) == ranks.rank:
+        if how.get("raise"): raise ValueError("no such layer")
+        if how.get("signal"): os.kill(os.getpid(), how["signal"])
+        if how.get("hang"): time.sleep(1000)
+    def goes_on():
+        told = context.told(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
+        return ranks.agree(how["steps"] > 0 and not (told and not how.get("deaf")))
+    while goes_on():
+        how["steps"] -= 1
+        time.sleep(0.05)
+        if not how.get("silent"): context.sign()
+    ranks.leave()
+
+worker.WORK = {TRAIN: work}
+sys.argv = sys.argv[2:]
+os._exit(main())
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Make a job, at a site of the test's own if it names one; whatever it has started ends with the test."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{WORK}")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    made = []
+
+    def make(site=SITE):
+        made.append(Job(tmp_path, site))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.end()
+
+
+@pytest.fixture
+def members_job(start):
+    """A job with a step for each member."""
+    return start(BY_MEMBERS)
+
+
+@pytest.fixture
+def job(start):
+    return start()
+
+
+class Job:
+    """A workers whose ranks only pretend to train."""
+
+    def __init__(self, folder: Path, site: Site = SITE) -> None:
+        self.folder = folder
+        for name in ("events", "logs"):
+            (folder / name).mkdir()
+        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), None)
+        self.ended = {}
+
+    def end(self) -> None:
+        self.workers.leave()
+        wait_for(lambda: not alive(str(self.folder)))
+
+    def agents(self) -> list[int]:
+        """The agents that the driver, which is this process, has started."""
+        there = alive(str(AgentFiles.within(self.folder).address))
+        return [pid for pid in there if _parent(pid) == os.getpid()]
+
+    def start(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
+        how["steps"] = steps
+        (self.folder / f"{name}.json").write_text(json.dumps(how))
+        allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
+        assert self.workers.can_hold(allocation)
+        self.workers.start(Task(TRAIN, str(self.folder), name), allocation.placement)
+        assert not self.workers.can_hold(allocation)
+
+    def end_of(self, *names: str):
+        """Wait until these have ended."""
+
+        def all_ended():
+            self.ended |= {step.name: step for step in self.workers.reap()}
+            return set(names) <= self.ended.keys()
+
+        wait_for(all_ended)
+        return [self.ended[name] for name in names]
+
+    def enough(self) -> None:
+        """Let whoever is at work leave after this step."""
+        (self.folder / "enough").touch()
+
+    def at_work(self, name: str) -> list[int]:
+        """The processes that have begun, by rank."""
+        return [one["pid"] for one in self.did(name)]
+
+    def did(self, name: str) -> list[dict]:
+        """What the ranks that have begun said of themselves, by rank."""
+        self.ended |= {step.name: step for step in self.workers.reap()}
+        file = self.folder / f"{name}.did"
+        did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return sorted(did, key=lambda one: one["rank"])
+
+
+def test_ranks_stay_and_form_group_after_group(job):
+    job.start("pair", 0, 1)
+    job.start("one", 2)
+    assert [step.exit_code for step in job.end_of("pair", "one")] == [0, 0]
+    first, second = job.at_work("pair")
+    (third,) = job.at_work("one")
+    assert len({first, second, third}) == 3
+    job.start("three", 2, 0, 1)
+    job.end_of("three")
+    assert job.at_work("three") == [third, first, second]
+    job.start("alone", 1)
+    job.start("other", 0, 2)
+    job.end_of("alone", "other")
+    assert (job.at_work("alone"), job.at_work("other")) == ([second], [first, third])
+    assert job.workers.free_nodes() == (NODE,)
+
+
+def test_waiting_ends_with_what_ranks_come_to_and_not_with_signs_of_life(job):
+    job.start("first", 0, 1)
+    job.end_of("first")
+    began = time.monotonic()
+    job.start("second", 0, 1)
+    while not (over := job.workers.reap()):
+        job.workers.wait(PATIENCE_S)
+    assert ([step.name for step in over], time.monotonic() - began < PATIENCE_S) == (["second"], True)
+    began = time.monotonic()
+    job.workers.wait(1.5 * SIGN_EVERY_S)
+    assert time.monotonic() - began >= 1.5 * SIGN_EVERY_S
+
+
+def test_output_goes_to_the_log_of_whoever_is_at_work(job):
+    for name in ("first", "second"):
+        job.start(name, 0)
+        (step,) = job.end_of(name)
+        assert step.output == f"at work on {name}\n"
+        assert (job.folder / "logs" / f"{name}.log").read_text() == f"at work on {name}\n"
+
+
+FAULTS = {
+    "an error": ({"raise": True}, EXIT_CODES[Why.PROGRAM_ERROR]),
+    "a crash": ({"signal": signal.SIGSEGV}, 128 + signal.SIGSEGV),
+    "a kill": ({"signal": signal.SIGKILL}, 128 + signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(("how", "code"), FAULTS.values(), ids=FAULTS)
+def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, rank):
+    job.start("other", 3, steps=1000)
+    wait_for(lambda: job.at_work("other"))
+    job.start("ill", 0, 1, 2, rank=rank, **how)
+    (ill,) = job.end_of("ill")
+    assert (ill.exit_code, ill.hung) == (code, False)
+    old = job.at_work("ill")
+    assert "other" not in job.ended
+    job.start("next", 0, 1, 2)
+    (well,) = job.end_of("next")
+    assert well.exit_code == 0
+    assert not set(old) & set(job.at_work("next"))
+    job.enough()
+    (other,) = job.end_of("other")
+    assert other.exit_code == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_without_a_sign_of_life_is_ended(start, rank):
+    job = start(replace(SITE, timeouts=Timeouts(hang_s=10.0, ending_s=1.0)))
+    job.start("other", 3, steps=1000)
+    job.start("deaf", 0, 1, rank=rank, hang=True)
+    wait_for(lambda: len(job.at_work("deaf")) == 2)
+    (deaf,) = job.end_of("deaf")
+    assert deaf.hung
+    assert deaf.exit_code > 128
+    job.enough()
+    (other,) = job.end_of("other")
+    assert (other.exit_code, other.hung) == (0, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_one_group_alone(job, number):
+    job.start("told", 0, 1, steps=1000)
+    job.start("other", 2, steps=1000)
+    wait_for(lambda: len(job.at_work("told") + job.at_work("other")) == 3)
+    job.workers.send_signal(number, "told")
+    (told,) = job.end_of("told")
+    by_sigterm = number == signal.SIGTERM
+    assert (told.exit_code, told.signalled) == ((0, True) if by_sigterm else (128 + number, False))
+    job.enough()
+    (other,) = job.end_of("other")
+    assert (other.exit_code, other.signalled) == (0, False)
+
+
+def test_rank_0_tells_how_long_its_event_file_has_become(job):
+    job.start("a", 0, 1, tell=["started", "first_step"])
+    job.start("b", 2)
+    job.end_of("a", "b")
+    length = (job.folder / "events" / "a.jsonl").stat().st_size
+    assert job.workers.take_written() == {"a": length}
+    assert job.workers.take_written() == {}
+
+
+def test_sigterm_to_any_rank_is_said_and_leaves_the_rank_for_the_next_task(job):
+    job.start("pair", 0, 1, steps=100_000)
+    wait_for(lambda: len(job.at_work("pair")) == 2)
+    pids = job.at_work("pair")
+    assert job.workers.signalled() == ()
+    os.kill(pids[1], signal.SIGTERM)
+    wait_for(lambda: job.workers.reap() == [] and job.workers.signalled() == ("pair",))
+    job.workers.stop("pair", "signal")
+    (pair,) = job.end_of("pair")
+    assert (pair.exit_code, pair.signalled) == (0, True)
+    job.start("next", 0, 1)
+    (after,) = job.end_of("next")
+    assert (after.exit_code, after.signalled) == (0, False)
+    assert job.at_work("next") == pids
+
+
+def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
+    job.start("deaf", 0, steps=100_000, deaf=True)
+    (pid,) = wait_for(lambda: job.at_work("deaf"))
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: job.workers.reap() == [] and job.workers.signalled() == ("deaf",))
+    os.kill(pid, signal.SIGTERM)
+    (deaf,) = job.end_of("deaf")
+    assert (deaf.exit_code, deaf.signalled, deaf.got_sigterm) == (128 + signal.SIGTERM, True, True)
+
+
+def test_sigterm_ends_an_idle_rank(job):
+    job.start("first", 0)
+    job.end_of("first")
+    (pid,) = job.at_work("first")
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: job.workers.reap() == [] and not job.workers._seats)
+    job.start("second", 0)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert job.at_work("second") != [pid]
+
+
+def test_an_idle_rank_that_dies_is_started_again(job):
+    job.start("first", 0)
+    job.end_of("first")
+    (old,) = job.at_work("first")
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: job.workers.reap() == [] and not job.workers._seats)
+    job.start("second", 0)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert job.at_work("second") != [old]
+
+
+def test_a_rank_that_cannot_start_ends_its_group_with_what_it_said(job, monkeypatch):
+    broken = job.folder / "broken"
+    broken.write_text("#!/bin/sh\necho no such interpreter >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    job.start("m", 0, 1)
+    (step,) = job.end_of("m")
+    assert step.exit_code == 3
+    assert "no such interpreter" in (job.folder / "logs" / "m.log").read_text()
+
+
+def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
+    """Rank 0 dies before it has said where the others find it."""
+    job.start("first", 1)
+    job.end_of("first")
+    (idle,) = job.at_work("first")
+    job.start("ill", 0, 1, early=signal.SIGKILL)
+    (ill,) = job.end_of("ill")
+    assert ill.exit_code == 128 + signal.SIGKILL
+    job.start("next", 1)
+    job.end_of("next")
+    assert job.at_work("next") == [idle]
+
+
+def test_an_agent_of_another_node_is_sent_away(job):
+    assert AgentFiles.within(job.folder).address.stat().st_mode & 0o777 == 0o600
+    stranger = knock_as(job, "agents", "elsewhere")
+    wait_for(lambda: job.workers.reap() == [] and _closed(stranger))
+
+
+def _closed(wire) -> bool:
+    try:
+        wire.receive(0.01)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_node_whose_agent_does_not_come_is_lost_with_its_groups(start, monkeypatch):
+    job = start(replace(SITE, timeouts=replace(TIMEOUTS, join_s=0.5)))
+    deaf = job.folder / "deaf"
+    deaf.write_text("#!/bin/sh\nsleep 100\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    job.start("m", 0, 1)
+    (step,) = job.end_of("m")
+    assert (step.lost_nodes, job.workers.nodes, job.workers.gpus) == (("localhost",), (), 0)
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_is_started_again(job):
+    job.start("first", 0, 1, steps=1000)
+    wait_for(lambda: len(job.at_work("first")) == 2)
+    old = job.at_work("first")
+    (agent,) = job.agents()
+    os.kill(agent, signal.SIGKILL)
+    (first,) = job.end_of("first")
+    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
+    job.start("second", 0, 1)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert not set(old) & set(job.at_work("second"))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("launch", [NODES, MEMBERS])
+def test_the_same_story_by_either_launch(start, launch):
+    """A killed rank ends its own member, a stop another one, and their GPUs are free for the next."""
+    job = start(replace(SITE, launch=launch, device="gpu"))
+    job.start("one", 3, steps=1000)
+    job.start("pair", 1, 2, rank=1, signal=signal.SIGKILL)
+    (pair,) = job.end_of("pair")
+    assert (pair.exit_code, pair.lost_nodes) == (128 + signal.SIGKILL, ())
+    assert "one" not in job.ended
+    job.start("again", 1, 2)
+    (again,) = job.end_of("again")
+    assert again.exit_code == 0
+    assert not set(job.at_work("pair")) & set(job.at_work("again"))
+    wait_for(lambda: job.at_work("one"))
+    job.workers.stop("one", "deadline")
+    (one,) = job.end_of("one")
+    assert (one.exit_code, one.output) == (0, "at work on one\n")
+    assert job.workers.free_nodes() == (NODE,)
+    seen = {name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")}
+    assert seen == SEEN[launch]
+    assert len(job.agents()) == (1 if launch == NODES else 0)
+
+
+SEEN = {
+    NODES: {"one": [(3, 3, "0,1,2,3")], "again": [(1, 1, "0,1,2,3"), (2, 2, "0,1,2,3")]},
+    MEMBERS: {"one": [(3, 0, "3")], "again": [(1, 0, "1,2"), (2, 1, "1,2")]},
+}
+"""Number of each rank's GPU, its index among those that the rank sees, and those."""
+
+
+def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
+    job = members_job
+    job.start("m", 0, 1)
+    wait_for(lambda: len(job.at_work("m")) == 2)
+    (agent,) = job.agents()
+    job.end_of("m")
+    assert job.workers.free_nodes() == (NODE,)
+    assert not alive(str(AgentFiles.within(job.folder).address))
+    job.start("next", 0, 1)
+    job.end_of("next")
+    assert agent not in job.agents()
+    assert not set(job.at_work("m")) & set(job.at_work("next"))
+
+
+def test_a_killed_agent_of_a_member_ends_that_member_alone_and_costs_no_node(members_job):
+    job = members_job
+    job.start("other", 3, steps=1000)
+    wait_for(lambda: job.at_work("other"))
+    (others,) = job.agents()
+    job.start("first", 0, 1, steps=1000)
+    wait_for(lambda: len(job.at_work("first")) == 2)
+    (agent,) = set(job.agents()) - {others}
+    os.kill(agent, signal.SIGKILL)
+    (first,) = job.end_of("first")
+    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
+    assert job.workers.nodes == (NODE,)
+    assert "other" not in job.ended
+    job.enough()
+    (other,) = job.end_of("other")
+    assert other.exit_code == 0
+
+
+def knock_as(job, step: str, node: str, **facts):
+    """Come as an agent of a step on a node."""
+    address = json.loads((AgentFiles.within(job.folder).address).read_text())
+    who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
+    return knock(Address(address["host"], address["port"], address["key"]), who, 5)
+
+
+GPUS_SEEN = [{"uuid": f"GPU-{number}", "name": "A100"} for number in range(2)]
+MISFITS = {
+    "another node": ({"node": "n2"}, "was to start on localhost, and started on n2"),
+    "too few GPUs": ({"node": "localhost", "gpus": GPUS_SEEN[:1]}, "sees 1 GPUs on localhost, and not 2"),
+    "too many GPUs": ({"node": "localhost", "gpus": 2 * GPUS_SEEN}, "sees 4 GPUs on localhost, and not 2"),
+}
+
+
+@pytest.mark.parametrize(("facts", "message"), MISFITS.values(), ids=MISFITS)
+def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(
+    start, tmp_path, monkeypatch, facts, message
+):
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
+    deaf.chmod(0o755)
+    job = start(replace(BY_MEMBERS, device="gpu"))
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    monkeypatch.setattr("hetctl.runtime.driver.worker_pool.LEAVE_S", 0.2)
+    job.workers.nodes = (NODE, Node("n2", NODE.gpus))
+    job.start("m", 0, 1)
+    stranger = knock_as(job, f"{tmp_path.name}/m", **facts)
+    (step,) = job.end_of("m")
+    assert _closed(stranger)
+    assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
+    assert why_ended(step.exit_code, step.output) is Why.NOT_LAUNCHED
+    assert (step.lost_nodes, len(job.workers.free_nodes())) == ((), 2)
+
+
+def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(start, tmp_path, monkeypatch):
+    job = start(BY_MEMBERS)
+    monkeypatch.setattr("hetctl.runtime.driver.worker_pool.CHOOSE_NODES", {"local"})
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(deaf))
+    job.workers.nodes = (NODE, Node("n2", NODE.gpus))
+    job.start("m", 2, 3)
+    agent = knock_as(job, f"{tmp_path.name}/m", "n2")
+    wait_for(lambda: job.workers.reap() == [] and _has_word(agent))
+    welcome = decode(Welcome, agent.receive(5))
+    assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
+    assert agent.receive(5) == {"start": 2}
+
+
+def _has_word(wire) -> bool:
+    return bool(select.select([wire], [], [], 0.01)[0])
+
+
+DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+sys.path[:0] = json.loads(os.environ["TEST_PATHS"])
+from test_driver_worker_pool import Job
+sys.executable = sys.argv[2]
+job = Job(Path(sys.argv[1]))
+job.start("one", 0, 1, steps=100000)
+job.start("two", 2)
+while True:
+    job.workers.reap()
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
+    python, script = tmp_path / "python", tmp_path / "driver.py"
+    python.write_text(f"#!{sys.executable}\n{WORK}")
+    python.chmod(0o755)
+    script.write_text(DRIVER)
+    here = Path(__file__).parent
+    paths = json.dumps([str(here), str(here.parent)])
+    driver = subprocess.Popen(
+        [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
+    )
+    wait_for(lambda: (tmp_path / "one.did").exists() and (tmp_path / "two.did").exists())
+    assert len(alive(str(AgentFiles.within(tmp_path).address))) >= 3
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not alive(str(AgentFiles.within(tmp_path).address)))
+
+
+def test_the_exit_code_of_a_lost_peer_is_nobody_elses():
+    assert LOST_PEER not in EXIT_CODES.values()

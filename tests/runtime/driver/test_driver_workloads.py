@@ -1,0 +1,113 @@
+"""What planners are told of members in training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import EpochResult
+from hetctl.model.workload import Candidate
+from hetctl.runtime.driver.workloads import Members, as_of_now
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import write_spec
+from hetctl.storage.step_fold import report_of
+
+CANDIDATE = Candidate("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)
+
+
+def event(kind, time, **data):
+    return Event("m", 0, kind, time, data)
+
+
+def left(*events, now, part=60, candidate=CANDIDATE):
+    return as_of_now(candidate, part, 10.0, report_of(events).epoch_since, now).samples_left
+
+
+def test_before_its_first_step_a_member_has_trained_nothing():
+    assert left(event("epoch", 1.0), event("started", 2.0), now=9.0) == 340
+
+
+def test_samples_count_from_the_first_step_on():
+    assert left(event("started", 1.0), event("first_step", 2.0), now=4.0) == 320
+
+
+def test_all_else_of_a_member_stays_as_it_is():
+    assert CANDIDATE.with_left(3.0) == replace(CANDIDATE, samples_left=3.0)
+    assert CANDIDATE.samples_left == 340
+
+
+def test_no_more_is_counted_than_the_epoch_holds():
+    assert left(event("first_step", 0.0), now=99.0) == 300
+
+
+def test_an_epoch_begins_when_the_one_before_is_reported():
+    events = event("first_step", 0.0), event("epoch", 10.0, evaluate_s=0.1)
+    assert left(*events, now=12.0, part=0) == 320
+
+
+def test_without_known_epochs_nothing_is_guessed():
+    unknown = Candidate("m", {1: 10.0}, samples_left=340.0)
+    assert left(event("first_step", 0.0), now=9.0, candidate=unknown) == 340
+
+
+def test_epochs_count_as_they_are_told_or_when_the_step_has_ended(tmp_path):
+    members, written = members_in(tmp_path, "a", "b")
+    driver = EventWriter(tmp_path / "events", DRIVER, 0)
+    trainers = {
+        "a": EventWriter(tmp_path / "events", "a", 0, lambda length: written.update(a=length)),
+        "b": EventWriter(tmp_path / "events", "b", 0),
+    }
+    for name, trainer in trainers.items():
+        driver.write("step_started", member=name, gpus=1, placement=[])
+        trainer.write("epoch", **encode(EpochResult(1, {"loss": 1.0}, 1.0, 1, 1.0)), evaluate_s=0.1)
+    assert samples_left(members) == {"a": 200, "b": 200}
+    for trainer in trainers.values():
+        trainer.write("epoch", **encode(EpochResult(2, {"loss": 1.0}, 1.0, 1, 1.0)), evaluate_s=0.1)
+    assert samples_left(members) == {"a": 100, "b": 200}
+    driver.write("step_ended", member="b", exit_code=0, why="told", cause="told")
+    assert samples_left(members) == {"a": 100, "b": 100}
+
+
+def members_in(folder, *names):
+    """Return a run's members of three epochs of 100 samples, and where lengths of files are told."""
+    rule = StopRule("loss", max_epochs=3)
+    spec = RunSpec(
+        run="r",
+        ensemble=Ensemble(
+            *("e", "pytorch", Functions("m:i", "m:m")),
+            tuple(Member(name, stop=rule) for name in names),
+            "/x",
+        ),
+        site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))),
+        planner="fluid", gpus=2, queue="local", wall_s=3600, grace_s=60, checkpoints=str(folder),
+        profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100) for name in names),
+    )  # fmt: skip
+    run = RunFolder(folder).create()
+    write_spec(run, spec)
+    written: dict[str, int] = {}
+
+    def take_written():
+        told = dict(written)
+        written.clear()
+        return told
+
+    return Members(run, spec, 2, take_written), written
+
+
+def samples_left(members):
+    return {name: candidate.samples_left for name, candidate in members.left().items()}
+
+
+@given(st.floats(-10, 1e6), st.integers(0, 150), st.floats(0, 1e6))
+def test_what_is_left_neither_grows_nor_falls_below_zero(now, part, samples):
+    candidate = Candidate("m", {1: 10.0}, samples, 100)
+    assert 0 <= left(event("first_step", 0.0), now=now, part=part, candidate=candidate) <= samples

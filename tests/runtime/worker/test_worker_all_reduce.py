@@ -1,0 +1,101 @@
+"""All-reduces of a site's groups: who forms them, what their time means, and what a rank knows of its GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.cli.cmd_doctor import FRAMEWORKS
+from hetctl.cluster.launchers.agents import gpus_of
+from hetctl.model.site import Node
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.frameworks import (
+    GLOO,
+    MODULES,
+    NCCL,
+    PACKAGES_OF_GROUPS,
+    framework_of_groups,
+    load_framework,
+)
+from hetctl.runtime.worker import time_all_reduce
+from hetctl.runtime.worker.all_reduce import (
+    SIZE_BYTES,
+    AllReduce,
+    RankTime,
+    bus_gb_per_s,
+    groups_on,
+    speed_of,
+)
+
+
+def test_the_tables_hold_every_framework_and_backend():
+    assert tuple(PACKAGES_OF_GROUPS) == tuple(MODULES) == FRAMEWORKS
+    assert set(SIZE_BYTES) == {NCCL, GLOO}
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "seconds", "gb_per_s"),
+    [
+        (10**9, 2, 1.0, 1.0),
+        (10**9, 8, 1.0, 1.75),
+        # What nccl-tests printed on two machines: time in us, and busbw.
+        (8 * 2**30, 8, 17_887e-6, 840.41),
+        (8 * 2**30, 16, 33_605e-6, 479.28),
+    ],
+)
+def test_the_bus_bandwidth_is_that_of_nccl_tests(size, ranks, seconds, gb_per_s):
+    assert bus_gb_per_s(size, ranks, seconds) == pytest.approx(gb_per_s, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups"),
+    [
+        ([Node("n1", (0,))], []),
+        ([Node("n1", (0, 1))], [("all-reduce-n1", [("n1", 0), ("n1", 1)])]),
+        ([Node("n1", (0,)), Node("n2", (0,))], [("all-reduce", [("n1", 0), ("n2", 0)])]),
+        (
+            [Node("n1", (0, 1)), Node("n2", (0,))],
+            [
+                ("all-reduce-n1", [("n1", 0), ("n1", 1)]),
+                ("all-reduce", [("n1", 0), ("n1", 1), ("n2", 0)]),
+            ],
+        ),
+    ],
+)
+def test_groups_are_of_the_gpus_of_a_node_and_then_of_all(nodes, groups):
+    formed = list(groups_on(nodes))
+    assert [(name, list(gpus_of(placement))) for name, placement in formed] == groups
+
+
+def test_the_speed_of_a_group_is_that_of_its_ranks_on_average():
+    ranks = [
+        RankTime("all-reduce", f"n{1 + rank // 2}", rank % 2, NCCL, 4 * 10**9, seconds)
+        for rank, seconds in enumerate((1.0, 2.0, 2.0, 3.0))
+    ]
+    assert speed_of("pytorch", ranks) == AllReduce("pytorch", NCCL, ("n1", "n2"), 4, 4 * 10**9, 2.0, 3.0)
+
+
+@pytest.mark.training
+def test_a_framework_is_found_with_all_that_its_groups_take(monkeypatch):
+    assert framework_of_groups() == "tensorflow"
+    monkeypatch.setitem(PACKAGES_OF_GROUPS, "tensorflow", ("tensorflow", "no_such_package"))
+    assert framework_of_groups() == "pytorch"
+    monkeypatch.setitem(PACKAGES_OF_GROUPS, "pytorch", ("no_such_package",))
+    assert framework_of_groups() is None
+
+
+@pytest.mark.training
+def test_gpus_that_pytorch_does_not_see_are_out_of_reach(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert load_framework("pytorch").unreached(0, 3) == (1, 2)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(("value", "unreached"), [(None, ()), ("0", ()), ("1", (0, 2))])
+def test_no_gpu_is_in_reach_where_nccl_is_told_so(monkeypatch, value, unreached):
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NCCL_P2P_DISABLE", value)
+    framework, second = load_framework("tensorflow"), Binding("n1", 1, 1, (0,))
+    assert time_all_reduce._unreached(framework, second, 3) == unreached

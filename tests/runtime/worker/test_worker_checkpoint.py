@@ -1,0 +1,102 @@
+"""Checkpoints are whole or not there."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from hetctl.model.training_progress import EpochResult
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Loaded, TrainingState
+
+
+def epoch(number):
+    return EpochResult(number, {"loss": 1.0 / number, "val_loss": 0.5}, 2.0, 1, 1000.0 + number)
+
+
+def state(epochs, part=0):
+    return TrainingState(tuple(epoch(n) for n in range(1, epochs + 1)), gpus=2, part_samples=part)
+
+
+def arrays(seed):
+    return {"model/0000": np.random.default_rng(seed).normal(size=(5, 3)), "optimizer/0000": np.array(seed)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return CheckpointFolder(tmp_path / "member" / "run")
+
+
+def test_what_is_saved_is_loaded(folder):
+    folder.save(arrays(1), state(3, 640))
+    loaded = folder.load()
+    assert loaded.state == state(3, 640)
+    assert not loaded.invalid
+    assert {name: value.tolist() for name, value in loaded.arrays.items()} == {
+        name: value.tolist() for name, value in arrays(1).items()
+    }
+
+
+def test_nothing_saved_is_nothing_loaded(folder):
+    assert folder.load() == Loaded(None, TrainingState(), ())
+
+
+def test_the_last_two_are_kept(folder):
+    for number in (1, 2, 3, 4):
+        folder.save(arrays(number), state(number))
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        f"epoch-0000{n}-000000000000.{ending}" for n in (3, 4) for ending in ("json", "npz")
+    ]
+
+
+def test_a_part_of_an_epoch_comes_after_the_epoch_before_it(folder):
+    folder.save(arrays(1), state(2, 64))
+    folder.save(arrays(2), state(2, 128))
+    assert folder.load().state.part_samples == 128
+
+
+@pytest.mark.parametrize("ending", ["npz", "json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
+def test_a_damaged_checkpoint_is_passed_over(folder, ending, damage):
+    folder.save(arrays(1), state(1))
+    folder.save(arrays(2), state(2))
+    victim = folder.path / f"epoch-00002-000000000000.{ending}"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    victim.write_bytes({"flip": content, "cut": content[:-9], "empty": b"", "gone": b""}[damage])
+    if damage == "gone":
+        victim.unlink()
+    loaded = folder.load()
+    assert loaded.state == state(1)
+    assert loaded.arrays["optimizer/0000"] == 1
+    assert loaded.invalid == (() if (ending, damage) == ("json", "gone") else ("epoch-00002-000000000000",))
+
+
+def test_where_no_checkpoint_is_valid_training_starts_anew_and_they_are_named(folder):
+    folder.save(arrays(1), state(1))
+    (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
+    assert folder.load() == Loaded(None, TrainingState(), ("epoch-00001-000000000000",))
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(folder, monkeypatch):
+    folder.save(arrays(1), state(1))
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.save(arrays(2), state(2))
+    monkeypatch.undo()
+    assert folder.load().state == state(1)
+    assert not list(folder.path.glob("*.tmp"))
+
+
+def test_modes_do_not_depend_on_the_umask(folder):
+    before = os.umask(0)
+    try:
+        folder.save(arrays(1), state(1))
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700

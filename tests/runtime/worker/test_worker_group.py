@@ -1,0 +1,166 @@
+"""Ranks that meet, agree, part, and lose one another."""
+
+from __future__ import annotations
+
+import threading
+from queue import Queue
+
+import pytest
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
+from hetctl.runtime.transport import Address
+from hetctl.runtime.worker import group
+from hetctl.runtime.worker.group import LostPeerError, Place, SingleRank, join_group
+
+
+class LinkOfTests:
+    needs = "cables and plugs"
+
+    def __init__(self, missing=""):
+        self.missing = missing
+        self.met, self.parted = [], []
+
+    def load(self):
+        if self.missing:
+            raise ImportError(f"No module named {self.missing}")
+
+    def meet(self, group):
+        self.met.append((group.rank, group.size, group.host, group.interface))
+
+    def part(self):
+        self.parted.append(True)
+
+
+def unexpected(_address):
+    raise AssertionError("nobody is waited for")
+
+
+class Ranks:
+    """Threads that stand for the ranks of a group, each with what it does in it."""
+
+    def __init__(self, *bodies, interfaces=ANY_INTERFACES):
+        self.interfaces = interfaces
+        self.link = LinkOfTests()
+        self.results = {}
+        self.masters = Queue()
+        size = len(bodies)
+        self.threads = [
+            threading.Thread(target=self._run, args=(rank, size, body)) for rank, body in enumerate(bodies)
+        ]
+        for thread in self.threads:
+            thread.start()
+        for thread in self.threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+
+    def _run(self, rank, size, body):
+        master = None
+        if rank:
+            master = self.masters.get(timeout=10)
+            self.masters.put(master)
+        try:
+            group = join_group(Place(rank, size, "key", master), self.link, self.masters.put, self.interfaces)
+            self.results[rank] = body(group)
+        except LostPeerError as error:
+            self.results[rank] = error
+
+
+def test_one_gpu_needs_nobody():
+    group = join_group(Place(0, 1), LinkOfTests(missing="plugs"), unexpected)
+    assert isinstance(group, SingleRank)
+    assert (group.rank, group.size, group.agree("value"), group.broken()) == (0, 1, "value", False)
+    group.leave()
+
+
+def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out():
+    with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
+        join_group(Place(0, 2, "key"), LinkOfTests(missing="plugs"), unexpected)
+    assert "max_gpus: 1" in caught.value.hint
+
+
+def test_ranks_agree_on_what_rank_0_says():
+    def body(group):
+        said = [group.agree(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})]
+        group.leave()
+        return said
+
+    ranks = Ranks(body, body, body)
+    assert ranks.results == {key: [True, None, {"a": 1.5}] for key in range(3)}
+    assert sorted(ranks.link.met) == [(rank, 3, "127.0.0.1", "lo") for rank in range(3)]
+    assert len(ranks.link.parted) == 3
+
+
+def let_go(group):
+    for wire in group._wires:
+        wire.close()
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_whoever_is_left_knows_that_another_is_gone(gone):
+    def left(group):
+        broken = group.broken()
+        let_go(group)  # as a process does that fails
+        return broken
+
+    bodies = [left, left, left]
+    bodies[gone] = let_go
+    ranks = Ranks(*bodies)
+    assert [ranks.results[rank] for rank in range(3) if rank != gone] == [True, True]
+
+
+def test_nobody_is_gone_who_only_says_nothing():
+    over = threading.Barrier(2)
+
+    def body(group):
+        broken = group.broken()
+        over.wait(timeout=30)
+        return broken
+
+    assert Ranks(body, body).results == {0: False, 1: False}
+
+
+@pytest.mark.parametrize("how", ["agree", "leave"])
+def test_nobody_waits_for_a_rank_that_is_gone(how):
+    def waiting(group):
+        if how == "agree":
+            return group.agree(None)
+        return group.leave()
+
+    assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)
+
+
+def test_ranks_that_do_not_meet_say_so():
+    soon, nowhere = {"timeouts": Timeouts(meeting_s=0.3)}, Place(1, 2, "key", Address("127.0.0.1", 9, "key"))
+    with pytest.raises(LostPeerError, match=r"did not meet: nobody connected within 0.3 s"):
+        join_group(Place(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
+    with pytest.raises(LostPeerError, match=r"did not meet: .* cannot be reached"):
+        join_group(nowhere, LinkOfTests(), unexpected, **soon)
+
+
+def met_by_ranks_of_two_hosts(monkeypatch, interfaces):
+    """Form a group of ranks that have different host names; return what each was told, and the address."""
+    monkeypatch.setattr(group.socket, "gethostname", lambda: threading.current_thread().name)
+    ranks = Ranks(lambda ranks: ranks.leave(), lambda ranks: ranks.leave(), interfaces=interfaces)
+    assert ranks.results == {0: None, 1: None}
+    return sorted(ranks.link.met), ranks.masters.get(timeout=1)
+
+
+def test_ranks_of_several_hosts_meet_at_the_interface_that_the_site_names(monkeypatch):
+    met, master = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(control=("none*", "lo")))
+    assert master.host == "127.0.0.1"
+    assert met == [(0, 2, "127.0.0.1", "lo"), (1, 2, "127.0.0.1", "lo")]
+
+
+def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
+    there = {"lo": ["127.0.0.1"], "hsn0": [], "hsn1": ["10.0.0.1"]}
+    monkeypatch.setattr("hetctl.runtime.interfaces.addresses", lambda: there)
+    met, _ = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(("lo",), ("hsn*",)))
+    assert [interface for *_, interface in met] == ["hsn1", "hsn1"]
+
+
+@pytest.mark.parametrize("key", ["control", "gloo"])
+def test_a_node_without_the_named_interface_says_which_it_has(key):
+    interfaces = NetworkInterfaces(**{key: ("none*", "ib7")})
+    with pytest.raises(BadInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
+        join_group(Place(0, 2, "key"), LinkOfTests(), unexpected, interfaces)

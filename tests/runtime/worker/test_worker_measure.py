@@ -1,0 +1,120 @@
+"""Profile points, measured for real on one rank."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import pytest
+from tiny_networks import ENSEMBLES, MODULES, functions_of
+
+from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.profile import ProfilePoint
+from hetctl.model.serialization import decode
+from hetctl.model.site import Queue, Site
+from hetctl.perf.step_times import LEAST_S
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import Stream
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import Place, SingleRank
+from hetctl.runtime.worker.measure import FullBatches, measure
+from hetctl.runtime.worker.messages import MEASURE, Assignment, Task
+from hetctl.runtime.worker.step_clock import EpochClock, SteadyClock
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.event_files import read_folder
+from hetctl.storage.profile_request import Measurements, Point, write_measurements
+
+SITE = Site("here", "local", "local", 1, 1, 1, 2**30, (Queue("local"),), device="slot", gpu_type="test")
+PAUSE_S = 0.02
+
+
+def measured(folder, framework, pause_s):
+    """Measure a network that rests after each step, in batches that do not divide its 640 samples."""
+    member = Member("m", {"pause_s": pause_s}, 96, 5, StopRule(metric="val_accuracy", mode="max"))
+    functions = functions_of(framework, "fit_train_fn")
+    ensemble = Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES))
+    point = Point("m", 1)
+    make_private_folder(folder)
+    for name in ("events", "logs"):
+        make_private_folder(folder / name)
+    write_measurements(folder, Measurements(ensemble, SITE, (point,), ()))
+    with ExitStack() as keep:
+        task = Task(MEASURE, str(folder), point.source)
+        measure(
+            Assignment(task, Place(0, 1), time.time()),
+            WorkerContext(Binding("localhost", 0, None, (0,)), keep),
+        )
+    (event,) = (event for event in read_folder(folder / "events") if event.kind == "point")
+    return decode(ProfilePoint, dict(event.data))
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("framework", MODULES)
+def test_point_has_the_rate_of_full_batches_and_what_an_epoch_takes_besides(tmp_path, framework):
+    point = measured(tmp_path / "profile", framework, PAUSE_S)
+    assert 0 < point.rate < 96 / PAUSE_S
+    assert point.steps * PAUSE_S >= 0.2 * LEAST_S
+    assert point.rate_error is not None
+    assert point.step_spread is not None
+    # The last batch of an epoch has 64 samples and rests as long as a full one.
+    assert point.epoch_s > 0.2 * PAUSE_S
+    assert point.save_s is not None
+    assert point.checkpoint_s > 0
+    assert point.startup_s > 0
+    assert list((tmp_path / "profile").glob("scratch/*/*")) == []
+
+
+def feed_of(samples, chunk):
+    values = ArraySource(range_of(samples), range_of(samples), "training")
+    return ArrayFeed(values, Stream(samples, chunk, 3))
+
+
+def range_of(samples):
+    import numpy as np
+
+    return np.arange(samples)
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(100, {32}), (64, {32}), (20, {20})])
+def test_only_full_batches_are_timed_epoch_after_epoch(samples, sizes):
+    steps = []
+    batches = Batches(
+        FullBatches(feed_of(samples, 32), 32), 1, 0, SingleRank(), lambda: len(steps) == 9, steps.append
+    )
+    assert {len(x) for x, _ in batches} == sizes
+    assert len(steps) == 9
+
+
+def test_clock_of_steps_is_done_when_their_rate_is_known(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = SteadyClock()
+    for seconds in (9.0, *[0.25] * 50):
+        if clock.done:
+            break
+        now[0] += seconds
+        clock.note(None)
+    assert clock.first_step_s == 9.0
+    assert clock.steps == 6
+    assert clock.result().mean_s == 0.25
+
+
+def test_rate_of_an_epoch_leaves_the_first_batch_and_the_smaller_last_one_out(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = EpochClock(samples=350, chunk=100)
+    for seconds, position in ((5.0, 100), (1.0, 200), (1.0, 300), (7.0, 350)):
+        now[0] += seconds
+        clock.note(position, None)
+    assert clock.rate == 100.0
+
+
+@pytest.mark.parametrize("positions", [[], [100], [100, 150]])
+def test_rate_of_an_epoch_without_full_batches_behind_the_first_is_not_known(positions):
+    clock = EpochClock(samples=150, chunk=100)
+    for position in positions:
+        clock.note(position, None)
+    assert clock.rate is None

@@ -1,0 +1,78 @@
+"""What TensorBoard reads is what was written, over several rounds; without it nothing is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hetctl.model.training_progress import EpochResult
+from hetctl.runtime.worker.tensorboard import Board
+from hetctl.storage.paths import board_in
+
+READ = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+tags = events.Tags()["scalars"]
+print(json.dumps({tag: [[e.step, round(e.value, 6)] for e in events.Scalars(tag)] for tag in tags}))
+"""
+
+
+def result(epoch, gpus=2):
+    return EpochResult(epoch, {"loss": 1 / epoch, "val_accuracy": 0.5}, 4.0, gpus, 1000.0 + epoch)
+
+
+def read(folder):
+    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
+    pytest.importorskip("tensorboard")
+    path = board_in(tmp_path / "m")
+    first = Board(path, 200)
+    first.show(result(1))
+    first.show(result(2))
+    Board(path, 200).show(result(3, gpus=4))
+    assert read(path.parent) == {
+        "loss": [[1, 1.0], [2, 0.5], [3, 0.333333]],
+        "val_accuracy": [[1, 0.5], [2, 0.5], [3, 0.5]],
+        "samples/s": [[1, 50.0], [2, 50.0], [3, 50.0]],
+        "gpus": [[1, 2.0], [2, 2.0], [3, 4.0]],
+    }
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("torn", [1, 13, 40, None])
+def test_what_a_crash_cut_short_hides_nothing_that_comes_later(tmp_path, torn):
+    """So many bytes of the last record are on the disk, or it is all zeros, as after a crash of the node."""
+    pytest.importorskip("tensorboard")
+    path = board_in(tmp_path / "m")
+    board = Board(path, 200)
+    board.show(result(1))
+    whole = path.read_bytes()
+    board.show(result(2))
+    record = path.read_bytes()[len(whole) :]
+    path.write_bytes(whole + (bytes(len(record)) if torn is None else record[:torn]))
+    Board(path, 200).show(result(3))
+    assert [step for step, _ in read(path.parent)["loss"]] == [1, 3]
+
+
+def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    Board(tmp_path / "b" / "file", 200).show(result(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_framework_is_imported_for_it():
+    code = "import sys; from pathlib import Path; from hetctl.runtime.worker.tensorboard import Board;"
+    code += "from hetctl.model.profile import EpochResult; import tempfile;"
+    code += "path = Path(tempfile.mkdtemp(), 'file');"
+    code += "Board(path, 1).show(EpochResult(1, {}, 1.0, 1, 0.0)); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tensorflow", "torch"} & set(done.stdout.split())

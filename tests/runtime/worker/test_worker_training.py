@@ -1,0 +1,228 @@
+"""Real training: what is resumed equals what was never stopped; groups equal one rank."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
+
+from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sources import as_sources
+from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.user_functions import load_functions
+
+pytestmark = pytest.mark.training
+STOP = StopRule(metric="val_accuracy", mode="max", patience=3, max_epochs=3)
+
+
+class Events(list):
+    def write(self, kind, **data):
+        self.append((kind, data))
+
+    def kinds(self):
+        return [kind for kind, _ in self]
+
+
+class StopAfter(StopSignal):
+    """Stops after a number of looks, one of which is taken before each batch."""
+
+    def __init__(self, looks):
+        super().__init__(lambda: None, float("inf"))
+        self.looks = looks
+
+    def __call__(self):
+        self.looks -= 1
+        self.reason = "test" if self.looks < 0 else None
+        return self.reason is not None
+
+
+def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5):
+    ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
+    member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs))
+    loaded = load_functions(ensemble)
+    seed_all(framework, seed)
+    training, validation = as_sources(loaded.input_fn(None))
+    feed = ArrayFeed(training, Stream(len(training), 32, seed))
+    held_out = ArrayFeed(validation, Stream(len(validation), 32, UNSHUFFLED))
+    network = load_framework(framework).build(member, loaded, SingleRank(), feed.sample)
+    return Trainer(
+        member, network, feed, held_out, CheckpointFolder(folder), SingleRank(),
+        Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
+    )  # fmt: skip
+
+
+def weights(folder):
+    loaded = CheckpointFolder(folder).load()
+    return loaded.arrays, loaded.state
+
+
+CONFIGS = {
+    "adam with dropout": {"dropout": 0.3, "optimizer": "adam"},
+    "sgd with decay and batch norm": {"optimizer": "sgd", "batch_norm": True, "decay": True},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("train_fn", [None, "fit_train_fn"])
+@pytest.mark.parametrize("framework", MODULES)
+def test_resumed_training_equals_uninterrupted_training_to_the_bit(tmp_path, framework, config, train_fn):
+    how = {"framework": framework, "train_fn": train_fn}
+    trainer(tmp_path / "whole", config, **how).run()
+    for looks in (0, 7, 20, 13, 10**9):
+        trainer(tmp_path / "parts", config, stop=StopAfter(looks), **how).run()
+    whole, whole_state = weights(tmp_path / "whole")
+    parts, parts_state = weights(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    for name, array in whole.items():
+        assert np.array_equal(array, parts[name]), name
+    for one, other in zip(whole_state.epochs, parts_state.epochs, strict=True):
+        assert one.metrics["val_loss"] == other.metrics["val_loss"]
+        assert one.metrics["val_accuracy"] == other.metrics["val_accuracy"]
+        assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(tmp_path, framework):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        config = CONFIGS["adam with dropout"]
+        trainer(tmp_path / name, config, framework=framework, epochs=1, seed=seed).run()
+    arrays = [weights(tmp_path / name)[0] for name in "abc"]
+    first = next(name for name in arrays[0] if name.startswith("model/"))
+    a, b, c = (array[first] for array in arrays)
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_an_epoch_is_reported_again_when_its_event_may_be_lost(tmp_path):
+    first = trainer(tmp_path, {}, epochs=2)
+    first.run()
+    again = trainer(tmp_path, {}, epochs=2)
+    again.run()
+    assert first.events.kinds().count("epoch") == 2
+    assert again.events.kinds() == ["epoch", "started", "converged"]
+    assert again.events[0][1]["epoch"] == 2
+
+
+def test_a_corrupt_checkpoint_is_reported_and_the_one_before_it_used(tmp_path):
+    trainer(tmp_path, {}, epochs=2).run()
+    newest = sorted(tmp_path.glob("*.npz"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    resumed = trainer(tmp_path, {}, epochs=2)
+    resumed.run()
+    assert "checkpoint_invalid" in resumed.events.kinds()
+    epochs = [data["epoch"] for kind, data in resumed.events if kind == "epoch"]
+    assert epochs == [1, 2]
+
+
+RATES = {
+    "tensorflow": lambda network: float(network._optimizer.learning_rate),
+    "pytorch": lambda network: network._optimizer.param_groups[0]["lr"] * network._rate_factor,
+}
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_the_learning_rate_follows_the_gpus(tmp_path, framework):
+    """Capes et al., Equation 7: on k GPUs k times the rate of one."""
+    rates = []
+    for epochs, gpus in ((1, 1), (2, 4), (3, 2)):
+        member = trainer(tmp_path, {"learning_rate": 0.01}, framework=framework, epochs=epochs, gpus=gpus)
+        member.run()
+        rates.append(RATES[framework](member.network))
+    assert rates == pytest.approx([0.01, 0.04, 0.02])
+
+
+def test_a_schedule_follows_the_gpus_too(tmp_path):
+    for epochs, gpus in enumerate((2, 2, 4, 1), start=1):
+        member = trainer(tmp_path, {"decay": True, "learning_rate": 0.01}, epochs=epochs, gpus=gpus)
+        member.run()
+        rate = float(member.network._optimizer.learning_rate)
+        steps = int(member.network._optimizer.iterations)
+        assert rate == pytest.approx(0.01 * gpus * 0.9 ** (steps / 10), rel=1e-4)
+
+
+def test_no_epoch_is_started_that_would_not_fit(tmp_path):
+    late = trainer(tmp_path, {}, stop=StopSignal(lambda: None, time.time() + 0.5))
+    late.expected_epoch_s = 60.0
+    late.run()
+    assert late.events.kinds() == ["started", "stopped"]
+    assert late.events[-1][1]["reason"] == "deadline"
+
+
+def test_the_drivers_word_ends_an_epoch_in_its_midst(tmp_path):
+    stop = StopSignal(lambda: "why", float("inf"))
+    stopped = trainer(tmp_path / "m", {}, stop=stop)
+    stopped.run()
+    assert stopped.events[-1] == ("stopped", {"reason": "why", "part_samples": 0})
+    assert weights(tmp_path / "m")[1].part_samples == 0
+
+
+def test_a_missing_metric_is_refused_with_those_there_are(tmp_path):
+    wrong = trainer(tmp_path, {})
+    wrong.member = replace(wrong.member, stop=replace(STOP, metric="val_f1"))
+    with pytest.raises(BadInputError, match="val_f1 is not among the results: loss, val_accuracy, val_loss"):
+        wrong.run()
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_changed_network_does_not_take_an_old_checkpoint(tmp_path, framework):
+    trainer(tmp_path, {"units": 32}, framework=framework, epochs=1).run()
+    with pytest.raises(BadInputError, match="other variables"):
+        trainer(tmp_path, {"units": 16}, framework=framework, epochs=2).run()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "samples", "train_fn"),
+    [(2, 64, 601, None), (3, 32, 577, "fit_train_fn")],
+    ids=["45 and 44 samples at last", "1, 0 and 0 samples at last"],
+)
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, framework, gpus, batch, samples, train_fn):
+    config = {"optimizer": "sgd", "learning_rate": 0.1}
+    how = {"samples": samples, "train_fn": train_fn}
+    (one,), _ = train_on(framework, 1, gpus * batch, config, tmp_path, **how)
+    group, results = train_on(framework, gpus, batch, config, tmp_path, **how)
+    assert all(result == results[0] for result in results)
+    for name, array in one.items():
+        assert all(np.array_equal(group[0][name], state[name]) for state in group), name
+        np.testing.assert_allclose(group[0][name], array, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
+    config = {"dropout": 0.2, "batch_norm": True, "optimizer": "adam"}
+    states, results = train_on(framework, 3, 32, config, tmp_path)
+    assert results[0] == results[1] == results[2]
+    trained = [name for name in states[0] if name.startswith("model/") and states[0][name].dtype.kind == "f"]
+    assert len(trained) >= 8
+    for name in trained:
+        assert np.array_equal(states[0][name], states[1][name]), name
+        assert np.array_equal(states[0][name], states[2][name]), name
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_epochs_say_how_fast_they_were_and_evaluations_give_signs_of_life(tmp_path, framework):
+    training = trainer(tmp_path, {}, framework=framework)
+    signs = []
+    training.sign = lambda: signs.append(time.perf_counter())
+    training.run()
+    epochs = [data for kind, data in training.events if kind == "epoch"]
+    assert all(epoch["rate"] > 0 for epoch in epochs)
+    assert all(epoch["batch_size"] == 32 for epoch in epochs)
+    assert [epoch["overhead_s"] is None for epoch in epochs] == [True, False, False]
+    # 640 training and 200 validation samples in batches of 32, three times.
+    assert len(signs) == 3 * (20 + 7)
+
+
+def test_horovod_refuses_ipv6_with_the_way_out():
+    group = SimpleNamespace(rank=1, size=2, host="fd00::2", interface="eth0")
+    with pytest.raises(BadInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
+        load_framework("tensorflow").meet(group)
+    assert "network: {control:" in caught.value.hint

@@ -1,0 +1,328 @@
+"""What every planner keeps to, whatever its method."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetctl.model.plan import Allocation
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster, Node
+from hetctl.model.workload import Candidate
+from hetctl.perf.bounds import makespan_bound, mean_jct_bound
+from hetctl.perf.epoch_timeline import least_step_s
+from hetctl.scheduling.planners import PLANNERS, planner_named
+from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.packing import pack
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
+from hetctl.scheduling.simulate.simulation import simulate
+
+ALL = {**PLANNERS, **{name: planner_named(name) for name in ("fixed-1", "fixed-3")}}
+every_planner = pytest.mark.parametrize("planner", ALL.values(), ids=ALL)
+SEARCHES = {"static": 0.05}
+"""Share of the examples for planners that use all the time they are given."""
+CLOSE = 1e-9
+
+
+def examples(
+    planner: Planner, count: int, **strategies: st.SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], None]:
+    """Run a check on that many examples, on fewer where the planner is slow."""
+    share = SEARCHES.get(planner.name, 1.0)
+
+    def run(check: Callable[..., None]) -> None:
+        checks = HealthCheck.too_slow, HealthCheck.data_too_large
+        decorated = settings(
+            max_examples=max(3, round(share * count)), deadline=None, suppress_health_check=checks
+        )(given(**strategies)(check))
+        decorated()
+
+    return run
+
+
+curves = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=20).map(
+    lambda values: dict(enumerate(values, start=1))
+)
+members = st.lists(st.tuples(curves, st.floats(1.0, 1e6), st.floats(0.0, 100.0)), max_size=12).map(
+    lambda found: tuple(
+        Candidate(f"m{i:02}", rates, left, startup_s=startup_s, family=f"f{i % 3}")
+        for i, (rates, left, startup_s) in enumerate(found)
+    )
+)
+clusters = st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=5).map(
+    lambda found: tuple(Node(f"n{i}", tuple(sorted(gpus))) for i, gpus in enumerate(found))
+)
+options = st.builds(
+    Options,
+    delta=st.none() | st.floats(0.1, 500.0),
+    relative_delta=st.floats(0.01, 2.0),
+    max_permutations=st.integers(1, 100),
+    seed=st.integers(),
+    objective=st.sampled_from(OBJECTIVES),
+    exploration=st.sampled_from(["shared", "each"]),
+    plan_seconds=st.just(0.02),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn, planner: Planner) -> Request:
+    """Draw a cluster on which some members may be in training; an elastic planner is told of them."""
+    candidates, cluster = draw(members), draw(clusters)
+    wishes = draw(st.lists(st.integers(0, 9), min_size=len(candidates), max_size=len(candidates)))
+    if planner.paradigm == "global" or draw(st.booleans()):
+        wishes = [0] * len(wishes)
+    counts = [(c.name, min(wish, c.max_gpus)) for c, wish in zip(candidates, wishes, strict=True) if wish]
+    placements, _ = pack(counts, cluster, 1)
+    by_name = {c.name: c for c in candidates}
+    held = tuple(
+        Held(
+            by_name[name], allocation(by_name[name], parts), draw(st.floats(0.0, 900.0)), draw(st.booleans())
+        )
+        for name, parts in placements.items()
+    )
+    taken = {(p.node, gpu) for parts in placements.values() for p in parts for gpu in p.gpus}
+    free = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster)
+    return Request(
+        candidates=[c for c in candidates if c.name not in placements],
+        nodes=tuple(node for node in free if node.gpus),
+        gpus=sum(len(node.gpus) for node in cluster),
+        round_index=draw(st.integers(0, 9)),
+        options=draw(options),
+        held=held if planner.paradigm == "elastic" else (),
+        cluster=cluster,
+        now_s=900.0,
+    )
+
+
+def allocation(candidate: Candidate, parts: Any) -> Allocation:
+    gpus = sum(len(part.gpus) for part in parts)
+    return Allocation(candidate.name, gpus, "data-parallel", candidate.rates[gpus], parts)
+
+
+def gpus_of(allocations: Iterable[Allocation]) -> list[tuple[str, int]]:
+    return [(p.node, gpu) for a in allocations for p in a.placement for gpu in p.gpus]
+
+
+def names_of(request: Request) -> set[str]:
+    return {c.name for c in request.candidates} | {h.candidate.name for h in request.held}
+
+
+def check_members(request: Request, decision: Decision) -> None:
+    started = [a.member for a in decision.start]
+    movable = {h.candidate.name for h in request.held if not h.fixed}
+    waiting = {c.name for c in request.candidates}
+    assert len(set(started)) == len(started)
+    assert set(started) <= waiting | movable
+    assert set(decision.stop) <= movable - set(started)
+
+
+def check_gpus(request: Request, decision: Decision) -> None:
+    touched = {*decision.stop, *(a.member for a in decision.start)}
+    kept = [h.allocation for h in request.held if h.candidate.name not in touched]
+    freed = [h.allocation for h in request.held if h.candidate.name in touched]
+    used, free = gpus_of(decision.start), {(n.name, gpu) for n in request.nodes for gpu in n.gpus}
+    assert set(used) <= free | set(gpus_of(freed))
+    whole = used + gpus_of(kept)
+    assert len(whole) == len(set(whole)) <= request.gpus
+
+
+def check_allocations(request: Request, decision: Decision) -> None:
+    curves = {c.name: c.rates for c in (*request.candidates, *(h.candidate for h in request.held))}
+    for given_ in decision.start:
+        assert given_.gpus == len(gpus_of([given_])) >= 1
+        assert given_.rate == curves[given_.member][given_.gpus]
+        assert all(part.gpus for part in given_.placement)
+
+
+def check_nodes(request: Request, decision: Decision) -> None:
+    sums = list(accumulate(sorted((len(node.gpus) for node in request.all_nodes), reverse=True)))
+    for given_ in decision.start:
+        fewest = next(n for n, gpus in enumerate(sums, start=1) if gpus >= given_.gpus)
+        assert len(given_.placement) == len({part.node for part in given_.placement}) == fewest
+
+
+def check_somebody_trains(request: Request, decision: Decision) -> None:
+    if not request.held and request.free_gpus == request.gpus:
+        assert bool(decision.start) is bool(request.candidates and request.gpus)
+
+
+def check_memory(request: Request, decision: Decision) -> None:
+    assert json.loads(json.dumps(decision.memory)) == decision.memory
+    assert decision.again_s is None or decision.again_s > request.now_s
+
+
+def check_reasons(planner: Planner, request: Request, decision: Decision) -> None:
+    words = planner.reasons(request, decision)
+    assert set(words) <= names_of(request)
+    assert all(words.values())
+
+
+CHECKS = check_members, check_gpus, check_allocations, check_nodes, check_somebody_trains, check_memory
+
+
+@every_planner
+def test_a_decision_keeps_to_the_protocol(planner: Planner) -> None:
+    @examples(planner, 150, request=requests(planner))
+    def check(request: Request) -> None:
+        decision = planner.decide(request)
+        for each in CHECKS:
+            each(request, decision)
+        check_reasons(planner, request, decision)
+
+
+@every_planner
+def test_so_does_the_next_one_with_what_is_remembered(planner: Planner) -> None:
+    @examples(planner, 60, request=requests(planner), later_s=st.floats(0.0, 1000.0))
+    def check(request: Request, later_s: float) -> None:
+        first = planner.decide(request)
+        again = after(planner, request, first, later_s)
+        second = planner.decide(again)
+        for each in CHECKS[:-2]:
+            each(again, second)
+        check_memory(again, second)
+
+
+def after(planner: Planner, request: Request, decision: Decision, later_s: float) -> Request:
+    """Return the request when the decision has been carried out."""
+    by_name = {c.name: c for c in (*request.candidates, *(h.candidate for h in request.held))}
+    touched = {*decision.stop, *(a.member for a in decision.start)}
+    held = [h for h in request.held if h.candidate.name not in touched]
+    held += [Held(by_name[a.member], a, request.now_s) for a in decision.start]
+    freed = [h.allocation for h in request.held if h.candidate.name in touched]
+    free = {(n.name, gpu) for n in request.nodes for gpu in n.gpus} | set(gpus_of(freed))
+    free -= set(gpus_of(decision.start))
+    training = {h.candidate.name for h in held}
+    return replace(
+        request,
+        candidates=[c for c in by_name.values() if c.name not in training],
+        nodes=tuple(
+            node
+            for whole in request.all_nodes
+            if (node := Node(whole.name, tuple(g for g in whole.gpus if (whole.name, g) in free))).gpus
+        ),
+        held=tuple(held) if planner.paradigm == "elastic" else (),
+        now_s=request.now_s + later_s,
+        memory=json.loads(json.dumps(decision.memory)),
+    )
+
+
+@every_planner
+def test_the_same_question_has_the_same_answer(planner: Planner) -> None:
+    few = members.map(lambda found: found[:3])
+    asked = st.builds(
+        Request,
+        few,
+        clusters.map(lambda nodes: nodes[:2]),
+        gpus=st.just(16),
+        round_index=st.just(0),
+        options=options.map(lambda found: replace(found, plan_seconds=0.2)),
+    )
+
+    @examples(planner, 60, request=asked)
+    def check(request: Request) -> None:
+        assert planner.decide(request) == planner.decide(request)
+
+
+worlds = st.builds(
+    World,
+    cluster=st.builds(Cluster.of, st.integers(1, 10), st.integers(1, 4)),
+    lockstep=st.booleans(),
+)
+
+
+@st.composite
+def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
+    """Draw members of up to 6 GPUs and about a minute to an hour, that come over time or all at once."""
+    most = 4 if planner.name in SEARCHES else 8
+    arrivals = []
+    for number in range(draw(st.integers(1, most))):
+        single, power = draw(st.floats(1.0, 10.0)), draw(st.floats(0.3, 1.1))
+        member = Candidate(
+            f"m{number}",
+            {gpus: single * gpus**power for gpus in range(1, draw(st.integers(1, 6)) + 1)},
+            draw(st.floats(200.0, 3000.0)),
+            draw(st.none() | st.integers(100, 1000)),
+            startup_s=draw(st.floats(0.0, 10.0)),
+            evaluate_s=draw(st.floats(0.0, 5.0)),
+            checkpoint_s=draw(st.floats(0.0, 5.0)),
+            restart_s=draw(st.none() | st.floats(0.0, 20.0)),
+            family=f"f{number % 2}",
+        )
+        arrivals.append(Arrival(member, draw(st.sampled_from([0.0, 0.0, 50.0, 400.0]))))
+    return arrivals
+
+
+def check_run(arrivals: list[Arrival], world: World, result: Simulation) -> None:
+    trained: dict[str, float] = defaultdict(float)
+    busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for interval in result.intervals:
+        trained[interval.member] += interval.samples
+        for gpu in gpus_of([interval.allocation]):
+            busy[gpu].append((interval.start_s, interval.end_s))
+    assert trained == {a.candidate.name: pytest.approx(a.candidate.samples_left) for a in arrivals}
+    for spans in busy.values():
+        assert all(before[1] <= after_[0] + 1e-6 for before, after_ in pairwise(sorted(spans)))
+    jobs = [(a.at_s, a.candidate) for a in arrivals]
+    assert result.makespan_s >= makespan_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
+    assert result.mean_jct_s >= mean_jct_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
+
+
+@every_planner
+def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
+    @examples(planner, 40, arrivals=arrivals_of(planner), world=worlds, options=options)
+    def check(arrivals: list[Arrival], world: World, options: Options) -> None:
+        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+
+
+def longest_step_s(candidate: Candidate) -> float:
+    """Return the seconds for a whole epoch, at worst."""
+    startup_s = max(candidate.startup_s, candidate.restart_s or 0.0)
+    left = candidate.samples_per_epoch or candidate.samples_left
+    whole = replace(candidate, samples_left=float(left), startup_s=startup_s)
+    return least_step_s(whole, min(candidate.rates.values()))
+
+
+@every_planner
+def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
+    @examples(
+        planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, spare=st.floats(1.1, 3.0)
+    )
+    def check(arrivals: list[Arrival], world: World, options: Options, spare: float) -> None:
+        longest_s = max(longest_step_s(arrival.candidate) for arrival in arrivals)
+        world = replace(world, clock=Clock(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
+        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+
+
+@every_planner
+def test_so_does_one_whose_nodes_fail(planner: Planner) -> None:
+    @examples(
+        planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, seed=st.integers(0, 99)
+    )
+    def check(arrivals: list[Arrival], world: World, options: Options, seed: int) -> None:
+        failures = Failures(3000.0, repair_s=100.0, checkpoint_every_s=60.0, seed=seed)
+        world = replace(world, failures=failures)
+        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+
+
+@every_planner
+def test_a_round_of_100_members_on_160_gpus_is_planned_in_milliseconds(planner: Planner) -> None:
+    members = tuple(
+        Candidate(f"m{i}", {m: (21 + 1.55 * i) * m**0.85 for m in range(1, 161)}, 1e5) for i in range(100)
+    )
+    options = Options(plan_seconds=0.05)
+    request = Request(members, Cluster.of(160, 4).nodes, 160, 0, options)
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        planner.decide(request)
+        seconds.append(time.process_time() - started)
+    assert min(seconds) < (0.5 if planner.name in SEARCHES else 0.1)

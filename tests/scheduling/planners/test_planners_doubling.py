@@ -1,0 +1,113 @@
+"""The doubling heuristic against the exact optimum of its objective, and how it resizes."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from doubling_exact import CURVES, GPUS, Curve, exact_s, instance, sublinear, total_s
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.site import Cluster, Node
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Held, Options, Request
+from hetctl.scheduling.planners.doubling import DOUBLING, double, twice
+from hetctl.scheduling.planners.elastic import allot
+from hetctl.scheduling.planners.optimus import OPTIMUS
+
+BAR = 1.005
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("gpus", GPUS)
+def test_the_total_time_is_the_least(curve: Curve, gpus: int) -> None:
+    ratios = []
+    for seed in range(12):
+        jobs = instance(curve, gpus, seed)
+        counts = double(jobs, Cluster.of(gpus, 1).nodes)
+        assert sum(counts.values()) <= gpus
+        assert all(count & (count - 1) == 0 for count in counts.values())
+        ratios.append(total_s(jobs, counts) / exact_s(jobs, gpus))
+    assert min(ratios) > 1 - 1e-9
+    assert max(ratios) <= BAR
+    assert statistics.median(ratios) < 1 + 1e-9
+
+
+def test_the_papers_greedy_choice_alone_misses_what_exchanges_find() -> None:
+    nodes = Cluster.of(16, 1).nodes
+    greedy, found = [], []
+    for seed in range(60):
+        jobs = instance(sublinear, 16, seed)
+        best_s = exact_s(jobs, 16)
+        greedy.append(total_s(jobs, allot(jobs, nodes, twice)) / best_s)
+        found.append(total_s(jobs, double(jobs, nodes)) / best_s)
+    assert max(greedy) > BAR >= max(found)
+
+
+def member(name: str, samples: float = 1e6, restart_s: float = 10.0, **of: float) -> Candidate:
+    rates = {gpus: 100.0 * gpus ** of.get("exponent", 0.9) for gpus in range(1, 9)}
+    return Candidate(name, rates, samples, restart_s=restart_s)
+
+
+def held(candidate: Candidate, node: str, *gpus: int, fixed: bool = False) -> Held:
+    rate = candidate.rates[len(gpus)]
+    allocation = Allocation(candidate.name, len(gpus), DATA_PARALLEL, rate, (Placement(node, gpus),))
+    return Held(candidate, allocation, 0.0, fixed)
+
+
+def given(decided: Decision) -> dict[str, int]:
+    return {a.member: a.gpus for a in decided.start}
+
+
+def asked(waiting: tuple[Candidate, ...], training: tuple[Held, ...] = (), gpus: int = 8) -> Request:
+    taken = {(p.node, gpu) for h in training for p in h.allocation.placement for gpu in p.gpus}
+    cluster = Cluster.of(gpus, 8)
+    nodes = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster.nodes)
+    free = tuple(node for node in nodes if node.gpus)
+    return Request(waiting, free, gpus, 0, Options(), training, cluster.nodes)
+
+
+def test_each_gets_a_worker_and_then_the_longest_is_doubled() -> None:
+    few = (member("short", 1e5), member("long", 1e7), member("middle", 1e6))
+    assert given(DOUBLING.decide(asked(few))) == {"long": 4, "middle": 2, "short": 2}
+
+
+def test_first_come_first_served_where_members_are_more_than_gpus() -> None:
+    many = tuple(member(f"m{i}") for i in range(6))
+    assert given(DOUBLING.decide(asked(many, gpus=4))) == {f"m{i}": 1 for i in range(4)}
+
+
+def test_a_newcomer_takes_gpus_of_who_loses_least_and_all_others_keep_theirs() -> None:
+    training = (held(member("long"), "node-0", 0, 1, 2, 3), held(member("short", 3e5), "node-0", 4, 5, 6, 7))
+    decision = DOUBLING.decide(asked((member("new"),), training))
+    assert given(decision) == {"short": 2, "new": 2}
+    assert decision.stop == ()
+
+
+def test_freed_gpus_make_members_larger_but_not_for_less_than_a_restart_costs() -> None:
+    training = (held(member("a"), "node-0", 0, 1, 2, 3),)
+    assert given(DOUBLING.decide(asked((), training))) == {"a": 8}
+    nearly_done = (held(member("a", 1000.0), "node-0", 0, 1, 2, 3),)
+    assert given(DOUBLING.decide(asked((), nearly_done))) == {}
+
+
+def test_fixed_members_stay_as_they_are() -> None:
+    training = (held(member("a"), "node-0", 0, 1, 2, 3, fixed=True), held(member("b"), "node-0", 4))
+    assert given(DOUBLING.decide(asked((member("c"),), training))) == {"b": 2, "c": 2}
+    assert given(DOUBLING.decide(asked((), training[:1]))) == {}
+
+
+def test_optimus_stays_where_one_more_worker_gains_nothing_and_doubling_does_not() -> None:
+    rates = {gpus: 100.0 * (1 << gpus.bit_length() - 1) ** 0.9 for gpus in range(1, 9)}
+    waiting = (Candidate("a", rates, 1e6),)
+    assert given(OPTIMUS.decide(asked(waiting))) == {"a": 2}
+    assert given(DOUBLING.decide(asked(waiting))) == {"a": 8}
+    smooth = (member("a"), member("b"), member("c"))
+    assert sorted(given(OPTIMUS.decide(asked(smooth))).values()) == [2, 3, 3]
+
+
+def test_reasons_give_the_gain_and_who_waits() -> None:
+    request = asked(tuple(member(f"m{i}") for i in range(6)), gpus=4)
+    words = DOUBLING.reasons(request, DOUBLING.decide(request))
+    assert words["m0"].startswith("1 GPU: 2 would save 4.64e+03 s for each GPU more")
+    assert words["m5"] == "waits, 1 before it: 4 members have a GPU each or more"

@@ -1,0 +1,149 @@
+"""What planners that resize keep to, whoever trains on whatever GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.packing import pack
+
+elastic = pytest.mark.parametrize(
+    "planner", [planner_named(name) for name in ("doubling", "optimus", "doubling-exploratory")]
+)
+curves = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=16).map(
+    lambda values: dict(enumerate(values, start=1))
+)
+
+
+sublinear = st.builds(
+    lambda alone, exponent, most: {gpus: alone * gpus**exponent for gpus in range(1, most + 1)},
+    st.floats(1.0, 500.0),
+    st.floats(0.3, 1.0),
+    st.integers(1, 16),
+)
+some = settings(deadline=None, max_examples=50)
+
+
+@st.composite
+def requests(draw: st.DrawFn, curves: st.SearchStrategy[dict[int, float]] = curves) -> Request:
+    """A cluster on which some members train, the rest of its GPUs free, and others wait."""
+    cluster = Cluster.of(draw(st.integers(1, 24)), draw(st.sampled_from([1, 4, 6, 8])))
+    members = [
+        Candidate(
+            f"m{i}",
+            curve,
+            draw(st.floats(0.0, 1e6)),
+            restart_s=10.0,
+            family=draw(st.sampled_from("ab ")).strip(),
+        )
+        for i, curve in enumerate(draw(st.lists(curves, max_size=9)))
+    ]
+    training = members[: draw(st.integers(0, len(members)))]
+    counts = [(m.name, draw(st.integers(1, m.max_gpus))) for m in training]
+    placements, _ = pack(counts, cluster.nodes, 1)
+    now_s = draw(st.floats(0.0, 1000.0))
+    held = tuple(
+        Held(
+            m,
+            Allocation(m.name, n, DATA_PARALLEL, m.rates[n], placements[m.name]),
+            draw(st.floats(0.0, now_s)),
+            draw(st.booleans()),
+        )
+        for m, (_, n) in zip(training, counts, strict=True)
+        if m.name in placements
+    )
+    taken = {(p.node, gpu) for h in held for p in h.allocation.placement for gpu in p.gpus}
+    free = (
+        replace(node, gpus=tuple(gpu for gpu in node.gpus if (node.name, gpu) not in taken))
+        for node in cluster.nodes
+    )
+    return Request(
+        tuple(m for m in members if m.name not in placements),
+        tuple(node for node in free if node.gpus),
+        cluster.gpus,
+        0,
+        Options(exploration=draw(st.sampled_from(["shared", "each"]))),
+        held,
+        cluster.nodes,
+        now_s,
+    )
+
+
+def after(request: Request, decision: Decision) -> dict[str, Allocation]:
+    stays = {h.candidate.name: h.allocation for h in request.held if h.candidate.name not in decision.stop}
+    return stays | {allocation.member: allocation for allocation in decision.start}
+
+
+@elastic
+@some
+@given(requests())
+def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> None:
+    decision = planner.decide(request_)
+    everybody = after(request_, decision)
+    taken = [(p.node, gpu) for a in everybody.values() for p in a.placement for gpu in p.gpus]
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= {(node.name, gpu) for node in request_.cluster for gpu in node.gpus}
+    size = max(len(node.gpus) for node in request_.cluster)
+    rates = {c.name: c.rates for c in (*request_.candidates, *(h.candidate for h in request_.held))}
+    for allocation in decision.start:
+        assert allocation.gpus == sum(len(part.gpus) for part in allocation.placement)
+        assert allocation.rate == rates[allocation.member][allocation.gpus]
+        assert len(allocation.placement) == -(-allocation.gpus // size)
+    assert not {a.member for a in decision.start} & set(decision.stop)
+    assert decision.again_s is None or decision.again_s > request_.now_s
+    assert set(planner.reasons(request_, decision)) == set(rates)
+
+
+@elastic
+@some
+@given(requests())
+def test_who_is_named_gets_other_gpus_and_fixed_members_are_not(planner: Planner, request_: Request) -> None:
+    decision = planner.decide(request_)
+    held = {h.candidate.name: h for h in request_.held}
+    for allocation in decision.start:
+        assert allocation.member not in held or held[allocation.member].allocation != allocation
+    fixed = {name for name, h in held.items() if h.fixed}
+    assert not fixed & {*decision.stop, *(allocation.member for allocation in decision.start)}
+
+
+@pytest.mark.parametrize("planner", [planner_named("doubling"), planner_named("optimus")])
+@some
+@given(requests())
+def test_nobody_waits_while_somebody_could_do_with_less(planner: Planner, request_: Request) -> None:
+    everybody = after(request_, planner.decide(request_))
+    waits = len(request_.candidates) + len(request_.held) - len(everybody)
+    larger = [a for h in request_.held if not h.fixed and (a := everybody[h.candidate.name]).gpus > 1]
+    assert not waits or not larger
+
+
+@elastic
+@some
+@given(requests(sublinear))
+def test_asked_again_at_once_it_changes_nothing(planner: Planner, request_: Request) -> None:
+    request_ = replace(request_, options=Options())
+    decision = planner.decide(request_)
+    everybody = after(request_, decision)
+    known = {c.name: c for c in (*request_.candidates, *(h.candidate for h in request_.held))}
+    since = {h.candidate.name: h.since_s for h in request_.held}
+    since.update({a.member: request_.now_s for a in decision.start})
+    fixed = {h.candidate.name for h in request_.held if h.fixed}
+    taken = {(p.node, gpu) for a in everybody.values() for p in a.placement for gpu in p.gpus}
+    free = (
+        replace(n, gpus=tuple(gpu for gpu in n.gpus if (n.name, gpu) not in taken)) for n in request_.cluster
+    )
+    again = replace(
+        request_,
+        candidates=tuple(c for name, c in known.items() if name not in everybody),
+        nodes=tuple(node for node in free if node.gpus),
+        held=tuple(Held(known[n], a, since[n], n in fixed) for n, a in everybody.items()),
+        memory=decision.memory,
+    )
+    assert planner.decide(again).start == ()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners.base import Decision, Options, Request
+from hetctl.scheduling.planners.doubling import DOUBLING
+from hetctl.scheduling.planners.exploratory import EXPLORATORY
+from hetctl.scheduling.planners.rate_learning import STAGE_S
+from hetctl.scheduling.simulate.engine import Engine
+from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.simulation import simulate
+
+CURVE = {gpus: 100.0 * gpus**0.9 for gpus in range(1, 17)}
+
+
+class Watched(Mapping[int, float]):
+    """A rate curve that notes which numbers of GPUs are looked at."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __getitem__(self, gpus: int) -> float:
+        self.seen.add(gpus)
+        return CURVE[gpus]
+
+    def __iter__(self):
+        return iter(CURVE)
+
+    def __len__(self) -> int:
+        return len(CURVE)
+
+
+def member(name: str, family: str = "f", samples: float = 1e6) -> Candidate:
+    return Candidate(name, CURVE, samples, restart_s=10.0, family=family)
+
+
+def simulated(exploration: str, members: list[Candidate], gpus: int = 16, gap_s: float = 0.0) -> Simulation:
+    arrivals = [Arrival(member, gap_s * i) for i, member in enumerate(members)]
+    options = Options(exploration=exploration)
+    return simulate(EXPLORATORY, arrivals, World(Cluster.of(gpus, 8)), options)
+
+
+def held_by(result: Simulation, name: str) -> list[tuple[int, float]]:
+    return [(i.gpus, i.end_s - i.start_s) for i in result.intervals if i.member == name]
+
+
+@pytest.mark.parametrize("exploration", ["each", "shared"])
+def test_a_new_member_trains_for_two_and_a_half_minutes_on_each_number(exploration: str) -> None:
+    stages = held_by(simulated(exploration, [member("a")]), "a")[:4]
+    assert [gpus for gpus, _ in stages] == [1, 2, 4, 8]
+    assert [seconds for _, seconds in stages[:3]] == pytest.approx([STAGE_S] * 3)
+
+
+def test_in_the_papers_way_each_explores_and_keeps_eight_gpus_meanwhile() -> None:
+    result = simulated("each", [member("a"), member("b"), member("c")])
+    for name in "abc":
+        assert [gpus for gpus, _ in held_by(result, name)[:4]] == [1, 2, 4, 8]
+    starts = {i.member: i.start_s for i in reversed(result.intervals)}
+    assert starts["a"] == starts["b"] == 0.0
+    assert starts["c"] == pytest.approx(4 * STAGE_S)
+
+
+def test_shared_a_family_explores_once_and_others_train_with_what_is_known() -> None:
+    result = simulated("shared", [member("a"), member("b")], gap_s=4 * STAGE_S)
+    assert [gpus for gpus, _ in held_by(result, "a")[:4]] == [1, 2, 4, 8]
+    assert held_by(result, "b")[0][0] == 8
+    together = simulated("shared", [member("a"), member("b")])
+    assert held_by(together, "b")[0] == (1, pytest.approx(2 * STAGE_S))
+    alone = simulated("shared", [member("a", ""), member("b", "")])
+    assert [gpus for gpus, _ in held_by(alone, "b")[:4]] == [1, 2, 4, 8]
+
+
+def test_shared_nobody_waits_for_an_explorer() -> None:
+    result = simulated("shared", [member(f"m{i}", family="") for i in range(16)])
+    first = [i for i in result.intervals if i.start_s == 0.0]
+    assert [i.gpus for i in first] == [1] * 16
+
+
+def test_only_rates_that_were_explored_are_looked_at() -> None:
+    watched = Watched()
+    decision = EXPLORATORY.decide(asked((Candidate("a", watched, 1e6),)))
+    assert [allocation.gpus for allocation in decision.start] == [1]
+    assert watched.seen == {1}
+    assert decision.again_s == STAGE_S
+
+
+def asked(candidates: tuple[Candidate, ...]) -> Request:
+    return Request(candidates, Cluster.of(16, 8).nodes, 16, 0, Options())
+
+
+@pytest.mark.parametrize("exploration", ["each", "shared"])
+def test_what_is_remembered_is_of_jsons_types(exploration: str) -> None:
+    remembered = []
+
+    def note(_request: Request, decision: Decision) -> None:
+        remembered.append(decision.memory)
+
+    arrivals = [Arrival(member("a")), Arrival(member("b"), 30.0)]
+    Engine(EXPLORATORY, arrivals, World(Cluster.of(16, 8)), Options(exploration=exploration), note).run()
+    assert all(json.loads(json.dumps(memory)) == memory for memory in remembered)
+    assert any(memory["kept"] for memory in remembered) is (exploration == "each")
+
+
+def test_reasons_name_explorers() -> None:
+    request = asked((member("a"), member("b")))
+    words = EXPLORATORY.reasons(request, EXPLORATORY.decide(request))
+    assert words["a"] == "explores its rate on 1 GPU"
+    assert words["b"] == "1 GPU: no rate on 2 is known"
+
+
+def test_sharing_what_is_known_comes_close_to_knowing_it_before() -> None:
+    members = [member(f"m{i}", samples=3e5) for i in range(30)]
+    arrivals = [Arrival(m, 100.0 * i) for i, m in enumerate(members)]
+    world = World(Cluster.of(16, 8))
+    before = simulate(DOUBLING, arrivals, world, Options()).mean_jct_s
+    shared = simulate(EXPLORATORY, arrivals, world, Options()).mean_jct_s
+    each = simulate(EXPLORATORY, arrivals, world, Options(exploration="each")).mean_jct_s
+    assert shared <= 1.15 * before
+    assert each > 1.1 * shared
+
+
+def test_who_explores_stays_at_it_though_others_wait_for_its_gpus() -> None:
+    """Six members that share nothing: two at a time have two GPUs, each until that rate is known."""
+    members = [replace(member(f"m{i}", family="", samples=3e5), checkpoint_s=1.0) for i in range(6)]
+    result = simulated("shared", members, gpus=8)
+    pairs = [i for i in result.intervals if i.gpus == 2 and i.start_s < 4 * STAGE_S]
+    assert len(pairs) >= 6
+    assert all(i.end_s - i.start_s >= STAGE_S for i in pairs)

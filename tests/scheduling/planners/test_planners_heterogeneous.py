@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from hetctl.inputs.gpu_spec import parse_gpus
+from hetctl.model.errors import BadInputError
+from hetctl.model.site import Cluster, Node
+from hetctl.model.workload import Candidate
+from hetctl.perf.bounds import makespan_bound
+from hetctl.scheduling.planners import PLANNERS, planner_named
+from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request, options_from
+from hetctl.scheduling.planners.fluid import FLUID
+from hetctl.scheduling.planners.heterogeneous import by_type
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, World
+from hetctl.scheduling.simulate.simulation import simulate
+
+SLOW = {1: 10.0, 2: 19.0, 3: 27.0, 4: 34.0}
+FAST = {gpus: 3 * rate for gpus, rate in SLOW.items()}
+CLUSTER = Cluster.of_types({"v100": (8, 4), "p100": (8, 4)})
+every_planner = pytest.mark.parametrize("name", [*PLANNERS, "fixed-2"])
+
+
+def member(name: str, samples: float = 1000.0) -> Candidate:
+    return Candidate(name, SLOW, samples, restart_s=1.0, rates_by_type={"v100": FAST, "p100": SLOW})
+
+
+def asked(
+    *members: Candidate, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
+) -> Request:
+    flags = {name: bool(values.pop(name, False)) for name in ("mix_types", "balance")}
+    options = Options(plan_seconds=0.05, **flags)
+    return Request(
+        members,
+        nodes or cluster.nodes,
+        cluster.gpus,
+        0,
+        options,
+        cluster=cluster.nodes,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def types_of(decision: Decision, cluster: Cluster = CLUSTER) -> dict[str, set[str | None]]:
+    types = {node.name: node.gpu_type for node in cluster.nodes}
+    return {a.member: {types[part.node] for part in a.placement} for a in decision.start}
+
+
+def test_a_cluster_of_types_has_a_name_for_each_node() -> None:
+    cluster = Cluster.of_types({"v100": (6, 4), "": (2, 2)})
+    assert [(n.name, len(n.gpus), n.gpu_type) for n in cluster.nodes] == [
+        ("node-0", 4, "v100"),
+        ("node-1", 2, "v100"),
+        ("node-2", 2, None),
+    ]
+    assert Cluster.of_types({"": (6, 4)}) == Cluster.of(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("80", {"": 80}),
+        ("v100:40,p100:40", {"v100": 40, "p100": 40}),
+        (" Tesla V100 : 4 , p100: 8", {"Tesla V100": 4, "p100": 8}),
+    ],
+)
+def test_gpus_are_read_as_people_write_them(text: str, gpus: Mapping[str, int]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-4", "v100", "v100:", ":4", "v100:x", "v100:0", "v100:4,,p100:4", "v100:4,v100:4"]
+)
+def test_other_gpus_are_refused_with_what_was_written(text: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        parse_gpus(text)
+    assert repr(text) in caught.value.message or f"'{text}'" in caught.value.message
+
+
+def test_rates_are_those_of_the_type_or_else_the_general_ones() -> None:
+    candidate = member("a")
+    assert candidate.on_type("v100").rates == FAST
+    assert candidate.on_type("k80").rates == SLOW
+    assert candidate.on_slowest(["v100", "p100"]).rates == SLOW
+    assert candidate.highest_rates == FAST
+    plain = Candidate("b", SLOW, 1.0)
+    assert plain.on_type("v100") is plain
+
+
+def test_nodes_without_a_type_are_left_to_the_planner() -> None:
+    plain = asked(member("a"), member("b"), cluster=Cluster.of(8, 4))
+    assert by_type(FLUID).decide(plain) == FLUID.decide(plain)
+    assert by_type(FLUID) is by_type(FLUID)
+
+
+@every_planner
+def test_nobody_is_on_two_types_and_all_go_at_the_pace_of_theirs(name: str) -> None:
+    request = asked(*(member(f"m{i}", 100.0 * (i + 1)) for i in range(12)))
+    decision = planner_named(name).decide(request)
+    curves = {"v100": FAST, "p100": SLOW}
+    used = types_of(decision)
+    assert set().union(*used.values()) == {"v100", "p100"}
+    for allocation in decision.start:
+        (gpu_type,) = used[allocation.member]
+        assert allocation.rate == curves[str(gpu_type)][allocation.gpus]
+    assert json.loads(json.dumps(decision.memory)) == decision.memory
+
+
+def test_the_longest_get_the_type_where_they_are_done_first() -> None:
+    # 900 and 600 take 7.5 s on two fast GPUs each; the third is done first on the slow ones.
+    cluster = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
+    decision = planner_named("independent").decide(
+        asked(member("a", 900), member("b", 300), member("c", 600), cluster=cluster)
+    )
+    assert types_of(decision, cluster) == {"a": {"v100"}, "c": {"v100"}, "b": {"p100"}}
+
+
+def test_freed_gpus_of_one_type_take_who_waits_for_the_other() -> None:
+    independent = planner_named("independent")
+    first = independent.decide(asked(*(member(f"m{i}") for i in range(30))))
+    names = {a.member for a in first.start}
+    waiting = [member(f"m{i}") for i in range(30) if f"m{i}" not in names]
+    freed = (Node("node-2", (1,), "p100"),)
+    for_fast = [m for m in waiting if first.memory["members"][m.name] == "v100"]
+    again = independent.decide(asked(*for_fast, nodes=freed, memory=first.memory))
+    assert [(a.rate, a.placement[0].node) for a in again.start] == [(10.0, "node-2")]
+
+
+def test_who_trains_stays_on_its_type() -> None:
+    fluid = planner_named("fluid")
+    first = fluid.decide(asked(member("a"), member("b", 100.0)))
+    before = types_of(first)
+    held = tuple(Held(member(a.member, 50.0), a, 0.0) for a in first.start)
+    taken = {(p.node, gpu) for a in first.start for p in a.placement for gpu in p.gpus}
+    free = tuple(
+        Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken), n.gpu_type) for n in CLUSTER.nodes
+    )
+    request = asked(member("c", 5000.0), nodes=free, held=held, memory=first.memory)
+    decision = fluid.decide(request)
+    after = types_of(decision)
+    assert all(after[name] == before[name] for name in before if name in after)
+    assert set(fluid.reasons(request, decision)) == {"a", "b", "c"}
+
+
+def test_a_planner_remembers_by_type_even_while_one_is_down() -> None:
+    seen: list[object] = []
+
+    def decide(request: Request) -> Decision:
+        seen.append(request.memory)
+        return Decision(memory=(request.memory or 0) + 1)
+
+    counting = by_type(Planner("counting", "local", decide))
+    memory = counting.decide(asked(member("a"))).memory
+    only = Cluster(CLUSTER.nodes[:2])
+    memory = counting.decide(asked(member("a"), cluster=only, memory=memory)).memory
+    memory = counting.decide(asked(member("a"), memory=json.loads(json.dumps(memory)))).memory
+    assert memory["gpu_types"] == {"v100": 3, "p100": 2}
+    assert seen == [None, None, 1, 1, 2]
+
+
+def test_mixed_types_go_at_the_slowest_ones_pace() -> None:
+    cluster = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
+    decision = planner_named("fixed-4").decide(asked(member("a"), cluster=cluster, mix_types=True))
+    (given,) = decision.start
+    assert (given.gpus, given.rate) == (4, SLOW[4])
+    assert types_of(decision, cluster) == {"a": {"v100", "p100"}}
+    alone = planner_named("fixed-2").decide(asked(member("a"), cluster=cluster, mix_types=True))
+    assert alone.start[0].rate == FAST[2]
+    assert options_from({"mix_types": True}).mix_types
+    with pytest.raises(BadInputError, match="mix_types is 1, but must be true or false"):
+        options_from({"mix_types": 1})
+
+
+def test_balanced_batches_let_each_type_keep_its_pace() -> None:
+    cluster = Cluster.of_types({"v100": (1, 2), "p100": (3, 3)})
+    both = asked(member("a"), cluster=cluster, mix_types=True, balance=True)
+    (given,) = planner_named("fixed-4").decide(both).start
+    assert (given.gpus, given.rate) == (4, pytest.approx((FAST[4] + 3 * SLOW[4]) / 4))
+    alone = asked(member("a"), cluster=Cluster.of_types({"v100": (2, 2)}), mix_types=True, balance=True)
+    assert planner_named("fixed-2").decide(alone).start[0].rate == FAST[2]
+
+
+@every_planner
+@pytest.mark.parametrize("mix_types", [False, True])
+def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
+    members = [member(f"m{i}", 500.0 + 97 * i) for i in range(15)]
+    arrivals = [Arrival(m, 3.0 * i) for i, m in enumerate(members)]
+    options = Options(plan_seconds=0.05, mix_types=mix_types)
+    world = World(CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0))
+    result = simulate(planner_named(name), arrivals, world, options)
+    assert result.makespan_s >= makespan_bound([(a.at_s, a.candidate) for a in arrivals], 16) - 1e-6
+    done = {m.name: sum(i.samples for i in result.intervals if i.member == m.name) for m in members}
+    assert done == pytest.approx({m.name: m.samples_left for m in members})
+
+
+def test_a_round_in_lockstep_goes_at_the_pace_of_its_slowest_type() -> None:
+    members = [member(f"m{i}") for i in range(8)]
+    world = World(CLUSTER, lockstep=True)
+    result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], world, Options())
+    types = {node.name: node.gpu_type for node in CLUSTER.nodes}
+    assert {types[i.allocation.placement[0].node] for i in result.intervals} == {"v100", "p100"}
+    assert {i.round_index for i in result.intervals} == {0}
+    assert [i.end_s - i.start_s for i in result.intervals] == pytest.approx([100.0] * 8)

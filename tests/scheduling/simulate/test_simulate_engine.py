@@ -1,0 +1,419 @@
+"""Small runs, computed by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import Allocation, Placement
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.core import POLL_S
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.simulate.engine import Engine
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
+from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
+
+Row = tuple[str, int, float, float, float]
+"""Member, GPUs, start, end, samples."""
+
+
+def member(name: str, samples: float, **values: float) -> Candidate:
+    rates = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
+    return Candidate(name, rates, samples, **values)  # type: ignore[arg-type]
+
+
+def given(candidate: Candidate, *gpus: int, node: str = "node-0") -> Allocation:
+    count = len(gpus)
+    return Allocation(
+        candidate.name, count, "data-parallel", candidate.rates[count], (Placement(node, gpus),)
+    )
+
+
+def one_each(request: Request) -> Decision:
+    slots = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
+    pairs = zip(request.candidates, slots, strict=False)
+    return Decision(tuple(given(c, gpu, node=node) for c, (node, gpu) in pairs))
+
+
+LOCAL = Planner("local", "local", one_each)
+GROUP = Planner("group", "global", one_each, shares=True, alpha=0.0)
+
+
+def elastic(decide: Callable[[Request], Decision]) -> Planner:
+    return Planner("elastic", "elastic", decide)
+
+
+def run(
+    planner: Planner, arrivals: Sequence[Arrival], gpus: int = 4, per_node: int = 4, **world: object
+) -> list[Row]:
+    engine = Engine(planner, arrivals, World(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
+    return [
+        (s.candidate.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
+        for s in engine.steps
+    ]
+
+
+def test_members_start_when_they_come_and_wait_when_all_is_taken() -> None:
+    arrivals = [Arrival(member("b", 50), 5.0), Arrival(member("a", 100)), Arrival(member("c", 10), 30.0)]
+    assert run(LOCAL, arrivals, gpus=1) == [
+        ("a", 1, 0.0, 10.0, 100),
+        ("b", 1, 10.0, 15.0, 50),
+        ("c", 1, 30.0, 31.0, 10),
+    ]
+
+
+def test_start_up_evaluations_and_checkpoints_take_their_time() -> None:
+    costly = member("a", 200, samples_per_epoch=100, startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(costly)]) == [("a", 1, 0.0, 3 + 2 * 13, 200)]
+
+
+def test_a_resize_costs_a_checkpoint_and_a_restart() -> None:
+    """On 1 GPU until b comes at 20, then a has 3: stopped with 200 done, 2 s checkpoint, 5 s restart."""
+    a, b = member("a", 500, startup_s=0.0, restart_s=5.0, checkpoint_s=2.0), member("b", 100)
+
+    def decide(request: Request) -> Decision:
+        waiting = {c.name: c for c in request.candidates}
+        if "b" in waiting:
+            return Decision((given(request.held[0].candidate, 0, 1, 2), given(waiting["b"], 3)))
+        return Decision(tuple(given(c, 0) for c in request.candidates))
+
+    assert run(elastic(decide), [Arrival(a), Arrival(b, 20.0)]) == [
+        ("a", 1, 0.0, 22.0, 200),
+        ("b", 1, 20.0, 30.0, 100),
+        ("a", 3, 22.0, 22 + 5 + 10 + 2, 300),
+    ]
+
+
+def test_the_same_planner_is_told_how_far_who_trains_has_come() -> None:
+    seen: list[tuple[float, float, float]] = []
+
+    def decide(request: Request) -> Decision:
+        seen.extend((request.now_s, h.candidate.samples_left, h.candidate.startup_s) for h in request.held)
+        return one_each(request)
+
+    run(
+        elastic(decide),
+        [Arrival(member("a", 100, startup_s=3.0, restart_s=4.0)), Arrival(member("b", 1), 8.0)],
+    )
+    assert (8.0, 50.0, 4.0) in seen
+
+
+def test_who_is_stopped_waits_and_goes_on() -> None:
+    """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
+
+    def decide(request: Request) -> Decision:
+        waiting = {c.name: c for c in request.candidates}
+        if request.now_s == 0:
+            return Decision((given(waiting["a"], 0),), again_s=4.0, memory="stop")
+        if request.held and request.memory == "stop":
+            return Decision((given(waiting["b"], 0),), stop=("a",))
+        return one_each(request) if not request.held else Decision()
+
+    rows = run(elastic(decide), [Arrival(member("a", 100)), Arrival(member("b", 50))], gpus=1)
+    assert rows == [("a", 1, 0.0, 4.0, 40), ("b", 1, 4.0, 9.0, 50), ("a", 1, 9.0, 15.0, 60)]
+
+
+def test_a_planner_cannot_ask_for_the_past() -> None:
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        again_s = request.now_s if len(asked) < 3 else None
+        return Decision(one_each(request).start, again_s=again_s)
+
+    assert run(elastic(decide), [Arrival(member("a", 100))]) == [("a", 1, 0.0, 10.0, 100)]
+    assert asked[:3] == pytest.approx([0.0, POLL_S, 2 * POLL_S])
+
+
+def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
+    """Slow has 5 samples/s and ends at 20; fast has done 100 of 300 by then and does 200 more at 10."""
+    slow = Candidate("slow", {1: 5.0}, 100)
+    arrivals = [Arrival(slow), Arrival(member("fast", 300))]
+    assert run(GROUP, arrivals, lockstep=True) == [
+        ("slow", 1, 0.0, 20.0, 100),
+        ("fast", 1, 0.0, 40.0, 300),
+    ]
+    assert run(GROUP, arrivals)[1] == ("fast", 1, 0.0, 30.0, 300)
+
+
+def test_lockstep_is_for_groups_alone() -> None:
+    arrivals = [Arrival(Candidate("slow", {1: 5.0}, 100)), Arrival(member("fast", 300))]
+    assert run(LOCAL, arrivals, lockstep=True)[1] == ("fast", 1, 0.0, 30.0, 300)
+
+
+def test_the_pace_changes_twice_in_mid_epoch() -> None:
+    """At 2/s until 50, at 5/s until 60, then at 10/s; epochs of 100 samples end with 1 s checkpoints.
+
+    fast: 100 done at 50, checkpoint until 51, 45 done by 60, 55 more by 65.5, checkpoint until 66.5.
+    """
+    slowest, slow = Candidate("slowest", {1: 2.0}, 100), Candidate("slow", {1: 5.0}, 150)
+    fast = member("fast", 200, samples_per_epoch=100, checkpoint_s=1.0)
+    rows = run(GROUP, [Arrival(slowest), Arrival(slow), Arrival(fast)], lockstep=True)
+    assert rows == [
+        ("slowest", 1, 0.0, 50.0, 100),
+        ("slow", 1, 0.0, 60.0, 150),
+        ("fast", 1, 0.0, 66.5, 200),
+    ]
+
+
+def test_a_global_planner_waits_for_all_of_its_round() -> None:
+    planner = Planner("global", "global", one_each)
+    arrivals = [Arrival(member("a", 100)), Arrival(member("b", 30)), Arrival(member("c", 10))]
+    assert run(planner, arrivals, gpus=2)[2] == ("c", 1, 10.0, 11.0, 10)
+
+
+class _Drawn(random.Random):
+    """Failures at times that are known: the first draw is the first node's, and so on."""
+
+    times: list[float] = []  # noqa: RUF012
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return self.times.pop(0) if self.times else 1e9 * lambd
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Failures]:
+    def at(*times: float, **values: float) -> Failures:
+        _Drawn.times = list(times)
+        return Failures(1.0, **values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hetctl.scheduling.simulate.engine.random.Random", _Drawn)
+    return at
+
+
+def test_a_failure_costs_what_came_after_the_last_epoch(failing: Callable[..., Failures]) -> None:
+    """Two epochs of 100 are done when the node fails at 25; it is back at 35, and a restart takes 4 s."""
+    a = member("a", 400, samples_per_epoch=100, restart_s=4.0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(25.0, repair_s=10.0)) == [
+        ("a", 1, 0.0, 25.0, 200),
+        ("a", 1, 35.0, 35 + 4 + 20.0, 200),
+    ]
+
+
+def test_without_epochs_it_costs_what_came_after_the_last_checkpoint(
+    failing: Callable[..., Failures],
+) -> None:
+    failures = failing(25.0, repair_s=10.0, checkpoint_every_s=8.0)
+    assert run(LOCAL, [Arrival(member("a", 400, startup_s=2.0))], gpus=1, failures=failures) == [
+        ("a", 1, 0.0, 25.0, 160),
+        ("a", 1, 35.0, 35 + 2 + 24.0, 240),
+    ]
+
+
+def test_a_failure_takes_its_own_members_and_the_job_goes_on(failing: Callable[..., Failures]) -> None:
+    """At 3 s node-0 fails; b trains on, and then all go by turns on the node that is left."""
+    arrivals = [Arrival(member("a", 100)), Arrival(member("b", 50)), Arrival(member("c", 100))]
+    rows = run(LOCAL, arrivals, gpus=2, per_node=1, failures=failing(3.0, repair_s=100.0))
+    assert rows == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 5.0, 50),
+        ("a", 1, 5.0, 15.0, 100),
+        ("c", 1, 15.0, 25.0, 100),
+    ]
+
+
+def test_a_job_ends_with_its_last_node_and_the_next_one_has_those_that_are_back(
+    failing: Callable[..., Failures],
+) -> None:
+    """Nodes fail at 3 s and 8 s, and are back a second later; the next job is there at 12 s."""
+    arrivals = [Arrival(member(name, 100)) for name in "ab"]
+    failures = failing(3.0, 8.0, repair_s=1.0)
+    clock = Clock(job_overhead_s=4.0)
+    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures, clock=clock) == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 8.0, 0),
+        ("a", 1, 12.0, 22.0, 100),
+        ("b", 1, 12.0, 22.0, 100),
+    ]
+
+
+def test_a_node_that_comes_back_is_there_for_the_next_job_only(failing: Callable[..., Failures]) -> None:
+    """node-0 is back at 4 s, and in no job before that which begins when node-1 fails at 8 s."""
+    arrivals = [Arrival(member(name, 100)) for name in "ab"]
+    failures = failing(3.0, 8.0, repair_s=1.0)
+    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures) == [
+        ("a", 1, 0.0, 3.0, 0),
+        ("b", 1, 0.0, 8.0, 0),
+        ("a", 1, 8.0, 18.0, 100),
+        ("b", 1, 18.0, 28.0, 100),
+    ]
+
+
+def test_without_any_node_the_next_job_waits_for_one(failing: Callable[..., Failures]) -> None:
+    failures = failing(3.0, repair_s=10.0)
+    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, clock=Clock(wall_s=50.0))
+    assert rows == [("a", 1, 0.0, 3.0, 0), ("a", 1, 13.0, 23.0, 100)]
+
+
+def test_the_next_job_remembers_what_was_decided_when_the_last_round_began() -> None:
+    """Asked at 0 s and, in vain, when the epoch of a ends at 10 s; then the next job begins."""
+    remembered: list[object] = []
+
+    def decide(request: Request) -> Decision:
+        remembered.append(request.memory)
+        return Decision(one_each(request).start, memory=len(remembered))
+
+    rows = run(elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=Clock(wall_s=15.0))
+    assert [start_s for _, _, start_s, _, _ in rows] == [0.0, 10.0]
+    assert remembered == [None, 1, 1, 1]
+
+
+def test_resize_that_the_planner_wanted_is_no_reason_to_ask_it_again() -> None:
+    """a is told at 4 s to have two GPUs, and has them at 6 s."""
+    asked: list[float] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request.now_s)
+        if request.held and request.now_s == 4.0:
+            return Decision((given(request.held[0].candidate, 0, 1),))
+        return Decision(one_each(request).start, again_s=4.0 if request.now_s < 4 else None)
+
+    run(elastic(decide), [Arrival(member("a", 100, checkpoint_s=2.0))])
+    assert asked == pytest.approx([0.0, 4.0])
+
+
+def test_an_epoch_that_is_being_evaluated_is_lost(failing: Callable[..., Failures]) -> None:
+    a = member("a", 200, samples_per_epoch=100, evaluate_s=4.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(14.5, repair_s=1.0))[0] == ("a", 1, 0.0, 14.5, 0)
+    assert run(LOCAL, [Arrival(a)], gpus=1, failures=failing(15.5, repair_s=1.0))[0] == (
+        ("a", 1, 0.0, 15.5, 100)
+    )
+
+
+def test_a_group_is_stopped_only_after_an_evaluation_that_is_going_on() -> None:
+    """At 50 the first two are done, and fast, which has just changed its pace, is in its evaluation."""
+    alike = [Arrival(Candidate(name, {1: 2.0}, 100)) for name in ("a", "b")]
+    fast = member("fast", 200, samples_per_epoch=100, evaluate_s=3.0)
+    planner = Planner("group", "global", one_each, shares=True, alpha=0.5)
+    rows = run(planner, [*alike, Arrival(fast), Arrival(member("later", 10))], gpus=3, lockstep=True)
+    assert rows[2:] == [
+        ("fast", 1, 0.0, 53.0, 100),
+        ("fast", 1, 53.0, 66.0, 100),
+        ("later", 1, 53.0, 54.0, 10),
+    ]
+
+
+def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Callable[..., Failures]) -> None:
+    """Told at 4 to move, its checkpoint would be over at 6; the node fails at 5, and it begins anew."""
+    a = member("a", 100, checkpoint_s=2.0)
+
+    def decide(request: Request) -> Decision:
+        if request.held and request.now_s == 4.0:
+            return Decision((given(request.held[0].candidate, 0, node="node-1"),))
+        again_s = 4.0 if request.now_s < 4 else None
+        return Decision(one_each(request).start if not request.held else (), again_s=again_s)
+
+    failures = failing(5.0, repair_s=100.0)
+    assert run(elastic(decide), [Arrival(a)], gpus=2, per_node=1, failures=failures) == [
+        ("a", 1, 0.0, 5.0, 0),
+        ("a", 1, 5.0, 17.0, 100),
+    ]
+
+
+def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
+    """Epochs of 10 s, a limit of 26 s with 1 s of grace: two in the first job; 3 s later the third."""
+    a = member("a", 300, samples_per_epoch=100)
+    clock = Clock(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
+    assert run(LOCAL, [Arrival(a)], clock=clock) == [
+        ("a", 1, 0.0, 20.0, 200),
+        ("a", 1, 23.0, 33.0, 100),
+    ]
+
+
+def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint() -> None:
+    a = member("a", 300, checkpoint_s=2.0)
+    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+        ("a", 1, 0.0, 20.0, 180),
+        ("a", 1, 20.0, 34.0, 120),
+    ]
+
+
+def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
+    a = member("a", 300, samples_per_epoch=300, startup_s=18.0, checkpoint_s=4.0)
+    with pytest.raises(InfeasibleError, match=r"limit 0:00:20 is shorter than .* of a \(22 s\)"):
+        run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0))
+
+
+def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None:
+    """c needs 30 s on one GPU: too late at 15 s of 40; at 20 s it has both, on which it needs 15 s."""
+
+    def decide(request: Request) -> Decision:
+        if len(request.candidates) > 1:
+            return one_each(request)
+        gpus = [gpu for node in request.nodes for gpu in node.gpus]
+        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+
+    arrivals = [
+        Arrival(member("a", 150)),
+        Arrival(member("b", 200)),
+        Arrival(member("c", 300, samples_per_epoch=300)),
+    ]
+    assert run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0)) == [
+        ("a", 1, 0.0, 15.0, 150),
+        ("b", 1, 0.0, 20.0, 200),
+        ("c", 2, 20.0, 35.0, 300),
+    ]
+
+
+def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again() -> None:
+    """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when nobody trains any more."""
+
+    def decide(request: Request) -> Decision:
+        if len(request.candidates) > 1:
+            return one_each(request)
+        gpus = [gpu for node in request.nodes for gpu in node.gpus]
+        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+
+    arrivals = [
+        Arrival(member("a", 199)),
+        Arrival(member("b", 200)),
+        Arrival(member("c", 300, samples_per_epoch=300)),
+    ]
+    rows = run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0))
+    assert rows[2] == ("c", 2, 20.0, 35.0, 300)
+
+
+def test_nobody_starts_again_on_as_many_gpus_as_it_had_no_room_on() -> None:
+    """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
+    slow, fast = Candidate("slow", {1: 4.0}, 100, 100), Candidate("fast", {1: 10.0}, 120, 40)
+    local = Planner("local", "local", one_each, shares=True, alpha=0.0)
+    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, clock=Clock(wall_s=29.0))
+    assert rows == [("slow", 1, 0.0, 25.0, 100), ("fast", 1, 0.0, 20.0, 80), ("fast", 1, 25.0, 29.0, 40)]
+
+
+def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
+    a = member("a", 600, samples_per_epoch=300, startup_s=2.0, checkpoint_s=1.0)
+    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+        ("a", 1, 0.0, 20.0, 170),  # 2 s of start-up, 17 s of training, 1 s for the checkpoint
+        ("a", 1, 20.0, 40.0, 160),  # the rest of the epoch until 36 s, and a part of the next
+        ("a", 1, 40.0, 60.0, 170),
+        ("a", 1, 60.0, 73.0, 100),
+    ]
+
+
+def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:
+    a = member("a", 200, samples_per_epoch=100)
+    assert run(LOCAL, [Arrival(a, 15.0)], clock=Clock(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
+
+
+def test_what_a_run_comes_to() -> None:
+    arrivals = [Arrival(member("a", 100, restart_s=1.0)), Arrival(member("b", 50), 5.0)]
+    result = simulate(LOCAL, arrivals, World(Cluster.of(1, 1)), Options())
+    assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
+    assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
+
+
+def test_who_comes_back_has_its_place_before_those_who_came_later() -> None:
+    queue = WaitingQueue(LOCAL, Options())
+    for name in "abc":
+        queue.add(member(name, 100))
+    queue.remove("a")
+    assert [c.name for c in queue.candidates] == ["b", "c"]
+    queue.add(member("a", 50))
+    assert [(c.name, c.samples_left) for c in queue.candidates] == [("a", 50), ("b", 100), ("c", 100)]
+    assert [c.name for c in queue.without({"b"})] == ["a", "c"]

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import Allocation, Placement, Plan
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.perf.bounds import fluid_bound
+from hetctl.perf.epoch_timeline import least_step_s
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.simulate.engine import Engine
+from hetctl.scheduling.simulate.forecast import forecast
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
+from hetctl.scheduling.simulate.simulated_step import Step
+
+FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
+
+
+def in_order(request: Request) -> Decision:
+    """One GPU each, as the candidates come."""
+    free = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
+    return Decision(
+        tuple(
+            Allocation(c.name, 1, "data-parallel", c.rates[1], (Placement(node, (gpu,)),))
+            for c, (node, gpu) in zip(request.candidates, free, strict=False)
+        )
+    )
+
+
+LOCAL = Planner("local", "local", in_order, shares=False)
+GLOBAL = Planner("global", "global", in_order, shares=False)
+
+
+def predict(
+    planner: Planner,
+    members: Sequence[Candidate],
+    gpus: int,
+    *,
+    options: Options = Options(delta=20.0),  # noqa: B008
+    wall_s: float | None = None,
+    grace_s: float = 0.0,
+) -> Plan:
+    world = World(Cluster.of(gpus, 4), Clock(wall_s, grace_s, 1.0, 5.0))
+    return forecast(planner, members, world, options)
+
+
+def member(name: str, rates: Sequence[float], left: float, **values: float) -> Candidate:
+    return Candidate(name, dict(enumerate(rates, start=1)), left, **values)  # type: ignore[arg-type]
+
+
+def gpus_by_round(plan: Plan) -> list[dict[str, int]]:
+    return [{a.member: a.gpus for a in round_.allocations} for round_ in plan.rounds]
+
+
+def test_flotillas_by_hand() -> None:
+    """Three rounds on 4 GPUs, delta 20, alpha 0.8, worked out from FLEET's rules.
+
+    Round 0: a is the reference at 100, b joins on 2 GPUs at 100, c would need 4 of the 1 left; the
+    GPU left over goes to a (180). a is done at 1000/180 = 5.56 s; then 2 < 0.8 * 4 GPUs are active.
+    Round 1, from 6.56 s: b is the reference at 50, c joins on 2 at 50, and b as slowest gets the GPU
+    left over (100). b's 1500 - 555.6 samples are done 9.44 s later, at 16 s.
+    Round 2, from 17 s: c has 800 - 472.2 samples left and all GPUs, at 80.
+    """
+    members = (
+        member("a", [100, 180], 1000),
+        member("b", [50, 100, 130], 1500),
+        member("c", [30, 50, 65, 80], 800),
+    )
+    plan = predict(FLOTILLA, members, 4)
+    assert gpus_by_round(plan) == [{"a": 2, "b": 2}, {"b": 2, "c": 2}, {"c": 4}]
+    first = 1000 / 180
+    assert [r.start_s for r in plan.rounds] == pytest.approx([0, first + 1, 17])
+    assert [r.predicted_s for r in plan.rounds] == pytest.approx([first, 15 - first, 327.7778 / 80])
+    assert [f.done_s for f in plan.members] == pytest.approx([first, 16, 17 + 327.7778 / 80])
+    assert [f.training_s for f in plan.members] == pytest.approx([first, 15, 15 - first + 327.7778 / 80])
+    assert plan.predicted_makespan_s == pytest.approx(21.0972222)
+    assert plan.lower_bound_s == fluid_bound(members, 4)
+    assert plan.ratio == plan.predicted_makespan_s / plan.lower_bound_s
+    assert (plan.planner, plan.objective, plan.gpus, plan.gpus_per_node) == ("flotilla", "makespan", 4, 4)
+    assert plan.options["delta"] == 20.0
+
+
+def test_at_alpha_0_a_flotilla_ends_with_its_last_member() -> None:
+    members = (member("a", [100], 1000), member("b", [100], 2000), member("c", [100], 500))
+    plan = predict(FLOTILLA, members, 2, options=Options(alpha=0.0))
+    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1}]
+    assert [r.start_s for r in plan.rounds] == [0, 21]
+
+
+def test_members_that_cannot_get_more_gpus_are_not_stopped() -> None:
+    members = (member("a", [100], 1000), member("b", [100], 2000))
+    assert len(predict(FLOTILLA, members, 2).rounds) == 1
+
+
+def test_a_stop_costs_a_checkpoint_and_a_start_up() -> None:
+    members = (member("a", [100], 1000), member("b", [100, 200], 2000, checkpoint_s=2.0, startup_s=3.0))
+    plan = predict(FLOTILLA, members, 2)
+    # b has trained 7 s when a is done at 10, saves until 12, starts up until 16 and has 1300 left.
+    assert plan.rounds[1].start_s == 13
+    assert plan.predicted_makespan_s == pytest.approx(16 + 1300 / 200 + 2)
+
+
+def test_a_global_round_ends_with_its_last_step() -> None:
+    members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
+    plan = predict(GLOBAL, members, 2)
+    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1}]
+    assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (21, 10)]
+
+
+def test_local_rounds_overlap() -> None:
+    members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
+    plan = predict(LOCAL, members, 2)
+    assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (11, 10)]
+    assert plan.rounds[1].allocations[0].placement == plan.rounds[0].allocations[0].placement
+
+
+def test_gpus_that_are_freed_together_are_given_together() -> None:
+    members = tuple(member(name, [10], 100) for name in "abcd")
+    plan = predict(LOCAL, members, 2)
+    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1, "d": 1}]
+
+
+def test_epochs_that_would_not_fit_wait_for_the_next_job() -> None:
+    # 85 s of a job's 90 hold the start-up and 6 of the 10 epochs of 13 s; the other 4 are done in the next.
+    long = Candidate("a", {1: 10.0}, 1000.0, 100, startup_s=7.0, evaluate_s=2.0, checkpoint_s=1.0)
+    plan = predict(LOCAL, (long,), 1, wall_s=100, grace_s=10)
+    assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 85), (90, 59)]
+    assert plan.members[0].training_s == 85 + 59
+
+
+def test_who_still_fits_a_job_trains_before_who_does_not() -> None:
+    # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
+    members = (
+        Candidate("a", {1: 10.0}, 900.0, 300),
+        Candidate("b", {1: 10.0}, 100.0, 100),
+        Candidate("c", {1: 10.0}, 300.0, 300),
+    )
+    plan = predict(LOCAL, members, 1, wall_s=80)
+    assert gpus_by_round(plan) == [{"a": 1}, {"b": 1}, {"a": 1}, {"c": 1}]
+    assert [r.start_s for r in plan.rounds] == [0, 61, 76, 107]
+
+
+def test_a_limit_shorter_than_a_start_is_refused() -> None:
+    short = Candidate("d001", {1: 10.0}, 6000.0, 600)
+    long = Candidate("d017", {1: 10.0}, 246000.0, 24600, startup_s=2400.0, checkpoint_s=20.0)
+    with pytest.raises(InfeasibleError) as caught:
+        predict(LOCAL, (short, long), 1, wall_s=1800, grace_s=10)
+    said = "round limit 0:30 is shorter than start-up, checkpoint and grace of d017 (41 min); raise --time"
+    assert caught.value.message == said
+
+
+def test_short_limits_are_said_in_seconds() -> None:
+    with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* grace of a \(110 s\); raise --time"):
+        predict(LOCAL, (Candidate("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
+
+
+def test_a_cluster_without_gpus_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="no GPU"):
+        predict(FLOTILLA, (member("a", [10], 100),), 0)
+
+
+def test_nothing_to_train_is_a_plan_without_rounds() -> None:
+    plan = predict(FLOTILLA, (), 4)
+    assert (plan.rounds, plan.members, plan.predicted_makespan_s, plan.ratio) == ((), (), 0, 1)
+
+
+curves = st.lists(st.floats(1.0, 100.0), min_size=1, max_size=8).map(
+    lambda values: dict(enumerate(values, start=1))
+)
+seconds = st.floats(0.0, 30.0)
+samples = st.just(0.0) | st.floats(1e-3, 1e4)
+ensembles = st.lists(
+    st.tuples(curves, samples, st.none() | st.integers(1, 2000), seconds, seconds, seconds),
+    min_size=1,
+    max_size=8,
+).map(lambda rows: tuple(Candidate(f"m{i}", *row) for i, row in enumerate(rows)))
+planners = st.sampled_from([FLOTILLA, INDEPENDENT, LOCAL, GLOBAL])
+alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
+
+
+def longest_step(members: Sequence[Candidate]) -> float:
+    """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
+    whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
+    return max(least_step_s(c, rate) for c in whole for rate in c.rates.values()) + 10
+
+
+@settings(deadline=None)
+@given(planners, ensembles, st.integers(1, 9), alphas, st.none() | st.floats(1.0, 20.0))
+def test_all_samples_are_trained_once_whatever_the_limits(
+    planner: Planner, members: tuple[Candidate, ...], gpus: int, alpha: float, jobs: float | None
+) -> None:
+    wall_s = None if jobs is None else jobs * longest_step(members)
+    clock = Clock(wall_s, 0.0, 1.0, 5.0)
+    arrivals = [Arrival(member) for member in members]
+    world = World(Cluster.of(gpus, 4), clock)
+    steps = Engine(planner, arrivals, world, Options(alpha=alpha)).run().steps
+    trained: dict[str, float] = defaultdict(float)
+    for step in steps:
+        assert step.samples >= 0
+        assert step.end_s - step.start_s <= clock.usable_s * (1 + 1e-9)
+        trained[step.candidate.name] += step.samples
+    assert dict(trained) == pytest.approx({c.name: c.samples_left for c in members})
+    assert sum(step.converged for step in steps) == len(members)
+    assert_nothing_is_used_twice(steps)
+
+
+def assert_nothing_is_used_twice(steps: Sequence[Step]) -> None:
+    uses: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    for step in steps:
+        held = [(part.node, gpu) for part in step.allocation.placement for gpu in part.gpus]
+        for user in (step.candidate.name, *held):
+            uses[user].append((step.start_s, step.end_s))
+    for spans in uses.values():
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
+
+
+@settings(deadline=None)
+@given(planners, ensembles, st.integers(1, 9), alphas)
+def test_no_plan_beats_the_bound_and_the_same_input_gives_the_same_plan(
+    planner: Planner, members: tuple[Candidate, ...], gpus: int, alpha: float
+) -> None:
+    plan = predict(planner, members, gpus, options=Options(alpha=alpha))
+    assert plan == predict(planner, members, gpus, options=Options(alpha=alpha))
+    assert plan.predicted_makespan_s >= plan.lower_bound_s * (1 - 1e-9)
+    assert plan.predicted_makespan_s == max(f.done_s for f in plan.members)
+    assert [round_.index for round_ in plan.rounds] == list(range(len(plan.rounds)))
+    assert max(r.start_s + r.predicted_s for r in plan.rounds) == pytest.approx(plan.predicted_makespan_s)

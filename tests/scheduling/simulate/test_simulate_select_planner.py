@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Candidate
+from hetctl.scheduling.planners import PLANNERS
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
+from hetctl.scheduling.simulate.select_planner import choose
+from hetctl.scheduling.simulate.simulation import simulate
+
+WORLD = World(Cluster.of(4, 4))
+MEMBERS = [Candidate(f"m{i}", {1: 10.0, 2: 18.0, 4: 30.0, 3: 25.0}, 100.0 * (i + 1)) for i in range(6)]
+ARRIVALS = [Arrival(member) for member in MEMBERS]
+
+
+def one_by_one(gpus: int) -> Planner:
+    """A planner that trains one member at a time."""
+
+    def decide(request: Request) -> Decision:
+        first = request.candidates[0]
+        placement = (Placement("node-0", tuple(range(gpus))),)
+        return Decision((Allocation(first.name, gpus, DATA_PARALLEL, first.rates[gpus], placement),))
+
+    return Planner(f"by-{gpus}", "global", decide)
+
+
+def test_the_best_for_the_objective_is_chosen_with_the_figures_of_all() -> None:
+    choice = choose(ARRIVALS, WORLD, Options(), [one_by_one(1), one_by_one(4), one_by_one(2)])
+    assert choice.planner.name == "by-4"
+    assert choice.why == "simulated makespan of each planner: by-4 0:01:10, by-2 0:01:57, by-1 0:03:30"
+
+
+def test_of_equals_the_first_is_chosen() -> None:
+    first, second = one_by_one(4), one_by_one(4)
+    assert choose(ARRIVALS, WORLD, Options(), [first, second]).planner is first
+
+
+def test_none_of_all_planners_beats_the_choice() -> None:
+    for objective in ("makespan", "mean-jct"):
+        options = Options(objective=objective, plan_seconds=0.2)
+        best = simulate(choose(ARRIVALS, WORLD, options).planner, ARRIVALS, WORLD, options)
+        for planner in PLANNERS.values():
+            assert best.ratio <= simulate(planner, ARRIVALS, WORLD, options).ratio + 1e-9
+
+
+def test_where_no_planner_finds_a_plan_that_is_said() -> None:
+    long = [Arrival(Candidate("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
+    with pytest.raises(InfeasibleError, match="shorter than start-up"):
+        choose(long, World(Cluster.of(1, 1), Clock(10.0)), Options())

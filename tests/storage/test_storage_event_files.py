@@ -1,0 +1,138 @@
+"""Event files: what is written is read, whatever happens to the writer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.storage.event_files import EventWriter, read_events, read_folder
+
+
+def write_many(folder, count):
+    writer = EventWriter(folder, "m")
+    for number in range(count):
+        writer.write("told", pid=os.getpid(), number=number, filler="x" * 300)
+
+
+def test_events_come_back_numbered_and_in_order(tmp_path):
+    writer = EventWriter(tmp_path, "m")
+    writer.write("started", epochs=0)
+    writer.write("measured", metrics={"loss": 0.5})
+    first, second = read_events(writer.path)
+    assert (first.source, first.seq, first.kind, dict(first.data)) == ("m", 0, "started", {"epochs": 0})
+    assert (second.seq, second.data["metrics"]) == (1, {"loss": 0.5})
+    assert first.time <= second.time
+
+
+def test_a_file_that_is_not_there_has_no_events(tmp_path):
+    assert list(read_events(tmp_path / "m.jsonl")) == []
+    assert read_folder(tmp_path / "nowhere") == []
+
+
+def test_a_torn_last_line_is_not_read_until_it_is_whole(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti')
+    assert [event.kind for event in read_events(path)] == ["a"]
+    path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "time": 2}\n')
+    assert [event.kind for event in read_events(path)] == ["a", "b"]
+
+
+def test_a_torn_line_in_the_middle_costs_no_other_event_its_number(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti\n{"kind": "c", "time": 3}\n')
+    assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2)]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "null", "3", "[1]", '{"kind": "a"}', '{"time": 1}', '{"kind": "a", "time": "soon"}', "{}}"]
+)
+def test_lines_that_are_no_events_are_passed_over(tmp_path, line):
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{line}\n{{"kind": "z", "time": 1}}\n')
+    assert [(event.kind, event.seq) for event in read_events(path)] == [("z", 1)]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_stop_the_reader(tmp_path_factory, noise):
+    path = tmp_path_factory.mktemp("events") / "m.jsonl"
+    path.write_bytes(noise.replace(b"\n", b"") + b'\n{"kind": "z", "time": 1}\n')
+    assert [event.kind for event in read_events(path)][-1] == "z"
+
+
+def test_what_is_no_finite_number_is_refused_before_anything_is_written(tmp_path):
+    writer = EventWriter(tmp_path, "m")
+    with pytest.raises(ValueError, match="JSON"):
+        writer.write("epoch", loss=float("nan"))
+    assert not writer.path.exists()
+
+
+def test_writers_at_once_tear_no_line_of_each_other(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=write_many, args=(tmp_path, 40)) for _ in range(4)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    events = list(read_events(tmp_path / "m.jsonl"))
+    assert [event.seq for event in events] == list(range(160))
+    for process in writers:
+        own = [event.data["number"] for event in events if event.data["pid"] == process.pid]
+        assert own == list(range(40))
+
+
+def test_a_folder_is_read_in_order_of_time(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"kind": "1", "time": 1}\n{"kind": "3", "time": 3}\n')
+    (tmp_path / "a.jsonl").write_text('{"kind": "2", "time": 2}\n')
+    (tmp_path / "a.txt").write_text('{"kind": "no", "time": 2}\n')
+    assert [event.kind for event in read_folder(tmp_path)] == ["1", "2", "3"]
+
+
+def test_event_files_are_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        EventWriter(tmp_path, "m").write("started")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "m.jsonl").stat().st_mode) == 0o600
+
+
+def test_after_a_torn_line_the_next_event_starts_a_line_of_its_own(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti')
+    writer = EventWriter(tmp_path, "m")
+    writer.write("c")
+    writer.write("d")
+    assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2), ("d", 3)]
+
+
+def test_the_length_of_the_file_is_told_when_the_event_can_be_read(tmp_path):
+    path, told = tmp_path / "m.jsonl", []
+
+    def hear(length):
+        told.append((length, [event.kind for event in read_events(path)]))
+
+    path.write_text('{"kind": "torn')
+    writer = EventWriter(tmp_path, "m", on_written=hear)
+    writer.write("a")
+    first = path.stat().st_size
+    writer.write("b")
+    assert told == [(first, ["a"]), (path.stat().st_size, ["a", "b"])]
+
+
+def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
+    told = []
+    writer = EventWriter(tmp_path, "a", on_written=told.append)
+    writer.write("first")
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: whole(descriptor, line[:9]))
+    with pytest.raises(OSError, match="No space left"):
+        writer.write("second")
+    monkeypatch.undo()
+    assert told == [writer.path.stat().st_size]
+    writer.write("third")
+    assert [event.kind for event in read_events(writer.path)] == ["first", "third"]

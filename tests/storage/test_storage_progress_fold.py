@@ -1,0 +1,217 @@
+"""Progress and use, folded from events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.exit_reason import FAULTS, FREE_NODE_FAILURES, Why
+from hetctl.model.run import Usage
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in, progress_in, progress_of
+from hetctl.storage.usage_fold import usage_of
+
+ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
+RETRIES = 2
+
+
+def event(source, kind, time=0.0, **data):
+    return Event(source, 0, kind, time, data)
+
+
+def epoch(member, number, **later):
+    result = {"epoch": number, "metrics": {"loss": 1 / number}, "seconds": 1.0, "gpus": 1, "finished_at": 0.0}
+    return event(member, "epoch", **result | later)
+
+
+def ended(member, why="program-error", cause="exit code 1"):
+    return event(DRIVER, "step_ended", member=member, exit_code=1, why=why, cause=cause)
+
+
+def fold(*events):
+    return progress_of(ENSEMBLE, events, RETRIES)
+
+
+def test_without_events_every_member_is_active_and_has_done_nothing():
+    progress = fold()
+    assert list(progress) == ["a", "b"]
+    assert all(member.active and not member.epochs for member in progress.values())
+
+
+def test_the_newest_restarts_are_kept():
+    starts = [event("a", "first_step", startup_s=9.0, restart_s=None)]
+    starts += [event("a", "first_step", startup_s=9.0, restart_s=float(seconds)) for seconds in range(5)]
+    assert fold(*starts[:1])["a"].restarts_s == ()
+    assert fold(*starts)["a"].restarts_s == (2.0, 3.0, 4.0)
+
+
+def test_an_epoch_that_is_reported_twice_counts_once():
+    progress = fold(epoch("a", 1), epoch("a", 2), epoch("a", 2, evaluate_s=1.0), epoch("a", 3))["a"]
+    assert [done.epoch for done in progress.epochs] == [1, 2, 3]
+
+
+def test_failures_add_up_until_an_epoch_is_finished():
+    failing = [ended("a")] * RETRIES
+    assert fold(*failing)["a"].failures == RETRIES
+    assert fold(*failing, epoch("a", 1))["a"].failures == 0
+    assert fold(*failing, epoch("a", 1), *failing)["a"].active
+
+
+@pytest.mark.parametrize("why", sorted(FAULTS - {Why.OUT_OF_MEMORY}, key=lambda why: why.value))
+def test_member_is_given_up_after_its_retries_whatever_its_fault(why):
+    failing = [ended("a", why.value, f"it {why.value}")] * (RETRIES + 1)
+    assert fold(*failing[1:])["a"].active
+    assert fold(*failing)["a"].failed == f"it {why.value}"
+
+
+def test_more_failures_than_retries_end_a_member_with_its_own_error():
+    failing = [event("a", "failed", error="no such layer"), ended("a")] * (RETRIES + 1)
+    progress = fold(*failing)
+    assert progress["a"].failed == "no such layer"
+    assert progress["b"].active
+
+
+@pytest.mark.parametrize("why", [why for why in Why if why not in FAULTS | {Why.NODE_FAILURE}])
+def test_what_is_not_the_members_fault_is_free(why):
+    assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
+
+
+def test_without_words_of_its_own_the_cause_is_how_the_step_ended():
+    ends = [ended("a", "killed", "killed by SIGKILL")] * (RETRIES + 1)
+    assert fold(*ends)["a"].failed == "killed by SIGKILL"
+
+
+def test_the_words_are_those_of_the_last_failure():
+    ends = [event("a", "failed", error="no such layer"), ended("a")] * RETRIES
+    assert fold(*ends, ended("a", "killed", "killed by SIGKILL"))["a"].failed == "killed by SIGKILL"
+
+
+def test_node_failures_are_free_up_to_a_cap():
+    failing = [ended("a", "node-failure", "node failure")] * FREE_NODE_FAILURES
+    assert (fold(*failing)["a"].failures, fold(*failing)["a"].active) == (0, True)
+    more = [ended("a", "node-failure", "node failure")] * (RETRIES + 1)
+    assert fold(*failing, *more)["a"].failed == "node failure"
+    assert fold(*failing, epoch("a", 1), *more[:1])["a"].failures == 1
+
+
+def test_out_of_memory_ends_a_member_that_may_not_have_a_smaller_batch():
+    progress = fold(ended("a", "out-of-memory", "out of memory: 3.00 GiB at its peak"))
+    assert progress["a"].failed == "out of memory: 3.00 GiB at its peak"
+    assert progress["b"].active
+
+
+def test_out_of_memory_halves_the_batch_down_to_the_least():
+    shrinking = replace(ENSEMBLE, members=(Member("a", batch_size=50, min_batch_size=16),))
+    sizes = []
+    for times in range(4):
+        ends = [
+            event("a", "failed", error="MemoryError"),
+            ended("a", "out-of-memory", "out of memory"),
+        ] * times
+        progress = progress_of(shrinking, [*ends, epoch("a", 1)], RETRIES)["a"]
+        sizes.append((progress.batch_size, progress.failures, progress.failed))
+    assert sizes == [(None, 0, None), (25, 0, None), (16, 0, None), (16, 0, "out of memory")]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_batches_shrink_to_the_least_and_no_further(batch_size, least):
+    member, sizes = Member("a", batch_size=batch_size, min_batch_size=least), [batch_size]
+    while smaller := member.smaller_batch(sizes[-1]):
+        sizes.append(smaller)
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert sizes[-1] == min(least, batch_size)
+
+
+def test_a_member_that_has_converged_cannot_fail_any_more():
+    progress = fold(event("a", "converged", reason="target"), *[ended("a")] * 5)["a"]
+    assert (progress.converged, progress.failed) == ("target", None)
+
+
+def test_a_member_whose_limit_was_raised_goes_on_and_can_fail_again():
+    done = [*(epoch("a", number) for number in (1, 2)), event("a", "converged", reason="2 epochs done")]
+    rule = StopRule(metric="loss", max_epochs=2)
+    limited, raised = (
+        replace(ENSEMBLE, members=(Member("a", stop=replace(rule, max_epochs=most)),)) for most in (2, 3)
+    )
+    assert progress_of(limited, done, RETRIES)["a"].converged == "2 epochs done"
+    going_on = progress_of(raised, done, RETRIES)["a"]
+    assert (going_on.active, len(going_on.epochs)) == (True, 2)
+    assert progress_of(raised, [*done, *[ended("a")] * (RETRIES + 1)], RETRIES)["a"].failed
+    again = [*done, epoch("a", 3), event("a", "converged", reason="3 epochs done")]
+    assert progress_of(raised, again, RETRIES)["a"].converged == "3 epochs done"
+
+
+def test_part_of_an_epoch_counts_until_the_epoch_is_finished():
+    stopped = event("a", "stopped", reason="alpha", part_samples=320)
+    assert fold(epoch("a", 1), stopped)["a"].part_samples == 320
+    assert fold(epoch("a", 1), stopped, epoch("a", 2))["a"].part_samples == 0
+
+
+def test_members_that_are_not_in_the_ensemble_are_passed_over():
+    assert fold(epoch("stranger", 1), ended("stranger", 1)) == fold()
+
+
+@given(st.lists(st.integers(1, 8), max_size=12), st.randoms())
+def test_the_order_of_epochs_does_not_matter(numbers, random):
+    events = [epoch("a", number) for number in numbers]
+    shuffled = random.sample(events, len(events))
+    assert fold(*events) == fold(*shuffled)
+
+
+@given(st.permutations([epoch("a", 1), epoch("a", 2), epoch("b", 1), event("b", "converged", reason="r")]))
+def test_members_do_not_touch_each_other(events):
+    assert fold(*events) == {
+        "a": fold(*(e for e in events if e.source == "a"))["a"],
+        "b": fold(*(e for e in events if e.source == "b"))["b"],
+    }
+
+
+def test_events_of_all_rounds_are_read(tmp_path):
+    run = RunFolder(tmp_path)
+    for index in (0, 1):
+        writer = EventWriter(run.create().events, "a", index)
+        writer.write("epoch", **epoch("a", index + 1).data)
+    assert [e.data["epoch"] for e in events_in(run)] == [1, 2]
+    assert len(progress_in(run, ENSEMBLE, RETRIES)["a"].epochs) == 2
+
+
+def test_use_counts_rounds_and_gpu_seconds():
+    events = [
+        event(DRIVER, "round_started", 0),
+        event(DRIVER, "step_started", 10, member="a", gpus=2),
+        event(DRIVER, "step_started", 10, member="b", gpus=1),
+        event(DRIVER, "step_ended", 30, member="a"),
+        event(DRIVER, "round_started", 30),
+        event("a", "step_started", 30, member="a", gpus=50),
+    ]
+    assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
+
+
+def test_a_step_of_a_job_that_was_killed_counts_until_the_last_sign_of_life():
+    events = [
+        event(DRIVER, "job_started", 0),
+        event(DRIVER, "step_started", 10, member="a", gpus=2),
+        event("a", "epoch", 30),
+        event(DRIVER, "job_started", 1000),
+    ]
+    assert usage_of(events, now=2000) == Usage(rounds=0, gpu_seconds=20 * 2)
+
+
+def test_an_end_without_a_start_costs_nothing():
+    assert usage_of([event(DRIVER, "step_ended", 30, member="a")], now=50) == Usage(0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 100)), max_size=8))
+def test_use_is_the_sum_over_steps(steps):
+    events, now = [], 0.0
+    for gpus, seconds in steps:
+        events.append(event(DRIVER, "step_started", now, member="a", gpus=gpus))
+        now += seconds
+        events.append(event(DRIVER, "step_ended", now, member="a"))
+    assert usage_of(events, now).gpu_seconds == pytest.approx(sum(g * s for g, s in steps))

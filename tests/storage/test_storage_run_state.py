@@ -1,0 +1,200 @@
+"""Folding in pieces, and files in any order, comes to what one pass in order of time comes to."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
+from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.model.exit_reason import Why
+from hetctl.model.profile import MemberProfile
+from hetctl.model.run import Usage
+from hetctl.perf.workloads import Workloads, candidates
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
+from hetctl.storage.run_state import RunState
+from hetctl.storage.step_fold import StepFold, StepReport, report_of
+from hetctl.storage.usage_fold import UsageFold, usage_of
+
+RULE = StopRule("loss", max_epochs=6, patience=3)
+MEMBERS = (
+    Member("a", batch_size=64, min_batch_size=16, stop=RULE),
+    Member("b", stop=RULE),
+    *(Member(name, stop=StopRule("loss", max_epochs=60, min_delta=0.01)) for name in "cdef"),
+)
+ENSEMBLE = Ensemble("e", "pytorch", Functions("m:i", "m:m"), MEMBERS, "/x")
+PROFILES = {m.name: MemberProfile(m.name, {1: 10.0, 2: 18.0}, None, 100) for m in MEMBERS}
+RETRIES = 1
+NAMES = [member.name for member in MEMBERS]
+NOW = 1000.0
+
+ends = st.builds(
+    lambda member, why: (
+        "step_ended",
+        {"member": member, "exit_code": 1, "why": why.value, "cause": why.name},
+    ),
+    st.sampled_from(NAMES),
+    st.sampled_from(Why),
+)
+starts = st.builds(
+    lambda member, gpus: ("step_started", {"member": member, "gpus": gpus, "placement": []}),
+    st.sampled_from(NAMES),
+    st.integers(1, 4),
+)
+jobs = st.just(("job_started", {"job": 0}))
+rounds = st.just(("round_started", {"job": 0, "predicted_s": 1.0}))
+epochs = st.builds(
+    lambda number, noise, new: (
+        "epoch",
+        {"epoch": number, "metrics": {"loss": 1 / number + noise / 100}, "seconds": 1.0, "gpus": 1}
+        | {"finished_at": 0.0, "rate": 10.0 + noise, "batch_size": 32}
+        | ({"evaluate_s": 1.0} if new else {}),
+    ),
+    st.integers(1, 7),
+    st.integers(0, 9),
+    st.booleans(),
+)
+others = st.sampled_from(
+    [
+        ("first_step", {"startup_s": 1.0, "peak_memory_bytes": 5}),
+        ("converged", {"reason": "4 epochs done"}),
+        ("converged", {"reason": "loss reached 0.1"}),
+        ("stopped", {"reason": "deadline", "part_samples": 30}),
+        ("failed", {"error": "no such layer", "why": "program-error", "peak_memory_bytes": 7}),
+    ]
+)
+files = st.dictionaries(
+    st.tuples(st.integers(0, 3), st.sampled_from([DRIVER, *NAMES, "stranger"])),
+    st.lists(st.floats(0, 900), max_size=9),
+    max_size=16,
+)
+
+
+@st.composite
+def histories(draw):
+    """Draw files of events, each in order of its lines, whose times need not be."""
+    kinds = {DRIVER: st.one_of(ends, starts, jobs, rounds)}
+    drawn = draw(files)
+    return [
+        [
+            Event(
+                source, seq, *_kind_time_data(draw(kinds.get(source, st.one_of(epochs, others))), at), index
+            )
+            for seq, at in enumerate(times)
+        ]
+        for (index, source), times in drawn.items()
+    ]
+
+
+def _kind_time_data(told, at):
+    kind, data = told
+    return kind, at, data
+
+
+@st.composite
+def pieces(draw, history):
+    """Read files in pieces, in any order; of each file the lines in order."""
+    unread, read = [list(file) for file in history if file], []
+    while unread:
+        piece = []
+        for _ in range(draw(st.integers(1, 4))):
+            if unread:
+                file = draw(st.sampled_from(unread))
+                count = draw(st.integers(1, len(file)))
+                piece += file[:count]
+                del file[:count]
+                unread = [rest for rest in unread if rest]
+        read.append(piece)
+    return read
+
+
+@given(st.data())
+def test_the_order_of_files_does_not_matter(data):
+    history = data.draw(histories())
+    once = in_order(event for file in history for event in file)
+    progress, steps, usage = ProgressFold(ENSEMBLE, RETRIES), StepFold(), UsageFold()
+    workloads = Workloads(ENSEMBLE, PROFILES, 4, 4)
+    workloads.update(progress.progress)
+    for piece in data.draw(pieces(history)):
+        changed = progress.add(piece)
+        workloads.update({name: progress.progress[name] for name in changed})
+        usage.add(piece, steps.add(piece))
+    assert progress.progress == progress_of(ENSEMBLE, once, RETRIES)
+    assert list(progress.progress) == NAMES
+    assert usage.used(NOW) == usage_of(once, NOW)
+    assert tuple(workloads.left.values()) == candidates(ENSEMBLE, PROFILES, progress.progress, 4, 4)
+
+
+@given(st.data())
+def test_what_is_not_reported_as_changed_has_not_changed(data):
+    history = data.draw(histories())
+    fold = ProgressFold(ENSEMBLE, RETRIES)
+    for piece in data.draw(pieces(history)):
+        before = dict(fold.progress)
+        changed = fold.add(piece)
+        assert {name for name in NAMES if fold.progress[name] != before[name]} <= changed
+
+
+@given(st.lists(st.tuples(st.floats(0, 900), st.one_of(epochs, others)), max_size=9))
+def test_a_report_holds_what_was_said_last(told):
+    events = [Event("a", seq, kind, at, data) for seq, (at, (kind, data)) in enumerate(told)]
+    report = report_of(events)
+    trained = [event for event in events if event.kind == "epoch" and "evaluate_s" in event.data]
+    begun = [event.time for event in events if event in trained or event.kind == "first_step"]
+    assert report.rate == (trained[-1].data["rate"] if trained else None)
+    assert report.epoch_since == (begun[-1] if begun else None)
+    assert report.last_at == max((event.time for event in events), default=None)
+    assert len(report.stop_reasons) == sum(event.kind == "stopped" for event in events)
+    left = [event.kind for event in events if event.kind in ("converged", "stopped")]
+    assert report.left_as == ({"converged": Why.FINISHED, "stopped": Why.TOLD}[left[-1]] if left else None)
+
+
+def test_without_events_nothing_is_reported():
+    assert report_of([]) == StepReport()
+
+
+def test_looks_see_what_was_written_since_the_last(tmp_path):
+    run = RunFolder(tmp_path)
+    driver, trainer = (EventWriter(run.create().events, name, 0) for name in (DRIVER, "a"))
+    driver.write("round_started", job=0, predicted_s=1.0, members=["a"])
+    driver.write("step_started", member="a", gpus=2, placement=[])
+    state = RunState(run, ENSEMBLE, RETRIES)
+    assert state.look().members == set(NAMES)
+    assert state.look().members == set()
+    trainer.write("first_step", startup_s=1.0)
+    trainer.write(
+        "epoch",
+        epoch=1,
+        metrics={"loss": 1.0},
+        seconds=1.0,
+        gpus=2,
+        finished_at=0.0,
+        rate=7.0,
+        evaluate_s=0.1,
+    )
+    assert state.look().members == {"a"}
+    assert len(state.progress["a"].epochs) == 1
+    assert state.reports[0, "a"].rate == 7.0
+    driver.write("step_ended", member="a", exit_code=1, why="killed", cause="killed by SIGKILL")
+    news = state.look()
+    assert (news.members, list(state.steps_of("a")), state.open_steps) == ({"a"}, [0], {})
+    assert state.progress["a"].failures == 1
+    assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
+    (step,) = state.steps_of("a")[0]
+    assert state.used(time.time()) == Usage(1, pytest.approx(step.gpu_seconds))
+
+
+def test_a_step_of_a_killed_job_counts_until_the_last_event_of_its_rounds():
+    events = [
+        Event(DRIVER, 0, "job_started", 0.0, {"job": 0}, 0),
+        Event(DRIVER, 0, "step_started", 10.0, {"member": "a", "gpus": 2}, 1),
+        Event("b", 0, "started", 40.0, {}, 2),
+        Event(DRIVER, 0, "job_started", 100.0, {"job": 1}, 3),
+        Event(DRIVER, 1, "step_started", 110.0, {"member": "a", "gpus": 1}, 3),
+    ]
+    assert usage_of(events, 150.0).gpu_seconds == 30 * 2 + 40
