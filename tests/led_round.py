@@ -19,7 +19,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
-from hetctl.runtime.data.loaders import Kitchen, LockstepFeed
+from hetctl.runtime.data.loaders import LockstepFeed, PreprocessorPool
 from hetctl.runtime.data.node_leaders import folder_of
 from hetctl.runtime.data.preprocessors import layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order
@@ -162,7 +162,7 @@ class LedRound:
         layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
-            feed = LockstepFeed(batch, Kitchen(layout, Nobody(), folder, None), lockstep)
+            feed = LockstepFeed(batch, PreprocessorPool(layout, Nobody(), folder, None), lockstep)
             seen = [self._epoch(feed, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
             feed.close()
         self.results.put(((node, reader), seen))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench import wait_for
 
-from hetctl.runtime.worker.group import Place
+from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import read_address, write_address
 
 
@@ -16,6 +16,6 @@ def place_in(folder, size):
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     master = Path(folder) / f"master-of-{size}.json"
     if rank == 0:
-        return Place(0, size, "key"), lambda address: write_address(master, address)
+        return RankInfo(0, size, "key"), lambda address: write_address(master, address)
     wait_for(master.exists)
-    return Place(rank, size, "key", read_address(master)), None
+    return RankInfo(rank, size, "key", read_address(master)), None

@@ -19,12 +19,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetctl.model.exit_reason import EXIT_CODES, Why
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import SingleRank, join_group
-from hetctl.runtime.worker.messages import MEASURE, TRAIN, Task
+from hetctl.runtime.worker.messages import MEASURE, TRAIN, TaskMessage
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
@@ -237,7 +237,7 @@ class NoLink:
         pass
 
 
-def measure(task: Task, events, _told) -> int:
+def measure(task: TaskMessage, events, _told) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
 
     ``fail``: report an error.
@@ -254,13 +254,13 @@ def measure(task: Task, events, _told) -> int:
         return 1
     result = ProfilePoint(
         point.member, point.gpus, 100.0 * point.gpus, member.fingerprint, member.batch_size, time.time(),
-        Machine("fake", "fake", "fake"), samples_per_epoch=100,
+        Hardware("fake", "fake", "fake"), samples_per_epoch=100,
     )  # fmt: skip
     events.write("point", **encode(result))
     return 0
 
 
-def train(task: Task, events, told) -> int:
+def train(task: TaskMessage, events, told) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
@@ -282,7 +282,7 @@ def train(task: Task, events, told) -> int:
         return 1
     if member.batch_size > config.get("oom_above", member.batch_size):
         events.write("failed", error="MemoryError", why="out-of-memory", peak_memory_bytes=3 * 2**30)
-        return EXIT_CODES[Why.OUT_OF_MEMORY]
+        return EXIT_CODES[ExitReason.OUT_OF_MEMORY]
     if config.get("hang"):
         signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
         while True:
@@ -302,7 +302,7 @@ def train(task: Task, events, told) -> int:
         events.write("epoch", **encode(result), evaluate_s=0.0)
         if config.get("disk_full_after") == done and not state.with_name("full").exists():
             state.with_name("full").touch()
-            return EXIT_CODES[Why.DISK_FULL]
+            return EXIT_CODES[ExitReason.DISK_FULL]
         if config.get("kill_after") == done and not state.with_name("killed").exists():
             state.with_name("killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import BatchSizeManager, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.methods.balance.simulate import Conditions, Iteration, Phase, iterate, phases
+from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.errors import BadInputError, InfeasibleError
 
@@ -68,7 +68,7 @@ class Balancing:
     t_star_s: float
     ratio: float
     reached_at: int | None
-    phases: tuple[Phase, ...]
+    phases: tuple[ConditionSpan, ...]
     iterations: tuple[Iteration, ...]
     warnings: tuple[str, ...]
 

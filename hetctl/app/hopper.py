@@ -16,9 +16,9 @@ from hetctl.inputs.unit_times import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.epochs import simulate_hops
-from hetctl.methods.hopper.mode_costs import PricedWay, price
+from hetctl.methods.hopper.mode_costs import ModeCost, price
 from hetctl.methods.hopper.parallelism_rule import ways
-from hetctl.methods.hopper.simulate import Outage, Stay
+from hetctl.methods.hopper.simulate import Outage, VisitRecord
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.methods.hopper.visits import Visit, by_start, visits_of
 from hetctl.model.errors import BadInputError
@@ -27,7 +27,7 @@ from hetctl.model.run_status import StepSpan
 from hetctl.scheduling.planners.base import nearest
 
 AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"
-Away = tuple[str, float, float]
+OutageRequest = tuple[str, float, float]
 """Worker, and from when to when it is not there, in seconds; the last may be infinite."""
 MOST_TIMES = 50_000_000
 """Configurations times partitions times workers that fit memory."""
@@ -96,7 +96,7 @@ class HopperOutcome:
     seed: int
     way: str
     units: UnitTimes
-    stays: tuple[Stay, ...]
+    stays: tuple[VisitRecord, ...]
     lower_bound_s: float
     plan_seconds: float
     prices: Mapping[str, float]
@@ -142,11 +142,11 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
     schedule = chosen.way.schedule
     visits = visits_of(schedule, chosen.way.units)
     hops = sorted(schedule.hops, key=by_start)
-    stays = [Stay(visit, hop.start_s, hop.end_s) for visit, hop in zip(visits, hops, strict=True)]
+    stays = [VisitRecord(visit, hop.start_s, hop.end_s) for visit, hop in zip(visits, hops, strict=True)]
     return chosen.outcome(request, stays)
 
 
-def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[Away] = ()) -> HopperOutcome:
+def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[OutageRequest] = ()) -> HopperOutcome:
     """Plan, and run the hopper along the plan; with `randomized` it draws as it goes, as in CEREBRO.
 
     What is left is planned anew when workers fail, return or join late.
@@ -173,7 +173,12 @@ def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[Away] = ())
 
 
 def replay_hops(
-    unit_times: Path, log: Path, *, epochs: int | None = None, seed: int = 0, away: Iterable[Away] = ()
+    unit_times: Path,
+    log: Path,
+    *,
+    epochs: int | None = None,
+    seed: int = 0,
+    away: Iterable[OutageRequest] = (),
 ) -> HopperOutcome:
     """Run the hopper along the visits that a log has as done, however long they take this time.
 
@@ -218,7 +223,7 @@ def trace_of(outcome: HopperOutcome) -> str:
     return "".join(json.dumps(_traced(stay)) + "\n" for stay in outcome.stays)
 
 
-def _traced(stay: Stay) -> dict[str, Any]:
+def _traced(stay: VisitRecord) -> dict[str, Any]:
     return {
         "config": stay.visit.config,
         "worker": stay.visit.worker,
@@ -230,7 +235,7 @@ def _traced(stay: Stay) -> dict[str, Any]:
     }
 
 
-def _step(stay: Stay) -> StepSpan:
+def _step(stay: VisitRecord) -> StepSpan:
     return StepSpan(
         member=stay.visit.config,
         round=stay.visit.epoch,
@@ -247,11 +252,11 @@ class _Chosen:
     """The cheapest way with its schedule, beside all that were looked at."""
 
     workers: tuple[str, ...]
-    priced: Sequence[PricedWay]
+    priced: Sequence[ModeCost]
     plan_seconds: float
 
     @property
-    def way(self) -> PricedWay:
+    def way(self) -> ModeCost:
         return self.priced[0]
 
     @property
@@ -260,7 +265,7 @@ class _Chosen:
         names = self.way.units.workers
         return {self.workers[k]: names[g] for g, part in enumerate(self.way.groups) for k in part}
 
-    def outcome(self, request: HopperRequest, stays: Iterable[Stay], epochs: int = 1) -> HopperOutcome:
+    def outcome(self, request: HopperRequest, stays: Iterable[VisitRecord], epochs: int = 1) -> HopperOutcome:
         return HopperOutcome(
             scheduler=request.scheduler,
             seed=request.seed,
@@ -274,7 +279,7 @@ class _Chosen:
         )
 
 
-def _outages(away: Iterable[Away], groups: Mapping[str, str]) -> list[Outage]:
+def _outages(away: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[Outage]:
     outages = []
     for worker, start_s, end_s in away:
         if worker not in groups:

@@ -18,10 +18,10 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.workloads import candidates
 from hetctl.scheduling.planners.base import options_from
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, Seen, World
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
 from hetctl.scheduling.simulate.simulation import simulate
 
 GPUS_PER_NODE = 4
@@ -79,7 +79,7 @@ class SimulateRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """A simulation, and what it was made from.
 
     Parameters
@@ -98,7 +98,7 @@ class Outcome:
     work_errors: Mapping[float, float] = field(default_factory=dict)
 
 
-def run_simulation(project: Project, request: SimulateRequest) -> Outcome:
+def run_simulation(project: Project, request: SimulateRequest) -> SimulationResult:
     """Simulate an ensemble on the rates that the catalog has of it.
 
     Raises
@@ -121,7 +121,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> Outcome:
     choice = chosen(request.planner, expected, replace(world, failures=None), options)
     seen = _sight(arrivals, request, options.seed)
     result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
-    return Outcome(
+    return SimulationResult(
         simulation=replace(result, why=choice.why),
         site=site,
         arrivals={arrival.candidate.name: arrival.at_s for arrival in arrivals},
@@ -178,7 +178,7 @@ def _gpus_per_node(catalog: Catalog, site: str) -> int:
     return measured_at.gpus_per_node if measured_at else GPUS_PER_NODE
 
 
-def _as_restarting(members: Sequence[Candidate], restart_s: float | None) -> list[Candidate]:
+def _as_restarting(members: Sequence[Workload], restart_s: float | None) -> list[Workload]:
     if restart_s is None:
         return list(members)
     return [
@@ -195,7 +195,7 @@ def _as_restarting(members: Sequence[Candidate], restart_s: float | None) -> lis
     ]
 
 
-def _arrivals(members: Sequence[Candidate], request: SimulateRequest, seed: int) -> list[Arrival]:
+def _arrivals(members: Sequence[Workload], request: SimulateRequest, seed: int) -> list[Arrival]:
     """Draw jobs and gaps apart from each other: the same jobs come, however often."""
     jobs = list(members)
     if request.jobs is not None:
@@ -211,21 +211,21 @@ def _arrivals(members: Sequence[Candidate], request: SimulateRequest, seed: int)
     return [Arrival(job, at_s) for job, at_s in zip(jobs, accumulate(gaps, initial=0.0), strict=False)]
 
 
-def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> World:
-    return World(
+def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
+    return Scenario(
         cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
-        clock=Clock(request.round_limit_s),
+        clock=JobTiming(request.round_limit_s),
         lockstep=request.lockstep,
         failures=Failures(request.node_mtbf_s, seed=seed) if request.node_mtbf_s else None,
     )
 
 
-def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Seen | None:
+def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> WorkEstimate | None:
     if not request.predicted:
         return None
-    from hetctl.scheduling.simulate.work_estimator import Sight
+    from hetctl.scheduling.simulate.work_estimator import WorkEstimator
 
-    return Sight([arrival.candidate for arrival in arrivals], seed)
+    return WorkEstimator([arrival.candidate for arrival in arrivals], seed)
 
 
 def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:

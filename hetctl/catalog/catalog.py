@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from hetctl.catalog.database import errors_in_words, open_database, open_to_read
+from hetctl.catalog.database import open_database, open_to_read, translate_db_errors
 from hetctl.catalog.ingest import (
     Row,
     allocation_rows,
@@ -348,7 +348,7 @@ class Catalog:
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        with errors_in_words(self._path), self._writer.begin() as connection:
+        with translate_db_errors(self._path), self._writer.begin() as connection:
             yield connection
 
     @contextmanager
@@ -361,7 +361,7 @@ class Catalog:
             yield connection
 
     def _rows(self, statement: Executable) -> list[Row]:
-        with errors_in_words(self._path), self._reader.begin() as connection:
+        with translate_db_errors(self._path), self._reader.begin() as connection:
             return [dict(row) for row in connection.execute(statement).mappings()]
 
     def _first(self, statement: Executable) -> Row | None:

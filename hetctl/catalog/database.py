@@ -77,7 +77,7 @@ def open_database(path: Path) -> Engine:
     LockedError
         If another process keeps it busy.
     """
-    with errors_in_words(path):
+    with translate_db_errors(path):
         _create_private(path)
         engine = _engine(URL.create("sqlite", database=str(path)), on_connect="PRAGMA journal_mode = DELETE")
         try:
@@ -101,7 +101,7 @@ def open_to_read(path: Path) -> Engine:
     LockedError
         If another process keeps it busy.
     """
-    with errors_in_words(path):
+    with translate_db_errors(path):
         engine = _read_only(path)
         try:
             if _is_current(engine, path):
@@ -153,7 +153,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 @contextmanager
-def errors_in_words(path: Path) -> Iterator[None]:
+def translate_db_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite and the file system complain of into errors that a user can act on."""
     try:
         yield

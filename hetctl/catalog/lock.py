@@ -18,7 +18,7 @@ from types import TracebackType
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import make_private_folder
-from hetctl.storage.processes import Machine, Process
+from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
 SILENT_S = 120.0
@@ -37,7 +37,7 @@ class Holder:
         Seconds since the epoch.
     """
 
-    machine: Machine
+    machine: HostBoot
     process: Process
     command: str
     since: float
@@ -45,12 +45,12 @@ class Holder:
     @property
     def here(self) -> bool:
         """Whether it is a process of this host."""
-        return self.machine.host == Machine.this().host
+        return self.machine.host == HostBoot.this().host
 
     @property
     def gone(self) -> bool:
         """Whether its process, one of this host, has ended."""
-        return self.machine != Machine.this() or not self.process.alive
+        return self.machine != HostBoot.this() or not self.process.alive
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
@@ -75,7 +75,7 @@ class ProjectLock:
 
     def __init__(self, path: Path, command: str) -> None:
         self._path = path
-        self._holder = Holder(Machine.this(), Process.of(os.getpid()), command, time.time())
+        self._holder = Holder(HostBoot.this(), Process.of(os.getpid()), command, time.time())
         self._heartbeat = ExitStack()
 
     def __enter__(self) -> ProjectLock:

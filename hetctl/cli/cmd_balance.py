@@ -16,7 +16,7 @@ PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
 MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
 
 
-class Change(click.ParamType):  # type: ignore[type-arg]
+class ChangeType(click.ParamType):  # type: ignore[type-arg]
     """``150:slower.csv``: from iteration 150 on, workers take what that file says."""
 
     name = "change"
@@ -64,7 +64,7 @@ def command() -> None:
 @click.option(
     "--change",
     "changes",
-    type=Change(),
+    type=ChangeType(),
     metavar="ITERATION:FILE",
     multiple=True,
     help="From an iteration on, workers take what FILE says.",

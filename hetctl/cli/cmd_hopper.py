@@ -24,7 +24,7 @@ PLANNING = {"scheduler", "plan_seconds", "mode", "efficiency"}
 AWAY = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
-class Away(click.ParamType):  # type: ignore[type-arg]
+class OutageType(click.ParamType):  # type: ignore[type-arg]
     """``WORKER@START-END`` or ``WORKER@START``: a worker's name and seconds, the last perhaps infinite."""
 
     name = "away"
@@ -121,7 +121,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
 )
 @click.option(
     "--away",
-    type=Away(),
+    type=OutageType(),
     metavar="WORKER@START-END",
     multiple=True,
     help="A worker fails at START and is back at END, as w3@600-1200; w3@0-600 joins late, w3@600"

@@ -47,14 +47,14 @@ def command(
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
-    from hetctl.app.profile.profiling import Spread, profile
+    from hetctl.app.profile.profiling import ArraySpec, profile
     from hetctl.app.project import Project
     from hetctl.cli.profile_display import ProfileDisplay
 
     project = Project.here()
     ensemble, site, size = resolve(project, **wishes)
     with ProfileDisplay(quiet=as_json) as display:
-        spread = Spread(jobs, at_once)
+        spread = ArraySpec(jobs, at_once)
         outcome = profile(project, ensemble, site, size, spread=spread, force=force, observer=display)
     failure = _failure(outcome)
     if as_json:

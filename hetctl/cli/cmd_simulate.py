@@ -21,7 +21,7 @@ from hetctl.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
-    from hetctl.app.simulate import Outcome, SimulateRequest
+    from hetctl.app.simulate import SimulateRequest, SimulationResult
 
 MOST_GPUS = MOST_JOBS = 1_000_000
 LEAST_MTBF_S = 600
@@ -108,7 +108,7 @@ def _request(
     )
 
 
-def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Outcome) -> None:
+def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: SimulationResult) -> None:
     if trace:
         from hetctl.app.simulate import trace_of
 
@@ -128,7 +128,7 @@ def _save(path: Path, text: str) -> None:
         raise BadInputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _fields(request: SimulateRequest, outcome: Outcome) -> dict[str, Any]:
+def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, Any]:
     from dataclasses import replace
 
     from hetctl.model.serialization import encode
@@ -145,7 +145,7 @@ def _fields(request: SimulateRequest, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(request: SimulateRequest, outcome: Outcome, written: list[Path]) -> None:
+def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
     from hetctl.report.simulation_table import simulation_table
 
     source = f"{request.ensemble.name}, rates of {outcome.site}"

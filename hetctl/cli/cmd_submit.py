@@ -21,7 +21,7 @@ from hetctl.cli.output import print_json
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
-    from hetctl.app.run.lifecycle import Advance
+    from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.request import Asked
     from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.ensemble import Ensemble
@@ -140,7 +140,7 @@ def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, 
     print_submission(shown.submission)
 
 
-def _tell(project: Project, outcome: Advance, *, wait: bool, as_json: bool) -> None:
+def _tell(project: Project, outcome: RunTransition, *, wait: bool, as_json: bool) -> None:
     """Say what was changed and submitted; with `wait`, follow the run."""
     if as_json and not wait:
         print_json(outcome)

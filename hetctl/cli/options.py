@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError
 
 if TYPE_CHECKING:
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.app.plan.size_options import Sizing
+    from hetctl.app.plan.size_options import JobSizeChoice
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.job import JobSize
@@ -219,15 +219,15 @@ def plan_request(
     mode: str = "data-parallel",
     budget: Budget | None = None,
     **options: Any,
-) -> tuple[PlanRequest, Sizing]:
+) -> tuple[PlanRequest, JobSizeChoice]:
     """Build what is to be planned from the values of all shared options."""
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.app.plan.size_options import Wishes, sizing
+    from hetctl.app.plan.size_options import JobSizeRequest, sizing
     from hetctl.model.run import Budget
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
-    sized = sizing(project, members, machine, Wishes(gpus, time, queue), budget or Budget())
+    sized = sizing(project, members, machine, JobSizeRequest(gpus, time, queue), budget or Budget())
     request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing, mode)
     return request, sized
 

@@ -10,12 +10,12 @@ from types import TracebackType
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hetctl.app.profile.follow import Observer, naming
+from hetctl.app.profile.follow import ProfileMonitor, naming
 
 CANCEL, DETACH = "c", "d"
 
 
-class ProfileDisplay(Observer):
+class ProfileDisplay(ProfileMonitor):
     """A progress bar on a terminal, words on stderr, and a question after Ctrl-C where it can be answered."""
 
     def __init__(self, *, quiet: bool) -> None:

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.inputs.input_errors import Place, refusal, shown, suggestion
+from hetctl.inputs.input_errors import SourceLine, refusal, shown, suggestion
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
-Line = tuple[Place, list[str]]
-Problem = tuple[Place, str]
+Line = tuple[SourceLine, list[str]]
+Problem = tuple[SourceLine, str]
 
 
 @dataclass(frozen=True)
-class Record:
+class CsvRow:
     """A line below the header; its cells by column, without blanks around them."""
 
-    place: Place
+    place: SourceLine
     cells: Mapping[str, str]
 
 
@@ -36,14 +36,16 @@ def csv_lines(path: Path, text: str) -> list[Line]:
     """
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return [(Place(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader if cells]
+        return [
+            (SourceLine(path, reader.line_num), [cell.strip() for cell in cells]) for cells in reader if cells
+        ]
     except csv.Error as error:
-        raise refusal([(Place(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
+        raise refusal([(SourceLine(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
 
 
 def records_in(
     path: Path, text: str, required: Sequence[str], optional: Sequence[str]
-) -> tuple[list[Record], list[Problem]]:
+) -> tuple[list[CsvRow], list[Problem]]:
     """Return the lines below the header, and name those that do not have a cell for each column.
 
     Raises
@@ -53,7 +55,7 @@ def records_in(
     """
     found = csv_lines(path, text)
     if not found:
-        raise refusal([(Place(path, 1), f"is empty; the first line must be {','.join(required)}")])
+        raise refusal([(SourceLine(path, 1), f"is empty; the first line must be {','.join(required)}")])
     (first, header), *lines = found
     _check_header(first, header, required, optional)
     if not lines:
@@ -64,7 +66,7 @@ def records_in(
         for place, cells in lines
         if len(cells) != len(header)
     ]
-    return [Record(place, dict(zip(header, cells, strict=True))) for place, cells in fitting], problems
+    return [CsvRow(place, dict(zip(header, cells, strict=True))) for place, cells in fitting], problems
 
 
 def is_count(text: str) -> bool:
@@ -78,7 +80,7 @@ def is_positive(text: str) -> bool:
 
 
 def _check_header(
-    place: Place, header: Sequence[str], required: Sequence[str], optional: Sequence[str]
+    place: SourceLine, header: Sequence[str], required: Sequence[str], optional: Sequence[str]
 ) -> None:
     known = (*required, *optional)
     rules = [f"column '{name}' is missing" for name in required if name not in header]

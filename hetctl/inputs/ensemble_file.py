@@ -9,7 +9,7 @@ from typing import Any
 
 from hetctl.inputs.check_entry_points import problem_with
 from hetctl.inputs.ensemble_schema import EnsembleModel
-from hetctl.inputs.member_entries import MOST_MEMBERS, Point, count_members, members_of, points_of
+from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -66,7 +66,7 @@ def _function_problems(model: EnsembleModel, folder: Path) -> Iterator[tuple[Loc
             yield ("functions", role), problem
 
 
-def _name_problems(points: list[Point]) -> Iterator[tuple[Location, str]]:
+def _name_problems(points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:
     firsts: dict[str, Location] = {}
     for point in points:
         if point.name in firsts:
@@ -75,7 +75,7 @@ def _name_problems(points: list[Point]) -> Iterator[tuple[Location, str]]:
         firsts.setdefault(point.name, point.where)
 
 
-def _stop_problems(points: list[Point], members: list[Member]) -> Iterator[tuple[Location, str]]:
+def _stop_problems(points: list[MemberEntry], members: list[Member]) -> Iterator[tuple[Location, str]]:
     for point, member in zip(points, members, strict=True):
         expected, most = member.stop.expected_epochs, member.stop.max_epochs
         if expected is not None and expected > most:

@@ -12,7 +12,7 @@ from hetctl.model.errors import BadInputError
 MOST_SHOWN = 20
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a file, counted from 1."""
 
     path: Path
@@ -22,7 +22,7 @@ class Place(NamedTuple):
         return f"{self.path}:{self.line}"
 
 
-def refusal(problems: Iterable[tuple[Place, str]]) -> BadInputError:
+def refusal(problems: Iterable[tuple[SourceLine, str]]) -> BadInputError:
     """Make one error of all problems, in order of place; more than 20 are counted only."""
     lines = [f"{place}: {rule}" for place, rule in sorted(set(problems))]
     if len(lines) > MOST_SHOWN:
@@ -63,4 +63,4 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise refusal([(Place(path, line), f"byte 0x{data[error.start]:02x} is not UTF-8")]) from None
+        raise refusal([(SourceLine(path, line), f"byte 0x{data[error.start]:02x} is not UTF-8")]) from None

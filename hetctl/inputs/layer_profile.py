@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.inputs.csv_table import NUMBER, Problem, Record, records_in
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.csv_table import NUMBER, CsvRow, Problem, records_in
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.inputs.pipedream import is_graph, layers_of
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
@@ -32,7 +32,7 @@ class LayerRow:
         What stays on the GPU for the backward pass; None: as much as `activation_bytes`.
     """
 
-    place: Place
+    place: SourceLine
     layer: str
     gpu_type: str | None
     forward_s: float
@@ -81,14 +81,14 @@ def _table(path: Path, text: str) -> list[LayerRow]:
     return [_row(record) for record in records]
 
 
-def _problems(record: Record) -> list[Problem]:
+def _problems(record: CsvRow) -> list[Problem]:
     return [
         (record.place, f"{name}: {rule}, got {shown(record.cells[name])}")
         for name, rule in _broken(record.cells)
     ]
 
 
-def _row(record: Record) -> LayerRow:
+def _row(record: CsvRow) -> LayerRow:
     cells, held = record.cells, record.cells.get("held_bytes", "")
     return LayerRow(
         place=record.place,
@@ -129,7 +129,7 @@ def _is_size(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,15}", text) is not None
 
 
-def _contradictions(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+def _contradictions(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
     points: dict[tuple[str, str | None], LayerRow] = {}
     firsts: dict[str, LayerRow] = {}
     problems = []
@@ -148,10 +148,10 @@ def _contradictions(rows: list[LayerRow]) -> list[tuple[Place, str]]:
     return problems
 
 
-def _gaps(rows: list[LayerRow]) -> list[tuple[Place, str]]:
+def _gaps(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
     """Find layers that lack a GPU type which another layer has."""
     types: dict[str, set[str | None]] = {}
-    firsts: dict[str, Place] = {}
+    firsts: dict[str, SourceLine] = {}
     for row in rows:
         types.setdefault(row.layer, set()).add(row.gpu_type)
         firsts.setdefault(row.layer, row.place)

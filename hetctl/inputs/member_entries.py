@@ -30,7 +30,7 @@ MOST_MEMBERS = 10_000
 MORE_IS_BETTER = ("acc", "auc", "f1", "precision", "recall")
 
 
-class Point(NamedTuple):
+class MemberEntry(NamedTuple):
     """A member to be: where it is written, its name, its config and its own settings."""
 
     where: Location
@@ -50,12 +50,12 @@ def _count(entry: MemberModel | GridEntry | RandomEntry) -> int:
     return entry.random.count if isinstance(entry, RandomEntry) else 1
 
 
-def points_of(ensemble: EnsembleModel) -> Iterator[Point]:
+def points_of(ensemble: EnsembleModel) -> Iterator[MemberEntry]:
     """Write out all entries, in the order of the file."""
     for index, entry in enumerate(ensemble.members):
         where: Location = ("members", index)
         if isinstance(entry, MemberModel):
-            yield Point(where, entry.name, dict(entry.config), entry)
+            yield MemberEntry(where, entry.name, dict(entry.config), entry)
         elif isinstance(entry, GridEntry):
             yield from _grid_points((*where, "grid"), entry.grid)
         else:
@@ -63,17 +63,17 @@ def points_of(ensemble: EnsembleModel) -> Iterator[Point]:
             yield from _random_points((*where, "random"), entry.random, seed)
 
 
-def _grid_points(where: Location, grid: GridModel) -> Iterator[Point]:
+def _grid_points(where: Location, grid: GridModel) -> Iterator[MemberEntry]:
     points = [dict(zip(grid.over, values, strict=True)) for values in itertools.product(*grid.over.values())]
     for name, point in zip(grid_names(grid.name, points), points, strict=True):
-        yield Point(where, name, {**grid.config, **point}, grid)
+        yield MemberEntry(where, name, {**grid.config, **point}, grid)
 
 
-def _random_points(where: Location, sample: RandomModel, seed: int) -> Iterator[Point]:
+def _random_points(where: Location, sample: RandomModel, seed: int) -> Iterator[MemberEntry]:
     for index in range(sample.count):
         drawn = {key: draw(how, seed, index, key) for key, how in sample.over.items()}
         name = fitted(f"{sample.name}-{index:03d}", [sample.name, index])
-        yield Point(where, name, {**sample.config, **drawn}, sample)
+        yield MemberEntry(where, name, {**sample.config, **drawn}, sample)
 
 
 def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
@@ -96,7 +96,7 @@ def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
     return float(min(upper, max(lower, float(f"{value:.6g}"))))
 
 
-def members_of(ensemble: EnsembleModel, points: list[Point], folder: Path) -> list[Member]:
+def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path) -> list[Member]:
     """Lay each member's own settings over the ensemble's.
 
     The seed is the CRC-32 of ``SEED/NAME``: members differ, and none depends on another.
@@ -110,12 +110,12 @@ def members_of(ensemble: EnsembleModel, points: list[Point], folder: Path) -> li
     return [replace(_member(common, point), layers=_layers(point, folder)) for point in points]
 
 
-def _layers(point: Point, folder: Path) -> str | None:
+def _layers(point: MemberEntry, folder: Path) -> str | None:
     layers = point.settings.layers if isinstance(point.settings, MemberModel) else None
     return None if layers is None else os.path.normpath(folder / layers)
 
 
-def _member(common: dict[str, Any], point: Point) -> Member:
+def _member(common: dict[str, Any], point: MemberEntry) -> Member:
     own = _own(point.settings)
     merged = {**common, **own}
     seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())

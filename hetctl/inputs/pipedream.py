@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hetctl.inputs.csv_table import NUMBER
-from hetctl.inputs.input_errors import Place, refusal, shown
+from hetctl.inputs.input_errors import SourceLine, refusal, shown
 
 NODE = re.compile(r"(\S+) -- (.*?) -- ([a-z_]+=.*)")
 EDGE = re.compile(r"(\S+) -- (\S+)")
@@ -26,12 +26,12 @@ INPUT = "Input"
 IN_PLACE = "inplace"
 MOST_BYTES = 1e15
 
-Problem = tuple[Place, str]
-Edges = Mapping[tuple[str, str], Place]
+Problem = tuple[SourceLine, str]
+Edges = Mapping[tuple[str, str], SourceLine]
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """An operation, as it was profiled with one minibatch.
 
     Parameters
@@ -40,7 +40,7 @@ class Node:
         What it hands on.
     """
 
-    place: Place
+    place: SourceLine
     name: str
     description: str
     forward_s: float
@@ -64,7 +64,7 @@ def is_graph(text: str) -> bool:
     return " -- " in text.lstrip().partition("\n")[0]
 
 
-def layers_of(path: Path, text: str) -> list[tuple[Node, int]]:
+def layers_of(path: Path, text: str) -> list[tuple[GraphNode, int]]:
     """Return the nodes as a chain, each with the bytes that cross a cut after it.
 
     Inputs are left out, as PipeDream does: they are read where the first layer is.
@@ -78,13 +78,13 @@ def layers_of(path: Path, text: str) -> list[tuple[Node, int]]:
     _refuse_cycles(path, nodes, edges)
     order = [name for name in _topological(nodes, edges) if nodes[name].description != INPUT]
     if not order:
-        raise refusal([(Place(path, 1), "has no layers")])
+        raise refusal([(SourceLine(path, 1), "has no layers")])
     return list(zip((nodes[name] for name in order), _crossing(order, nodes, edges), strict=True))
 
 
-def _parsed(path: Path, text: str) -> tuple[dict[str, Node], dict[tuple[str, str], Place]]:
-    nodes: dict[str, Node] = {}
-    edges: dict[tuple[str, str], Place] = {}
+def _parsed(path: Path, text: str) -> tuple[dict[str, GraphNode], dict[tuple[str, str], SourceLine]]:
+    nodes: dict[str, GraphNode] = {}
+    edges: dict[tuple[str, str], SourceLine] = {}
     problems: list[Problem] = []
     for place, line in _lines(path, text):
         if found := NODE.fullmatch(line):
@@ -109,13 +109,13 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, Node], dict[tuple[str, str
     return nodes, edges
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[Place, str]]:
+def _lines(path: Path, text: str) -> Iterator[tuple[SourceLine, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            yield Place(path, number), line.strip()
+            yield SourceLine(path, number), line.strip()
 
 
-def _node(place: Place, name: str, description: str, values: str) -> tuple[Node, list[str]]:
+def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[GraphNode, list[str]]:
     """Return the node, with 0 for values that break a rule, and the broken rules."""
     pairs = dict(part.split("=", 1) for part in re.split(r", | -- ", values) if "=" in part)
     rules = [f"{key} is missing" for key in VALUES if key not in pairs]
@@ -126,7 +126,7 @@ def _node(place: Place, name: str, description: str, values: str) -> tuple[Node,
         if number is None
     ]
     forward_ms, backward_ms, activation, parameters = (found.get(key) or 0.0 for key in VALUES)
-    node = Node(
+    node = GraphNode(
         place=place,
         name=name,
         description=description,
@@ -145,7 +145,7 @@ def _number(text: str) -> float | None:
     return math.fsum(numbers) if all(0 <= number <= MOST_BYTES for number in numbers) else None
 
 
-def _refuse_cycles(path: Path, nodes: Mapping[str, Node], edges: Edges) -> None:
+def _refuse_cycles(path: Path, nodes: Mapping[str, GraphNode], edges: Edges) -> None:
     sorter = graphlib.TopologicalSorter({name: [] for name in nodes})
     for before, after in edges:
         sorter.add(after, before)
@@ -155,11 +155,11 @@ def _refuse_cycles(path: Path, nodes: Mapping[str, Node], edges: Edges) -> None:
         cycle: Sequence[str] = error.args[1]
         places = [edges[edge] for edge in pairwise(cycle) if edge in edges]
         around = " -- ".join(cycle) if len(cycle) <= 8 else " -- ".join([*cycle[:4], "...", *cycle[-3:]])
-        place = max(places, default=Place(path, 1))
+        place = max(places, default=SourceLine(path, 1))
         raise refusal([(place, f"edge closes a cycle: {around}; layers must have an order")]) from None
 
 
-def _topological(nodes: Mapping[str, Node], edges: Edges) -> list[str]:
+def _topological(nodes: Mapping[str, GraphNode], edges: Edges) -> list[str]:
     """Order the nodes, depth first; of several that may come next, the one that the file has first."""
     after: dict[str, list[str]] = {name: [] for name in nodes}
     waits = dict.fromkeys(nodes, 0)
@@ -180,7 +180,7 @@ def _topological(nodes: Mapping[str, Node], edges: Edges) -> list[str]:
     return order
 
 
-def _crossing(order: Sequence[str], nodes: Mapping[str, Node], edges: Edges) -> list[int]:
+def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges) -> list[int]:
     """Return the bytes that cross a cut after each node of the order; after the last, its output."""
     at = {name: position for position, name in enumerate(order)}
     last_use = dict.fromkeys(order, -1)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from hetctl.inputs.durations import parse_bytes
-from hetctl.inputs.input_errors import Place, suggestion
+from hetctl.inputs.input_errors import SourceLine, suggestion
 from hetctl.inputs.interconnect_schema import LinksModel, Positive, links_of, links_problems
 from hetctl.inputs.validation import Matching, Strict, validate
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
@@ -28,7 +28,7 @@ class GpuType:
         Its times over those of a layer profile that names no GPU type.
     """
 
-    place: Place
+    place: SourceLine
     memory_bytes: int
     time_ratio: float | None
 
@@ -41,11 +41,11 @@ class ClusterFile:
     ----------
     nodes : tuple of tuple of str
         The type of each GPU of each node.
-    nodes_place : Place
+    nodes_place : SourceLine
         Where the nodes begin.
     """
 
-    nodes_place: Place
+    nodes_place: SourceLine
     gpu_types: Mapping[str, GpuType]
     nodes: tuple[tuple[str, ...], ...]
     links: NodeLinks

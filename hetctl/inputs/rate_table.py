@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hetctl.inputs.csv_table import is_count, is_positive, records_in
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.inputs.names import MEMBER_NAME, MEMBER_RULE
 
 REQUIRED = ("member", "gpus", "rate")
@@ -96,9 +96,9 @@ def _row(cells: Mapping[str, str]) -> RateRow:
     )
 
 
-def _contradictions(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]]:
-    points: dict[tuple[str, int, str | None], Place] = {}
-    firsts: dict[str, tuple[Place, RateRow]] = {}
+def _contradictions(rows: list[tuple[SourceLine, RateRow]]) -> list[tuple[SourceLine, str]]:
+    points: dict[tuple[str, int, str | None], SourceLine] = {}
+    firsts: dict[str, tuple[SourceLine, RateRow]] = {}
     problems = []
     for place, row in rows:
         earlier = points.setdefault((row.member, row.gpus, row.gpu_type), place)
@@ -112,8 +112,8 @@ def _contradictions(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]
     return problems
 
 
-def _gaps(rows: list[tuple[Place, RateRow]]) -> list[tuple[Place, str]]:
-    firsts: dict[str, Place] = {}
+def _gaps(rows: list[tuple[SourceLine, RateRow]]) -> list[tuple[SourceLine, str]]:
+    firsts: dict[str, SourceLine] = {}
     problems = []
     for place, row in rows:
         if row.samples is None and place == firsts.setdefault(row.member, place):

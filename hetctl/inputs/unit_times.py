@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.inputs.csv_table import NUMBER, Line, Problem, csv_lines
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 
 COLUMNS = ("config", "partition", "worker", "seconds")
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
@@ -50,20 +50,22 @@ def read_unit_times(path: Path) -> UnitTimeTable:
         If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``.
     """
     text = read_text(path)
-    numbered = [(Place(path, i), line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    numbered = [(SourceLine(path, i), line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     sizes = SIZES.fullmatch(numbered[0][1]) if numbered else None
     if sizes:
         rows = [(place, line.split()) for place, line in numbered[1:]]
         return _sized(numbered[0][0], int(sizes[1]), int(sizes[2]), rows)
     lines = [(place, cells) for place, cells in csv_lines(path, text) if cells != [""]]
     if not lines:
-        raise refusal([(Place(path, 1), "is empty: it must have a row of seconds for each configuration")])
+        raise refusal(
+            [(SourceLine(path, 1), "is empty: it must have a row of seconds for each configuration")]
+        )
     if sorted(lines[0][1]) == sorted(COLUMNS):
         return _list(lines[0], lines[1:])
     return _named(lines)
 
 
-def _sized(first: Place, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:
+def _sized(first: SourceLine, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:
     if rows == 0 or columns == 0:
         raise refusal([(first, f"says {rows} rows and {columns} columns, but must say at least 1 of each")])
     problems = _ragged(lines, columns, f"line {first.line} says {columns} columns")
@@ -128,7 +130,7 @@ def _list(header: Line, lines: Sequence[Line]) -> UnitTimeTable:
     return table
 
 
-def _wrong_record(place: Place, record: Mapping[str, str]) -> Iterable[Problem]:
+def _wrong_record(place: SourceLine, record: Mapping[str, str]) -> Iterable[Problem]:
     for column in COLUMNS[:3]:
         if rule := _wrong_name(record[column]):
             yield place, f"{column}: {rule}"
@@ -137,10 +139,10 @@ def _wrong_record(place: Place, record: Mapping[str, str]) -> Iterable[Problem]:
 
 
 def _seconds_of(
-    records: Iterable[tuple[Place, Mapping[str, str]]], names: Iterable[tuple[str, ...]]
+    records: Iterable[tuple[SourceLine, Mapping[str, str]]], names: Iterable[tuple[str, ...]]
 ) -> dict[tuple[int, int, int], float]:
     numbers = [{name: i for i, name in enumerate(row)} for row in names]
-    places: dict[tuple[int, int, int], Place] = {}
+    places: dict[tuple[int, int, int], SourceLine] = {}
     problems, seconds = [], {}
     for place, record in records:
         i, j, k = (at[record[column]] for at, column in zip(numbers, COLUMNS[:3], strict=True))
@@ -153,7 +155,7 @@ def _seconds_of(
     return seconds
 
 
-def _gaps(table: UnitTimeTable, records: Iterable[tuple[Place, Mapping[str, str]]]) -> Iterable[Problem]:
+def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str, str]]]) -> Iterable[Problem]:
     """Say what a list lacks, where it first names that: who has a partition has all configurations' times."""
     places = _first_places(records)
     homes = sorted({(table.partitions[j], table.workers[k]) for _, j, k in table.seconds})
@@ -170,9 +172,11 @@ def _gaps(table: UnitTimeTable, records: Iterable[tuple[Place, Mapping[str, str]
                 yield places[partition, worker], rule
 
 
-def _first_places(records: Iterable[tuple[Place, Mapping[str, str]]]) -> Mapping[tuple[str, str], Place]:
+def _first_places(
+    records: Iterable[tuple[SourceLine, Mapping[str, str]]],
+) -> Mapping[tuple[str, str], SourceLine]:
     """Return where each partition is first named, each worker, and both together; "" stands for any."""
-    places: dict[tuple[str, str], Place] = {}
+    places: dict[tuple[str, str], SourceLine] = {}
     for place, record in records:
         partition, worker = record["partition"], record["worker"]
         for named in ((partition, ""), ("", worker), (partition, worker)):
@@ -190,7 +194,7 @@ def _ragged(lines: Iterable[Line], columns: int, against: str) -> list[Problem]:
     return [(place, f"has {len(cells)} cells, {against}") for place, cells in lines if len(cells) != columns]
 
 
-def _wrong_names(kind: str, names: Iterable[tuple[Place, str]]) -> list[Problem]:
+def _wrong_names(kind: str, names: Iterable[tuple[SourceLine, str]]) -> list[Problem]:
     seen: set[str] = set()
     problems = []
     for place, name in names:

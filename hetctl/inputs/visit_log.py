@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.inputs.csv_table import Problem
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown, suggestion
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
 from hetctl.inputs.unit_times import UnitTimeTable
 
 MOST_EPOCHS = 10_000
@@ -57,7 +57,7 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
         If a line is wrong, visits what is not in the table, or does a unit again, with a line for each
         problem: ``FILE:LINE: rule``; or if no visit was done.
     """
-    found: list[tuple[Place, LoggedVisit]] = []
+    found: list[tuple[SourceLine, LoggedVisit]] = []
     problems: list[Problem] = []
     for place, line in _lines(path):
         visit = _visit(line)
@@ -69,13 +69,13 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
     _refuse(_unknown(found, table))
     done = [(place, visit) for place, visit in found if not visit.lost]
     _refuse([*_homeless(found, table), *_done_again(done)])
-    _refuse([] if done else [(Place(path, 1), "has no visit that was done")])
+    _refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
     return sorted((visit for _, visit in done), key=lambda visit: (visit.start, visit.end))
 
 
-def _lines(path: Path) -> list[tuple[Place, str]]:
+def _lines(path: Path) -> list[tuple[SourceLine, str]]:
     lines = read_text(path).split("\n")
-    return [(Place(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
+    return [(SourceLine(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
 
 
 def _refuse(problems: Iterable[Problem]) -> None:
@@ -102,10 +102,10 @@ def _visit(line: str) -> LoggedVisit | list[str]:
     return rules or LoggedVisit(**{name: data[name] for name in _FIELDS})
 
 
-def _unknown(visits: Iterable[tuple[Place, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
+def _unknown(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
     """Name what the table does not have, each where it comes first."""
     kinds = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
-    first: dict[tuple[str, str], Place] = {}
+    first: dict[tuple[str, str], SourceLine] = {}
     for place, visit in visits:
         for kind in kinds:
             first.setdefault((kind, getattr(visit, kind)), place)
@@ -114,15 +114,15 @@ def _unknown(visits: Iterable[tuple[Place, LoggedVisit]], table: UnitTimeTable) 
             yield first[kind, name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
 
 
-def _homeless(visits: Iterable[tuple[Place, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
+def _homeless(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
     homes = {(table.partitions[j], table.workers[k]) for _, j, k in table.seconds}
     for place, visit in visits:
         if (visit.partition, visit.worker) not in homes:
             yield place, f"worker {shown(visit.worker)} does not have partition {shown(visit.partition)}"
 
 
-def _done_again(visits: Iterable[tuple[Place, LoggedVisit]]) -> Iterator[Problem]:
-    first: dict[tuple[str, int, str], Place] = {}
+def _done_again(visits: Iterable[tuple[SourceLine, LoggedVisit]]) -> Iterator[Problem]:
+    first: dict[tuple[str, int, str], SourceLine] = {}
     for place, visit in visits:
         earlier = first.setdefault(visit.unit, place)
         if earlier != place:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hetctl.inputs.csv_table import Problem, Record, is_count, is_positive, records_in
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.csv_table import CsvRow, Problem, is_count, is_positive, records_in
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.inputs.names import NAME_RULE, SAFE_NAME
 
 REQUIRED = ("worker", "batch", "seconds")
@@ -26,14 +26,14 @@ class WorkerPoints:
         In ascending order of the batch.
     max_batch : int or None
         The largest batch that fits into its memory.
-    place : Place
+    place : SourceLine
         Its first line.
     """
 
     name: str
     points: tuple[tuple[int, float], ...]
     max_batch: int | None
-    place: Place
+    place: SourceLine
 
 
 def read_workers(path: Path) -> list[WorkerPoints]:
@@ -47,7 +47,7 @@ def read_workers(path: Path) -> list[WorkerPoints]:
     records, problems = records_in(path, read_text(path), REQUIRED, OPTIONAL)
     wrong = {record.place: rules for record in records if (rules := _broken(record))}
     problems += [(place, rule) for place, rules in wrong.items() for rule in rules]
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[CsvRow]] = {}
     for record in records:
         if record.place not in wrong:
             groups.setdefault(record.cells["worker"], []).append(record)
@@ -58,7 +58,7 @@ def read_workers(path: Path) -> list[WorkerPoints]:
     return [_worker(rows) for rows in groups.values()]
 
 
-def _worker(rows: list[Record]) -> WorkerPoints:
+def _worker(rows: list[CsvRow]) -> WorkerPoints:
     return WorkerPoints(
         name=rows[0].cells["worker"],
         points=tuple((_batch(row), float(row.cells["seconds"])) for row in rows),
@@ -67,7 +67,7 @@ def _worker(rows: list[Record]) -> WorkerPoints:
     )
 
 
-def _broken(record: Record) -> list[str]:
+def _broken(record: CsvRow) -> list[str]:
     cells = record.cells
     cap = cells.get("max_batch", "")
     rules = [
@@ -83,7 +83,7 @@ def _is_time(text: str) -> bool:
     return is_positive(text) and LEAST_S <= float(text) <= MOST_S
 
 
-def _disorder(rows: list[Record]) -> Iterable[Problem]:
+def _disorder(rows: list[CsvRow]) -> Iterable[Problem]:
     for earlier, row in pairwise(rows):
         name, batch, before = row.cells["worker"], _batch(row), _batch(earlier)
         where = f"in line {earlier.place.line}"
@@ -93,7 +93,7 @@ def _disorder(rows: list[Record]) -> Iterable[Problem]:
             yield row.place, f"batch: must ascend for worker '{name}', got {batch} after {before} {where}"
 
 
-def _caps(rows: list[Record]) -> Iterable[Problem]:
+def _caps(rows: list[CsvRow]) -> Iterable[Problem]:
     first, cap = rows[0], _cap(rows[0])
     for row in rows:
         if _cap(row) != cap:
@@ -104,14 +104,14 @@ def _caps(rows: list[Record]) -> Iterable[Problem]:
             yield row.place, f"batch: {_batch(row)} is above the worker's max_batch of {cap}"
 
 
-def _batch(row: Record) -> int:
+def _batch(row: CsvRow) -> int:
     return int(row.cells["batch"])
 
 
-def _cap(row: Record) -> int | None:
+def _cap(row: CsvRow) -> int | None:
     cap = row.cells.get("max_batch", "")
     return int(cap) if cap else None
 
 
-def _said(row: Record) -> str:
+def _said(row: CsvRow) -> str:
     return row.cells["max_batch"] or "none"

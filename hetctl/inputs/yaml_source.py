@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from hetctl.inputs.input_errors import Place, read_text, refusal, shown
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.model.errors import BadInputError
 
 Location = tuple[str | int, ...]
@@ -38,9 +38,9 @@ class YamlSource:
 
     path: Path
     values: dict[str, Any]
-    places: Mapping[Location, Place]
+    places: Mapping[Location, SourceLine]
 
-    def place(self, location: Location) -> Place:
+    def place(self, location: Location) -> SourceLine:
         """Return where a value stands; for one that is missing, the nearest one around it."""
         while location not in self.places:
             location = location[:-1]
@@ -76,15 +76,15 @@ def read_yaml(path: Path) -> YamlSource:
     try:
         root = yaml.compose(text, Loader=_Loader)
         if not isinstance(root, yaml.MappingNode):
-            raise refusal([(Place(path, 1), "must be a mapping (key: value)")])
+            raise refusal([(SourceLine(path, 1), "must be a mapping (key: value)")])
         builder = _Builder(path)
         return YamlSource(path, builder.build(root, ()), builder.places)
     except yaml.YAMLError as error:
-        raise refusal([(Place(path, _line_of(error, text)), f"not YAML: {_reason_of(error)}")]) from None
+        raise refusal([(SourceLine(path, _line_of(error, text)), f"not YAML: {_reason_of(error)}")]) from None
     except RecursionError:
-        raise refusal([(Place(path, 1), "nested too deeply")]) from None
+        raise refusal([(SourceLine(path, 1), "nested too deeply")]) from None
     except (ValueError, OverflowError) as error:
-        raise refusal([(Place(path, 1), f"not YAML: {error}")]) from None
+        raise refusal([(SourceLine(path, 1), f"not YAML: {error}")]) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -143,7 +143,7 @@ MAKERS: dict[str, Callable[[str], Any]] = {
 @dataclass
 class _Builder:
     path: Path
-    places: dict[Location, Place] = field(default_factory=dict)
+    places: dict[Location, SourceLine] = field(default_factory=dict)
 
     def build(self, node: yaml.Node, at: Location) -> Any:
         self.places.setdefault(at, self._place(node))
@@ -180,8 +180,8 @@ class _Builder:
         except ValueError as error:
             raise self._refusal(node, f"{shown(node.value)} {error}") from None
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(self.path, node.start_mark.line + 1)
+    def _place(self, node: yaml.Node) -> SourceLine:
+        return SourceLine(self.path, node.start_mark.line + 1)
 
     def _refusal(self, node: yaml.Node, rule: str) -> BadInputError:
         return refusal([(self._place(node), rule)])

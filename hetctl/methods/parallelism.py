@@ -27,7 +27,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Room:
+class ModeLimits:
     """What counts of the GPUs and the data.
 
     Parameters
@@ -46,13 +46,13 @@ class Room:
     partitions: int
 
 
-def too_large(demand: Demand, room: Room) -> bool:
+def too_large(demand: Demand, room: ModeLimits) -> bool:
     """Return whether one GPU, that with the least memory, is known to be too small for a network."""
     needs, has = demand.memory_bytes, room.memory_bytes
     return needs is not None and has is not None and needs > has
 
 
-def does_not_fit(who: str, demand: Demand, room: Room) -> str:
+def does_not_fit(who: str, demand: Demand, room: ModeLimits) -> str:
     """Say why one GPU is too small."""
     needs, has = _gigabytes(demand.memory_bytes), _gigabytes(room.memory_bytes)
     return f"{who} needs {needs} of memory, and {room.gpu} has {has}"
@@ -72,7 +72,7 @@ def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
     return next((left[n - 1] for n in range(1, len(left) + 1) if ways(n, gpus)[0] == HOPPER), 0)
 
 
-def choose_modes(demands: Sequence[Demand], room: Room) -> tuple[ModeChoice, ...]:
+def choose_modes(demands: Sequence[Demand], room: ModeLimits) -> tuple[ModeChoice, ...]:
     """Return each network's mode, and why.
 
     One that does not fit a GPU is cut into a pipeline. The others hop if the data is partitioned over
@@ -90,12 +90,12 @@ def choose_modes(demands: Sequence[Demand], room: Room) -> tuple[ModeChoice, ...
     )
 
 
-def _pipeline(demand: Demand, room: Room) -> ModeChoice:
+def _pipeline(demand: Demand, room: ModeLimits) -> ModeChoice:
     why = f"{does_not_fit('it', demand, room)}: its layers go to several GPUs"
     return ModeChoice(demand.member, PIPELINE, why)
 
 
-def _hopper(demand: Demand, configs: int, hops: int, room: Room) -> ModeChoice:
+def _hopper(demand: Demand, configs: int, hops: int, room: ModeLimits) -> ModeChoice:
     why = (
         f"the data lies in {room.partitions} partitions, and {configs} configurations are more than half of"
         f" {room.gpus} GPUs: each trains on one, and hops"
@@ -105,7 +105,7 @@ def _hopper(demand: Demand, configs: int, hops: int, room: Room) -> ModeChoice:
     return ModeChoice(demand.member, HOPPER, why)
 
 
-def _data_parallel(demand: Demand, configs: int, room: Room) -> ModeChoice:
+def _data_parallel(demand: Demand, configs: int, room: ModeLimits) -> ModeChoice:
     fits = "it fits one GPU"
     if room.memory_bytes is None:
         fits = "it is taken to fit one GPU, as the site does not say how much memory they have"

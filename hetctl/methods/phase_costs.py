@@ -15,9 +15,9 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.visits import Visit, visits_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
-from hetctl.perf.epoch_timeline import Course
-from hetctl.scheduling.simulate.scenario import Clock
+from hetctl.model.workload import Workload
+from hetctl.perf.epoch_timeline import EpochTimeline
+from hetctl.scheduling.simulate.scenario import JobTiming
 
 SHRUNK = 0.75
 """A schedule is made anew when so few of its configurations are left."""
@@ -55,7 +55,7 @@ class JobTime:
         lost with each job.
     """
 
-    clock: Clock
+    clock: JobTiming
     startup_s: float = 0.0
     longest_s: float = 0.0
     mean_s: float = 0.0
@@ -83,7 +83,7 @@ class JobTime:
         return training_s + jobs * self.startup_s + (jobs - 1) * between_s
 
 
-def unit_times(members: Sequence[Candidate], partitions: int, cluster: Cluster) -> UnitTimes:
+def unit_times(members: Sequence[Workload], partitions: int, cluster: Cluster) -> UnitTimes:
     """Return how long each member trains on each partition, by GPU.
 
     The partitions are dealt out to the nodes in turn, and every GPU of a node reads those that lie there.
@@ -109,7 +109,7 @@ def unit_times(members: Sequence[Candidate], partitions: int, cluster: Cluster) 
     )
 
 
-def _unit_s(member: Candidate, partitions: int, gpu_type: str | None) -> float:
+def _unit_s(member: Workload, partitions: int, gpu_type: str | None) -> float:
     if not member.samples_per_epoch:
         raise BadInputError(
             f"the profile of {member.name} does not say how many samples an epoch has, so it cannot hop",
@@ -120,7 +120,7 @@ def _unit_s(member: Candidate, partitions: int, gpu_type: str | None) -> float:
 
 
 def hop_phase(
-    members: Sequence[Candidate], units: UnitTimes, clock: Clock, search: SearchOptions
+    members: Sequence[Workload], units: UnitTimes, clock: JobTiming, search: SearchOptions
 ) -> PhaseRun:
     """Have members hop until the work of each is done; those that are done leave.
 
@@ -134,7 +134,7 @@ def hop_phase(
     InfeasibleError
         If a job is too short for a visit to a partition.
     """
-    lumped, epochs = _lumped(units, {member.name: Course(member, 1.0).count for member in members})
+    lumped, epochs = _lumped(units, {member.name: EpochTimeline(member, 1.0).count for member in members})
     course = simulate_hops(lumped, plan=_visits(lumped, epochs, search), epochs=epochs)
     visits_s = units.seconds[np.isfinite(units.seconds)]
     startup_s = max(member.startup_s for member in members)
@@ -181,7 +181,7 @@ def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
     return sets
 
 
-def pipeline_phase(seconds: Mapping[str, float], clock: Clock) -> PhaseRun:
+def pipeline_phase(seconds: Mapping[str, float], clock: JobTiming) -> PhaseRun:
     """Have members train one after another, each as a pipeline on all GPUs for so many seconds."""
     time, end_s = JobTime(clock), 0.0
     done_s = {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.trial_history import History, Report, Trial
-from hetctl.methods.hopper.simulate import Course, HopClock, Outage
+from hetctl.methods.automl.trial_history import Report, Trial, TrialHistory
+from hetctl.methods.hopper.simulate import HopClock, HopTrace, Outage
 from hetctl.methods.hopper.state_machine import Hopper
 
 Loss = Callable[[Trial], float | None]
@@ -25,7 +25,7 @@ def simulate_search(
     most: int | None = None,
     seed: int = 0,
     outages: Iterable[Outage] = (),
-) -> Course:
+) -> HopTrace:
     """Have a hopper train what a procedure asks for, until the procedure is done.
 
     A trial that is asked for joins, late or again, and leaves when it has its epochs and was told
@@ -102,7 +102,7 @@ class _Search:
         self.hopper.config_joins(str(trial.number), _epochs_before(trial, self._procedure.history))
 
 
-def _epochs_before(trial: Trial, history: History) -> int:
+def _epochs_before(trial: Trial, history: TrialHistory) -> int:
     """Return the epochs that a trial has had when it joins: its own until now, or its parent's."""
     reports = (event for event in history.events if isinstance(event, Report))
     return max(

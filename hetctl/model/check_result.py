@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Outcome(enum.Enum):
+class CheckStatus(enum.Enum):
     """How a check came out; what was not checked is no finding."""
 
     OK = "ok"
@@ -14,7 +14,7 @@ class Outcome(enum.Enum):
     FAILED = "failed"
 
 
-class Blame(enum.Enum):
+class FaultDomain(enum.Enum):
     """Whose a failure is: the user's own files and folders, or the batch system's."""
 
     SITE = "site"
@@ -22,7 +22,7 @@ class Blame(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One check, and what it saw.
 
     Parameters
@@ -32,12 +32,12 @@ class Finding:
     """
 
     check: str
-    outcome: Outcome
+    outcome: CheckStatus
     found: str
     fix: str = ""
-    blame: Blame = Blame.SITE
+    blame: FaultDomain = FaultDomain.SITE
 
 
-def first_failure(findings: tuple[Finding, ...]) -> Finding | None:
+def first_failure(findings: tuple[CheckResult, ...]) -> CheckResult | None:
     """Return the first failure: checks go from causes to consequences."""
-    return next((finding for finding in findings if finding.outcome is Outcome.FAILED), None)
+    return next((finding for finding in findings if finding.outcome is CheckStatus.FAILED), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Why(enum.Enum):
+class ExitReason(enum.Enum):
     """Why a step ended.
 
     FINISHED: the member has converged. TOLD: it left with a checkpoint, since it was told to (by the
@@ -28,19 +28,21 @@ class Why(enum.Enum):
     PROGRAM_ERROR = "program-error"
 
 
-IN_ORDER = frozenset({Why.FINISHED, Why.TOLD})
+CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.TOLD})
 """The trainer left of its own accord, or since the driver wanted it to."""
 
-FAULTS = frozenset({Why.PROGRAM_ERROR, Why.KILLED, Why.HUNG, Why.OUT_OF_MEMORY})
+MEMBER_FAULTS = frozenset(
+    {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
+)
 """Held against the member; all others are free, node failures up to `FREE_NODE_FAILURES`."""
 
 FREE_NODE_FAILURES = 3
 """Of a member in a run: one that takes more nodes down than that is at fault itself."""
 
-ENDS_THE_JOB = frozenset({Why.TIME, Why.PREEMPTED, Why.CANCELLED, Why.DISK_FULL})
+JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """What ended one step would end every other one, too."""
 
-EXIT_CODES = {Why.PROGRAM_ERROR: 1, Why.OUT_OF_MEMORY: 71, Why.DISK_FULL: 74}
+EXIT_CODES = {ExitReason.PROGRAM_ERROR: 1, ExitReason.OUT_OF_MEMORY: 71, ExitReason.DISK_FULL: 74}
 """What ranks exit with."""
 
 LOST_PEER = 75

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """One look at a member in training.
 
     Parameters

@@ -113,7 +113,7 @@ class JobSize:
 
 
 @dataclass(frozen=True)
-class Prospect:
+class JobSizeOption:
     """What a run would come to with jobs of one size.
 
     Parameters

@@ -54,7 +54,7 @@ class MemberProfile:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """What a rate was measured on, so that a stale profile can be told."""
 
     gpu_type: str
@@ -93,7 +93,7 @@ class ProfilePoint:
     fingerprint: str
     batch_size: int
     measured_at: float
-    machine: Machine
+    machine: Hardware
     samples: float | None = None
     samples_per_epoch: int | None = None
     startup_s: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import Job
 from hetctl.model.training_progress import EpochResult
 
@@ -90,7 +90,7 @@ class MemberStatus:
         Why the member converged or failed.
     log_tail : tuple of str
         End of the log of a failed member.
-    pulse : Pulse or None
+    pulse : Heartbeat or None
         What a member in training does just now.
     rates : tuple of MemberRate
         On one GPU, and on every number that it has trained on.
@@ -107,7 +107,7 @@ class MemberStatus:
     measured_s: float | None
     cause: str | None = None
     log_tail: tuple[str, ...] = ()
-    pulse: Pulse | None = None
+    pulse: Heartbeat | None = None
     rates: tuple[MemberRate, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Workload:
     """A member as planners see it: its rates and the work it has left.
 
     Parameters
@@ -55,14 +55,14 @@ class Candidate:
         """What it costs to stop this member and start it again."""
         return self.checkpoint_s + (self.startup_s if self.restart_s is None else self.restart_s)
 
-    def with_left(self, samples_left: float) -> Candidate:
+    def with_left(self, samples_left: float) -> Workload:
         """Return the member with other work left; a driver asks for all in training at each decision."""
-        other = object.__new__(Candidate)
+        other = object.__new__(Workload)
         # `dataclasses.replace` takes six times as long.
         vars(other).update(vars(self), samples_left=samples_left)
         return other
 
-    def interrupted(self, samples_left: float) -> Candidate:
+    def interrupted(self, samples_left: float) -> Workload:
         """Return the member as it is after a step that did not finish it."""
         startup_s = self.startup_s if self.restart_s is None else self.restart_s
         return replace(self, samples_left=samples_left, startup_s=startup_s)
@@ -72,13 +72,13 @@ class Candidate:
         """The most GPUs that make sense for this member."""
         return max(self.rates)
 
-    def on_type(self, gpu_type: str) -> Candidate:
+    def on_type(self, gpu_type: str) -> Workload:
         """Return the member as it is on GPUs of one type."""
         if not self.rates_by_type:
             return self
         return replace(self, rates=self.rates_by_type.get(gpu_type, self.rates), rates_by_type={})
 
-    def on_slowest(self, gpu_types: Iterable[str]) -> Candidate:
+    def on_slowest(self, gpu_types: Iterable[str]) -> Workload:
         """Return the member as it is on GPUs of several types at once: the slowest sets its pace."""
         if not self.rates_by_type:
             return self
@@ -87,7 +87,7 @@ class Candidate:
         rates = {gpus: min(curve[gpus] for curve in curves) for gpus in sorted(shared)}
         return replace(self, rates=rates, rates_by_type={})
 
-    def on_balanced(self, gpus: Mapping[str, int]) -> Candidate:
+    def on_balanced(self, gpus: Mapping[str, int]) -> Workload:
         """Return the member as it is on GPUs of several types whose batches are balanced.
 
         Each GPU keeps the pace that it has in a group of its own type, so rates add up in proportion

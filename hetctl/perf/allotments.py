@@ -8,8 +8,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from operator import neg
 
-from hetctl.model.workload import Candidate
-from hetctl.perf.epoch_timeline import Course
+from hetctl.model.workload import Workload
+from hetctl.perf.epoch_timeline import EpochTimeline
 
 PRECISION = 1e-12
 """Of the bound, which is approached from below, and of equal GPU-seconds: fewer GPUs are taken."""
@@ -60,12 +60,12 @@ class Allotments:
         return self.gpus[at] * self.seconds[at]
 
 
-def allotments_of(candidate: Candidate, allowed: Container[int]) -> Allotments:
+def allotments_of(candidate: Workload, allowed: Container[int]) -> Allotments:
     """Return what a member may run on of the `allowed` numbers of GPUs, which have to include 1.
 
     Start-up, evaluations and checkpoints are included in its time.
     """
-    course = Course(candidate, 1.0)
+    course = EpochTimeline(candidate, 1.0)
     fixed_s = candidate.startup_s + course.count * course.overhead_s
     left = candidate.samples_left
     return Allotments.of({m: fixed_s + left / rate for m, rate in candidate.rates.items() if m in allowed})
@@ -94,7 +94,7 @@ def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
     return low
 
 
-def constant_bound(candidates: Sequence[Candidate], gpus: int) -> float:
+def constant_bound(candidates: Sequence[Workload], gpus: int) -> float:
     """Return seconds in which no schedule without resizing can be done with these members."""
     allowed = range(1, gpus + 1)
     return allotment_bound([allotments_of(candidate, allowed) for candidate in candidates], gpus)

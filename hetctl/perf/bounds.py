@@ -6,11 +6,11 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.fluid_bound import envelope_of, fluid_time
 
 
-def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:
+def fluid_bound(candidates: Sequence[Workload], gpus: int) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
     W_i are the samples left and g_i(q) the GPUs that rate q takes on the concave envelope of the
@@ -21,7 +21,7 @@ def fluid_bound(candidates: Sequence[Candidate], gpus: int) -> float:
     return fluid_time(works, gpus)
 
 
-def makespan_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
+def makespan_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     """Return seconds from 0 in which no schedule can be done with members that arrive over time.
 
     Parameters
@@ -33,7 +33,7 @@ def makespan_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
     return max(fluid_bound([candidate for _, candidate in jobs], gpus), soonest)
 
 
-def mean_jct_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
+def mean_jct_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     """Return the least mean time from arrival to completion that any schedule may have.
 
     The larger of two bounds: shortest remaining work first on one machine as fast as all GPUs,
@@ -45,11 +45,11 @@ def mean_jct_bound(jobs: Sequence[tuple[float, Candidate]], gpus: int) -> float:
     return max(alone, _srpt_total([(at, _least_work(c, gpus) / gpus) for at, c in jobs])) / len(jobs)
 
 
-def _least_s(candidate: Candidate, gpus: int) -> float:
+def _least_s(candidate: Workload, gpus: int) -> float:
     return candidate.samples_left / max(rate for m, rate in candidate.highest_rates.items() if m <= gpus)
 
 
-def _least_work(candidate: Candidate, gpus: int) -> float:
+def _least_work(candidate: Workload, gpus: int) -> float:
     return min(m * candidate.samples_left / rate for m, rate in candidate.highest_rates.items() if m <= gpus)
 
 

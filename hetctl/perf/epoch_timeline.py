@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
 TOLERANCE = 1e-9
 """Of an epoch: rounding must neither add one nor take one away."""
@@ -12,21 +12,21 @@ PART_SHARE = 0.9
 """An epoch that takes more than this share of a whole job is trained in parts."""
 
 
-def least_step_s(candidate: Candidate, rate: float, longest_s: float = math.inf) -> float:
+def least_step_s(candidate: Workload, rate: float, longest_s: float = math.inf) -> float:
     """Return the least seconds in which a step gets anything done: its start-up and one epoch.
 
     If that is longer than `longest_s`, any part of the epoch will do: it ends with a checkpoint, too.
     """
-    first = Course(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
+    first = EpochTimeline(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
     whole = candidate.startup_s + max(first, candidate.checkpoint_s)
     return whole if whole <= longest_s else candidate.startup_s + candidate.checkpoint_s
 
 
 def has_room(
-    candidate: Candidate, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
+    candidate: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
 ) -> bool:
     """Return true if a step that starts then gets anything done before the deadline (`least_step_s`)."""
-    course = Course(candidate, rate)
+    course = EpochTimeline(candidate, rate)
     training_s = deadline_s - (start_s + candidate.startup_s)
     if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
         return True
@@ -34,7 +34,7 @@ def has_room(
     return in_parts and training_s > candidate.checkpoint_s
 
 
-class Course:
+class EpochTimeline:
     """The epochs of a member that trains undisturbed; seconds count from the end of its start-up.
 
     Epochs end where the samples left are a multiple of an epoch's, so that the first one is shorter
@@ -44,7 +44,7 @@ class Course:
 
     __slots__ = ("count", "each", "first", "left", "overhead_s", "rate")
 
-    def __init__(self, candidate: Candidate, rate: float, left: float | None = None) -> None:
+    def __init__(self, candidate: Workload, rate: float, left: float | None = None) -> None:
         left = candidate.samples_left if left is None else left
         self.each = float(candidate.samples_per_epoch or left or 1.0)
         self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.model.workload import Candidate
-from hetctl.perf.epoch_timeline import Course
+from hetctl.model.workload import Workload
+from hetctl.perf.epoch_timeline import EpochTimeline
 
 
-def step_s(candidate: Candidate, rate: float) -> float:
+def step_s(candidate: Workload, rate: float) -> float:
     """Return the seconds until a member that trains undisturbed has converged."""
-    course = Course(candidate, rate)
+    course = EpochTimeline(candidate, rate)
     return candidate.startup_s + course.end_of(course.count)
 
 

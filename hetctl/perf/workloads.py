@@ -11,7 +11,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import Progress
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.epochs_to_converge import Outlook
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.perf.seen_rates import known_rates
@@ -43,11 +43,11 @@ class Workloads:
         self._outlook = Outlook(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
-        self._whole: dict[str, Candidate] = {}
-        self._left: dict[str, Candidate] = {}
+        self._whole: dict[str, Workload] = {}
+        self._left: dict[str, Workload] = {}
 
     @property
-    def left(self) -> Mapping[str, Candidate]:
+    def left(self) -> Mapping[str, Workload]:
         """The active members, in the ensemble's order."""
         return self._left
 
@@ -73,7 +73,7 @@ class Workloads:
         if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
             self._restarts_s.append(progress.restarts_s[-1])
 
-    def _with(self, found: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
+    def _with(self, found: Mapping[str, Workload | None]) -> dict[str, Workload]:
         """Return the active members with those that have been looked at anew, in the ensemble's order."""
         active = {name: candidate for name, candidate in found.items() if candidate}
         left = self._left | active
@@ -83,7 +83,7 @@ class Workloads:
             return left
         return {name: left[name] for name in self._members if name in left}
 
-    def _workload(self, name: str) -> Candidate | None:
+    def _workload(self, name: str) -> Workload | None:
         """Return an active member; None of any other."""
         member, progress = self._members[name], self._progress[name]
         if not progress.active:
@@ -105,7 +105,7 @@ def candidates(
     progress: Mapping[str, Progress],
     max_gpus: int,
     gpus_per_node: int,
-) -> tuple[Candidate, ...]:
+) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and the work left.
 
     Rates that were seen in training come before profiled ones.
@@ -140,12 +140,12 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
 
 def _untrained(
     member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
-) -> Candidate:
+) -> Workload:
     """Return a member with the rates known by now, before it is looked at how much it has left."""
     limit = min(max_gpus, member.max_gpus or max_gpus)
     profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
-    return Candidate(
+    return Workload(
         name=member.name,
         rates=_up_to_the_peak(rates),
         rates_by_type={

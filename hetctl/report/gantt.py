@@ -67,7 +67,7 @@ HOPS = Wording(
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChartLayout:
     """Rows by (node, GPU), and the extent of the chart in seconds and points."""
 
     rows: Mapping[tuple[str, int], int]
@@ -117,13 +117,13 @@ def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) 
     return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
 
 
-def _layout(spans: Spans) -> Layout:
+def _layout(spans: Spans) -> ChartLayout:
     used = {(step.node, gpu) for step in spans.steps for gpu in step.gpus}
     ordered = sorted(used, key=lambda row: (_natural(row[0]), row[1]))
     ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
     longest = max((len(node) for node, _ in ordered), default=0)
     now = now_s(spans)
-    return Layout(
+    return ChartLayout(
         rows={row: i for i, row in enumerate(ordered)},
         span_s=max(now, 1.0),
         now_s=now,
@@ -136,7 +136,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _place(layout: Layout) -> tuple[float, float, float, float]:
+def _place(layout: ChartLayout) -> tuple[float, float, float, float]:
     full_width, full_height = WIDTH * 72, layout.height + TOP + BOTTOM
     return (
         layout.left / full_width,
@@ -146,7 +146,7 @@ def _place(layout: Layout) -> tuple[float, float, float, float]:
     )
 
 
-def _draw_idle(axes: Axes, spans: Spans, layout: Layout) -> None:
+def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
     """Paint what each job held: all rows, unless they are more than a job's GPUs; then its nodes'."""
     same_nodes = len(layout.rows) <= spans.gpus
     jobs = {span.index: span.job for span in spans.rounds}
@@ -163,7 +163,7 @@ def _draw_idle(axes: Axes, spans: Spans, layout: Layout) -> None:
 
 
 def _draw_steps(
-    axes: Axes, spans: Spans, colours: Mapping[str, str], layout: Layout, tips: Tips, wording: Wording
+    axes: Axes, spans: Spans, colours: Mapping[str, str], layout: ChartLayout, tips: Tips, wording: Wording
 ) -> None:
     detailed = len(spans.steps) <= DETAILED_STEPS
     numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
@@ -190,7 +190,7 @@ def _draw_steps(
         axes.add_patch(patch)
 
 
-def _describe(step: StepSpan, layout: Layout, device: str, wording: Wording) -> str:
+def _describe(step: StepSpan, layout: ChartLayout, device: str, wording: Wording) -> str:
     length = format_seconds(end_of(step, layout.now_s) - step.start_s)
     devices = f"{device_word(device, len(step.gpus))} {', '.join(map(str, step.gpus))}"
     ends = {None: "running", 0: "done"}
@@ -198,7 +198,7 @@ def _describe(step: StepSpan, layout: Layout, device: str, wording: Wording) -> 
     return wording.step.format(step=step, devices=devices, length=length, outcome=outcome)
 
 
-def _boxes(step: StepSpan, layout: Layout) -> Iterator[Box]:
+def _boxes(step: StepSpan, layout: ChartLayout) -> Iterator[Box]:
     """Yield a box for every run of neighbouring rows."""
     end = end_of(step, layout.now_s)
     rows = sorted(layout.rows[(step.node, gpu)] for gpu in step.gpus)
@@ -209,7 +209,7 @@ def _boxes(step: StepSpan, layout: Layout) -> Iterator[Box]:
             first = i
 
 
-def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: Layout, look: Look) -> None:
+def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout, look: Look) -> None:
     """Write the first label that fits, if any does."""
     x0, y0, x1, y1 = box
     width = (x1 - x0) / layout.span_s * layout.width
@@ -222,7 +222,7 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: Layout, look
         text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.2})
 
 
-def _draw_rounds(axes: Axes, spans: Spans, layout: Layout) -> None:
+def _draw_rounds(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
     """Mark where rounds start, and number as many as there is room for."""
     free_from = 0.0
     for span in spans.rounds:
@@ -233,7 +233,7 @@ def _draw_rounds(axes: Axes, spans: Spans, layout: Layout) -> None:
             free_from = x + 7 * len(str(span.index)) + 6
 
 
-def _label_rows(axes: Axes, layout: Layout, wording: Wording) -> None:
+def _label_rows(axes: Axes, layout: ChartLayout, wording: Wording) -> None:
     nodes: dict[str, list[int]] = {}
     for (node, _), row in layout.rows.items():
         nodes.setdefault(node, []).append(row)
@@ -254,7 +254,7 @@ def _label_rows(axes: Axes, layout: Layout, wording: Wording) -> None:
             free_from = middle * layout.row_height + 11
 
 
-def _finish(axes: Axes, layout: Layout, wording: Wording) -> None:
+def _finish(axes: Axes, layout: ChartLayout, wording: Wording) -> None:
     unit, length = time_unit(layout.span_s)
     axes.set_xlim(0, layout.span_s)
     axes.set_ylim(max(1, len(layout.rows)), 0)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import SiteKey
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import printable
 
-STYLES = {Outcome.OK: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "bold red"}
+STYLES = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FAILED: "bold red"}
 
 
 def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
@@ -35,7 +35,7 @@ def check_table(site: str, cases: Sequence[str]) -> RenderableType:
     )
 
 
-def findings_table(site: str, findings: Sequence[Finding]) -> RenderableType:
+def findings_table(site: str, findings: Sequence[CheckResult]) -> RenderableType:
     """Show what was found about a site, what to fix below each line that needs it."""
     table = ruled_table("check", "outcome", f"site {printable(site)}", gap=1, fold=f"site {printable(site)}")
     for finding in findings:
@@ -46,8 +46,8 @@ def findings_table(site: str, findings: Sequence[Finding]) -> RenderableType:
     return Group(table, Text(), _summary(findings))
 
 
-def _summary(findings: Sequence[Finding]) -> Text:
-    counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in Outcome}
+def _summary(findings: Sequence[CheckResult]) -> Text:
+    counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in CheckStatus}
     return Text(", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
 
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.model.job import JobSize, Prospect
+from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import device_word, format_seconds
 
 
-def size_line(size: JobSize, chosen: Prospect | None, device: str) -> RenderableType:
+def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> RenderableType:
     """Say what each job asks for.
 
     Parameters
     ----------
-    chosen : Prospect or None
+    chosen : JobSizeOption or None
         None if the user said it all.
     """
     what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
@@ -28,7 +28,7 @@ def size_line(size: JobSize, chosen: Prospect | None, device: str) -> Renderable
     return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device)} hours expected")
 
 
-def size_table(chosen: Prospect, prospects: Sequence[Prospect], device: str) -> RenderableType:
+def size_table(chosen: JobSizeOption, prospects: Sequence[JobSizeOption], device: str) -> RenderableType:
     """List the sizes that were looked at; an arrow is at the one that was chosen."""
     table = ruled_table(
         "", "queue", ">nodes", ">time asked", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LOCALHOST = "127.0.0.1"
-GREETING_S = 30.0
+HANDSHAKE_TIMEOUT_S = 30.0
 """Who connects and does not say who he is within this time is not let in."""
 LONGEST_GREETING = 2**16
 UNANSWERED_MS = 60_000
@@ -27,14 +27,14 @@ ACCEPT_PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class Address:
-    """Where a `Door` is, and what opens it."""
+    """Where a `Listener` is, and what opens it."""
 
     host: str
     port: int
     key: str
 
 
-class Wire:
+class Connection:
     """One end of a connection."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -99,7 +99,7 @@ class Wire:
         self._buffer += data
 
 
-class Door:
+class Listener:
     """A port at which others connect; nobody is let in who does not bring the key.
 
     Parameters
@@ -113,7 +113,7 @@ class Door:
         self._key = key
         self._host = host or socket.gethostname()
         self._socket = _listen(host)
-        self._guests: queue.Queue[tuple[Any, Wire]] = queue.Queue()
+        self._guests: queue.Queue[tuple[Any, Connection]] = queue.Queue()
         self._closed = False
         threading.Thread(target=self._answer, name="door", daemon=True).start()
 
@@ -122,13 +122,13 @@ class Door:
         """Where it is."""
         return Address(self._host, self._socket.getsockname()[1], self._key)
 
-    def guests(self) -> Iterator[tuple[Any, Wire]]:
+    def guests(self) -> Iterator[tuple[Any, Connection]]:
         """Yield those who have come: what they said, and their wires."""
         with suppress(queue.Empty):
             while True:
                 yield self._guests.get_nowait()
 
-    def wait(self, timeout_s: float) -> tuple[Any, Wire]:
+    def wait(self, timeout_s: float) -> tuple[Any, Connection]:
         """Wait for the next one; TimeoutError if nobody comes in time."""
         try:
             return self._guests.get(timeout=timeout_s)
@@ -158,25 +158,25 @@ class Door:
     def _greet(self, end: socket.socket) -> None:
         """Hear who it is, in a thread of its own: a stranger keeps nobody else waiting."""
         try:
-            end.settimeout(GREETING_S)
+            end.settimeout(HANDSHAKE_TIMEOUT_S)
             greeting = json.loads(_line(end))
             known = hmac.compare_digest(greeting["key"].encode(), self._key.encode())
             end.settimeout(None)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             known = False
         if known:
-            self._guests.put((greeting["who"], Wire(end)))
+            self._guests.put((greeting["who"], Connection(end)))
         else:
             end.close()
 
 
-def knock(address: Address, who: Any, timeout_s: float) -> Wire:
+def connect(address: Address, who: Any, timeout_s: float) -> Connection:
     """Connect to a door, and say who is there; ConnectionError if it does not open in time."""
     host = LOCALHOST if address.host == socket.gethostname() else address.host
     limit = time.monotonic() + timeout_s
     while True:
         try:
-            wire = Wire(socket.create_connection((host, address.port), timeout_s))
+            wire = Connection(socket.create_connection((host, address.port), timeout_s))
         except OSError as error:
             if time.monotonic() > limit:
                 raise ConnectionError(f"{host}:{address.port} cannot be reached: {error}") from None

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.exit_reason import ENDS_THE_JOB, IN_ORDER, Why
+from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_step_s
 from hetctl.perf.round_time import round_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
@@ -21,10 +21,10 @@ from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
 from hetctl.scheduling.events import Event
 from hetctl.scheduling.flotilla_stop import should_stop
-from hetctl.scheduling.observer import Observer, Seen
+from hetctl.scheduling.observer import Observation, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling.pool import Pool
-from hetctl.scheduling.rounds import DEADLINE, SIGNAL, Round, Running
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running
 
 POLL_S = 0.05
 """The planner is not asked again sooner: changes meanwhile count together."""
@@ -79,7 +79,7 @@ class Core:
         self._observer, self._ask = observer, consult
         self._alpha = planner.stop_share(options)
         self._pool = Pool()
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[int, OpenRound] = {}
         self._pending: list[Allocation] = []
         self._no_room: dict[str, int] = {}
         self._deferred_until_s: dict[str, float] = {}
@@ -135,7 +135,7 @@ class Core:
         self._pending = [allocation for allocation in self._pending if self._pool.has(allocation)]
         self._changed = True
         if not self._pool.nodes:
-            self._end(Why.NODE_FAILURE.value)
+            self._end(ExitReason.NODE_FAILURE.value)
 
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         self._changed = True
@@ -155,12 +155,12 @@ class Core:
         self._pool.release(ended.task.allocation)
         ended_round.running.discard(event.name)
         ended_round.released = True
-        ended_round.failed |= event.why not in IN_ORDER
-        if event.why is not Why.TOLD:
+        ended_round.failed |= event.why not in CLEAN_EXITS
+        if event.why is not ExitReason.TOLD:
             del ended_round.held[event.name]
         # That a member leaves whom the planner told to is nothing that it did not know.
         by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
-        self._changed |= event.why is not Why.TOLD or not by_planner
+        self._changed |= event.why is not ExitReason.TOLD or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
         self._draw_consequences(event)
@@ -170,9 +170,9 @@ class Core:
 
     def _draw_consequences(self, event: events.StepEnded) -> None:
         """Do what the end of a step means for the job."""
-        if event.why in ENDS_THE_JOB:
+        if event.why in JOB_FATAL:
             self._end(event.why.value)
-        elif event.why is Why.NOT_LAUNCHED:
+        elif event.why is ExitReason.NOT_LAUNCHED:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:
@@ -211,7 +211,7 @@ class Core:
             if not self._rounds[number].stopped_by and self._is_too_small(self._rounds[number], left):
                 self._stop_round(number, "alpha")
 
-    def _is_too_small(self, opened: Round, left: Mapping[str, Candidate]) -> bool:
+    def _is_too_small(self, opened: OpenRound, left: Mapping[str, Workload]) -> bool:
         active = {name: gpus for name, gpus in opened.held.items() if name in left}
         waiting = len(left) > len(active)
         # Where somebody waits, it does not matter what others may hold, and is long in coming.
@@ -246,7 +246,7 @@ class Core:
         self._plan_from_s = now_s + POLL_S
         if not request.nodes and not request.held:
             if not self._pool.nodes:
-                self._end(Why.NODE_FAILURE.value)
+                self._end(ExitReason.NODE_FAILURE.value)
             return
         decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
         self._defer(left_out, now_s)
@@ -257,7 +257,7 @@ class Core:
         if self._is_idle:
             self._end(DEADLINE)
 
-    def _request(self, seen: Seen, now_s: float) -> Request:
+    def _request(self, seen: Observation, now_s: float) -> Request:
         return Request(
             candidates=seen.waiting,
             nodes=self._observer.usable(self._pool.free),
@@ -270,7 +270,7 @@ class Core:
             memory=self._planner_state,
         )
 
-    def _fits(self, left: Mapping[str, Candidate], allocation: Allocation, now_s: float) -> bool:
+    def _fits(self, left: Mapping[str, Workload], allocation: Allocation, now_s: float) -> bool:
         """Return true if the member would get something done before the deadline, with all that may be left.
 
         Going by a guess, it might lose its GPUs and then find no room on others.
@@ -336,11 +336,11 @@ class Core:
         return free and self._observer.can_use(allocation)
 
     def _open_round(
-        self, allocations: Sequence[Allocation], left: Mapping[str, Candidate], now_s: float
+        self, allocations: Sequence[Allocation], left: Mapping[str, Workload], now_s: float
     ) -> None:
         number, self._next_round = self._next_round, self._next_round + 1
         held = {allocation.member: allocation.gpus for allocation in allocations}
-        self._rounds[number] = Round(sum(held.values()), held, set(held))
+        self._rounds[number] = OpenRound(sum(held.values()), held, set(held))
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
             self._pool.take(task.allocation)

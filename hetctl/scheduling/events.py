@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.site import Node
 from hetctl.perf.epoch_timeline import PART_SHARE
 
@@ -98,7 +98,7 @@ class StepEnded:
 
     now_s: float
     name: str
-    why: Why
+    why: ExitReason
     no_room: bool = False
 
 

@@ -7,20 +7,20 @@ from typing import Protocol
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import Running
 
 
-class Seen(Protocol):
+class Observation(Protocol):
     """The members of a run at one moment."""
 
     @property
-    def left(self) -> Mapping[str, Candidate]:
+    def left(self) -> Mapping[str, Workload]:
         """All that need training, with what they have left by their finished epochs alone."""
 
     @property
-    def waiting(self) -> Sequence[Candidate]:
+    def waiting(self) -> Sequence[Workload]:
         """Those that hold no GPU, in the planner's order."""
 
     @property
@@ -31,10 +31,10 @@ class Seen(Protocol):
 class Observer(Protocol):
     """Knowledge of members, and of GPUs that cannot be used just now."""
 
-    def left(self, now_s: float) -> Mapping[str, Candidate]:
+    def left(self, now_s: float) -> Mapping[str, Workload]:
         """Return `Seen.left`."""
 
-    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> Seen:
+    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> Observation:
         """Return all members as a planner may know them; of those that wait, without `deferred`."""
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

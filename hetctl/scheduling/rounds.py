@@ -29,7 +29,7 @@ class Running:
 
 
 @dataclass
-class Round:
+class OpenRound:
     """Tasks that started together.
 
     Parameters

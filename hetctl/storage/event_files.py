@@ -76,7 +76,7 @@ class EventWriter:
             os.close(descriptor)
 
 
-class SteadyWriter(EventWriter):
+class BestEffortEventWriter(EventWriter):
     """Writes events; one that cannot be written is reported, and the writer goes on.
 
     Parameters

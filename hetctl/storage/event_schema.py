@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import decode
@@ -52,7 +52,7 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
-class StepStarted:
+class StepStartedRecord:
     """A member was launched."""
 
     member: str
@@ -61,12 +61,12 @@ class StepStarted:
 
 
 @dataclass(frozen=True)
-class StepEnded:
+class StepEndedRecord:
     """A member's step is over."""
 
     member: str
     exit_code: int
-    why: Why
+    why: ExitReason
     cause: str
 
 
@@ -114,8 +114,8 @@ FORMS: dict[str, type] = {
     "node_failed": NodeFailed,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
-    "step_started": StepStarted,
-    "step_ended": StepEnded,
+    "step_started": StepStartedRecord,
+    "step_ended": StepEndedRecord,
     "first_step": FirstStep,
     "epoch": EpochResult,
     "checkpoint": Checkpoint,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import write_private
 
@@ -17,17 +17,17 @@ STALE_S = 30.0
 """A pulse is of no use after so long."""
 
 
-def write_pulses(path: Path, pulses: Mapping[str, Pulse]) -> None:
+def write_heartbeats(path: Path, pulses: Mapping[str, Heartbeat]) -> None:
     """Replace the file of a job's members in training; for a reader it is always whole."""
     write_private(path, json.dumps(encode(pulses)) + "\n")
 
 
-def read_pulses(path: Path, now: float | None = None) -> dict[str, Pulse]:
+def read_heartbeats(path: Path, now: float | None = None) -> dict[str, Heartbeat]:
     """Return the pulses of a job by member: those that are fresh."""
     now = time.time() if now is None else now
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-        pulses = {member: decode(Pulse, pulse) for member, pulse in found.items()}
+        pulses = {member: decode(Heartbeat, pulse) for member, pulse in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}
     return {

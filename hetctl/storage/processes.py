@@ -54,14 +54,14 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostBoot:
     """A machine from one start to the next."""
 
     host: str
     boot: str
 
     @classmethod
-    def this(cls) -> Machine:
+    def this(cls) -> HostBoot:
         """Identify the machine that we are on."""
         return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
 

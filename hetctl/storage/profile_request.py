@@ -13,7 +13,7 @@ from hetctl.storage.atomic_io import write_json
 
 
 @dataclass(frozen=True)
-class Point:
+class ProfileTarget:
     """A member on a number of GPUs; `source` names its event file and its log."""
 
     member: str
@@ -37,7 +37,7 @@ class Measurements:
 
     ensemble: Ensemble
     site: Site
-    points: tuple[Point, ...]
+    points: tuple[ProfileTarget, ...]
     preprocess_cores: tuple[int, ...]
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import FAULTS, FREE_NODE_FAILURES, Why
+from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
@@ -140,12 +140,12 @@ def _with_restart(progress: Progress, seconds: float | None) -> Progress:
 
 def _after_step(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
     """Hold an end against the member, or not; `error` is what its trainer said of it."""
-    why, cause = Why(event.data["why"]), str(event.data["cause"])
-    if why is Why.OUT_OF_MEMORY:
+    why, cause = ExitReason(event.data["why"]), str(event.data["cause"])
+    if why is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
         return replace(progress, batch_size=smaller) if smaller else replace(progress, failed=cause)
-    nodes = progress.node_failures + (why is Why.NODE_FAILURE)
-    counts = why in FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
+    nodes = progress.node_failures + (why is ExitReason.NODE_FAILURE)
+    counts = why in MEMBER_FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
     failures = progress.failures + counts
     failed = (error or cause) if failures > retries else None
     return replace(progress, node_failures=nodes, failures=failures, failed=failed)

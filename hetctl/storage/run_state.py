@@ -18,7 +18,7 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.snapshot import StaleSnapshotError, key_of, read_snapshot, write_snapshot
-from hetctl.storage.step_fold import Step, StepFold, StepKey, StepReport, Steps
+from hetctl.storage.step_fold import StepFold, StepKey, StepRecord, StepReport, Steps
 from hetctl.storage.usage_fold import UsageFold
 
 
@@ -51,7 +51,7 @@ class RunState:
 
     def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
-        self._key = key_of(folder, Event, EpochResult, Progress, Step, StepReport)
+        self._key = key_of(folder, Event, EpochResult, Progress, StepRecord, StepReport)
         try:
             self._begin(read_snapshot(folder.state, self._key))
         except (AttributeError, LookupError, TypeError, ValueError):
@@ -112,7 +112,7 @@ class RunState:
         return self._progress.progress
 
     @property
-    def open_steps(self) -> Mapping[StepKey, Step]:
+    def open_steps(self) -> Mapping[StepKey, StepRecord]:
         """Steps whose end nobody has reported, by round and member."""
         return self._usage.open_steps
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.storage.ordered_fold import OrderedFold
 from hetctl.storage.snapshot import Row, row_of
 
 StepKey = tuple[int, str]
 """Index of the round, and the member."""
 
-LAST_WORDS = {"converged": Why.FINISHED, "stopped": Why.TOLD}
+LAST_WORDS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}
 """The event that a trainer ends with when all is well."""
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRecord:
     """A member on its GPUs in one round, as the driver has reported it.
 
     Parameters
@@ -43,7 +43,7 @@ class Step:
         return 0.0 if self.ended_at is None else (self.ended_at - self.began_at) * self.gpus
 
 
-Steps = tuple[Step, ...]
+Steps = tuple[StepRecord, ...]
 
 
 class StepFold:
@@ -78,7 +78,7 @@ class StepFold:
         """Go on from what was folded; to be called before any event is added."""
         for name, rounds in rows.items():
             for index, until, steps in rounds:
-                done = tuple([Step(*step) for step in steps])
+                done = tuple([StepRecord(*step) for step in steps])
                 self._folds[name][index] = OrderedFold(done, _after, tuple(until))
 
     def add(self, events: Iterable[Event]) -> Mapping[StepKey, Steps]:
@@ -102,7 +102,7 @@ def _after(steps: Steps, event: Event) -> Steps:
     before = steps[: len(steps) - len(going_on)]
     data = event.data
     if event.kind == "step_started":
-        return (*before, Step(event.time, int(data["gpus"]), data.get("placement")))
+        return (*before, StepRecord(event.time, int(data["gpus"]), data.get("placement")))
     return (
         *before,
         *(replace(step, ended_at=event.time, exit_code=data.get("exit_code")) for step in going_on),
@@ -119,7 +119,7 @@ class StepReport:
         When the epoch in training began: at the first step, or when the one before it was reported.
     rate : float or None
         Samples/s of the last epoch that was trained, where it was measured.
-    left_as : Why or None
+    left_as : ExitReason or None
         The end that the trainer's last word stands for.
     stop_reasons : tuple of str
         Why it paused.
@@ -133,7 +133,7 @@ class StepReport:
 
     epoch_since: float | None = None
     rate: float | None = None
-    left_as: Why | None = None
+    left_as: ExitReason | None = None
     stop_reasons: tuple[str, ...] = ()
     failed_by: str | None = None
     peak_memory_bytes: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.run import Usage
-from hetctl.storage.step_fold import Step, StepFold, StepKey, Steps
+from hetctl.storage.step_fold import StepFold, StepKey, StepRecord, Steps
 
 
 class UsageFold:
@@ -25,10 +25,10 @@ class UsageFold:
         self._jobs: list[float] = []
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[StepKey, float] = {}
-        self._open: dict[StepKey, Step] = {}
+        self._open: dict[StepKey, StepRecord] = {}
 
     @property
-    def open_steps(self) -> Mapping[StepKey, Step]:
+    def open_steps(self) -> Mapping[StepKey, StepRecord]:
         """Steps whose end nobody has reported."""
         return self._open
 

@@ -15,8 +15,8 @@ from hetctl.app.project import Project
 from hetctl.app.simulate import SimulateRequest, run_simulation, trace_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.profile import Machine, ProfilePoint
-from hetctl.model.workload import Candidate
+from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.workload import Workload
 from hetctl.storage.paths import Home
 
 MEMBERS = tuple(Member(name, {"units": i}) for i, name in enumerate(("a", "b")))
@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Project:
     project = Project(tmp_path, Home(tmp_path / ".hetctl"))
     points = [
         ProfilePoint(
-            member.name, 1, 10.0, member.fingerprint, 32, time.time(), Machine("x", "x", "x"),
+            member.name, 1, 10.0, member.fingerprint, 32, time.time(), Hardware("x", "x", "x"),
             samples=100.0 + 200 * i, samples_per_epoch=100, startup_s=5.0, evaluate_s=1.0,
         )
         for i, member in enumerate(MEMBERS)
@@ -93,10 +93,10 @@ class Doubling:
 
     made: list[tuple[int, int]]
 
-    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+    def __init__(self, candidates: Sequence[Workload], seed: int) -> None:
         self.made.append((len(candidates), seed))
 
-    def __call__(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def __call__(self, candidates: Sequence[Workload]) -> list[Workload]:
         return [replace(c, samples_left=2 * c.samples_left) for c in candidates]
 
     def errors(self) -> dict[float, float]:

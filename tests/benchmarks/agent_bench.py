@@ -24,7 +24,7 @@ from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node, Queue, Site
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.worker.messages import TRAIN, Task
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
 
 POLL_S = 0.05
@@ -208,7 +208,7 @@ def _rank_of(gpu: tuple[str, int]) -> int:
 
 def _engage(workers: WorkerPool, folder: Path, node: str, gpu: int) -> None:
     name = f"{node}-{gpu}"
-    workers.start(Task(TRAIN, str(folder), name), (Placement(node, (gpu,)),))
+    workers.start(TaskMessage(TRAIN, str(folder), name), (Placement(node, (gpu,)),))
 
 
 @contextmanager

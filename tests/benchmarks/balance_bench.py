@@ -24,7 +24,7 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.methods.balance.simulate import Conditions, Iteration, Phase, iterate, phases
+from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 
 EACH, CHANGE, ITERATIONS = 32, 150, 300
@@ -129,7 +129,9 @@ ALGORITHMS: dict[str, Maker] = {
 }
 
 
-def run(scenario: Scenario, make: Maker, jitter: float = 0.0) -> tuple[list[Iteration], tuple[Phase, ...]]:
+def run(
+    scenario: Scenario, make: Maker, jitter: float = 0.0
+) -> tuple[list[Iteration], tuple[ConditionSpan, ...]]:
     """Simulate a scenario."""
     caps = [worker.cap for worker in scenario.before]
     manager = make(equal_batches(EACH * len(caps), caps), caps)
@@ -192,14 +194,14 @@ def table(quick: bool = False) -> Table:
     )
 
 
-def _cells(group: Sequence[Phase]) -> tuple[str, str, str]:
+def _cells(group: Sequence[ConditionSpan]) -> tuple[str, str, str]:
     best = max(phase.best_s / phase.t_star_s for phase in group)
     ratio = max(phase.ratio for phase in group)
     steps = max(_steps(phase) for phase in group)
     return f"{best:.3f}", f"{ratio:.3f}", "-" if steps > ITERATIONS else str(int(steps))
 
 
-def _steps(phase: Phase) -> float:
+def _steps(phase: ConditionSpan) -> float:
     return float("inf") if phase.reached_at is None else phase.reached_at - phase.first
 
 

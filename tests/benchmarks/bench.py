@@ -44,15 +44,15 @@ from tables import Figure, Table
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.allotments import allotment_bound, allotments_of
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.planners.doubling import double
 from hetctl.scheduling.planners.static_schedule import Problem, list_schedule, placeable
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
-from hetctl.scheduling.simulate.work_estimator import SHARES, Sight
+from hetctl.scheduling.simulate.work_estimator import SHARES, WorkEstimator
 
 Epochs = tuple[int, int]
 PLAN_SECONDS = 2.0
@@ -114,8 +114,8 @@ def predicted_run(
 ) -> tuple[Simulation, dict[float, float]]:
     """Simulate one run in which losses are all that is seen; return errors by share of a run, too."""
     members = fleet.members(seed, gpus, epochs)
-    sight = Sight(members, seed)
-    world = World(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
+    sight = WorkEstimator(members, seed)
+    world = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
     options = Options(delta=replay.DELTA, seed=seed)
     result = simulate(planner_named(planner), [Arrival(member) for member in members], world, options)
     return result, sight.errors()
@@ -301,9 +301,9 @@ def simulated(jobs: int) -> float:
     at_s, arrivals = 0.0, []
     for number in range(jobs):
         at_s += draw.expovariate(1.0)
-        arrivals.append(Arrival(Candidate(f"j{number}", rates, draw.uniform(1e3, 1e4)), at_s))
+        arrivals.append(Arrival(Workload(f"j{number}", rates, draw.uniform(1e3, 1e4)), at_s))
     began = time.perf_counter()
-    simulate(planner_named("independent"), arrivals, World(Cluster.of(64, 4)), Options())
+    simulate(planner_named("independent"), arrivals, Scenario(Cluster.of(64, 4)), Options())
     return time.perf_counter() - began
 
 

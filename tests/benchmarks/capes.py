@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MEAN_JCT, Options
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 MINUTES = {1: 368, 2: 232, 4: 126, 8: 84}
@@ -70,7 +70,7 @@ def arrivals(mean_s: float, jobs: int, seed: int) -> list[Arrival]:
     curve, at_s, arriving = rates(), 0.0, []
     for number in range(jobs):
         at_s += gaps.expovariate(1 / mean_s)
-        job = Candidate(f"job-{number:03}", curve, SAMPLES, restart_s=RESTART_S, family="resnet-110")
+        job = Workload(f"job-{number:03}", curve, SAMPLES, restart_s=RESTART_S, family="resnet-110")
         arriving.append(Arrival(job, at_s))
     return arriving
 
@@ -81,7 +81,7 @@ def run(strategy: str, column: str, seed: int) -> Simulation:
     exploration = "each" if strategy.endswith("-each") else "shared"
     options = Options(objective=MEAN_JCT, seed=seed, exploration=exploration)
     planner = planner_named(strategy.removesuffix("-each"))
-    return simulate(planner, arrivals(mean_s, jobs, seed), World(CLUSTER), options)
+    return simulate(planner, arrivals(mean_s, jobs, seed), Scenario(CLUSTER), options)
 
 
 def table3(strategies: Iterable[str] = STRATEGIES, seeds: Sequence[int] = range(10)) -> list[Row]:

@@ -26,7 +26,7 @@ from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayFeed
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.frameworks import Network, load_framework
+from hetctl.runtime.frameworks import TrainableNetwork, load_framework
 from hetctl.runtime.worker.async_checkpoint import Saver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.group import SingleRank
@@ -89,7 +89,9 @@ class Training:
         self._x = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
         self._y = rng.integers(0, CLASSES, BATCH)
         functions = UserFunctions(lambda _: None, NETWORKS[framework], None)
-        self.network: Network = chosen.build(Member("m", {}), functions, SingleRank(), (self._x, self._y))
+        self.network: TrainableNetwork = chosen.build(
+            Member("m", {}), functions, SingleRank(), (self._x, self._y)
+        )
 
     def steps(self, count: int) -> list[float]:
         """Train; return the seconds of each step."""

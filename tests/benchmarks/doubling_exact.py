@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Callable, Mapping
 
-from hetctl.model.workload import Candidate
-from hetctl.scheduling.planners.elastic import Job
+from hetctl.model.workload import Workload
+from hetctl.scheduling.planners.elastic import ResizeCandidate
 
 Curve = Callable[[random.Random], dict[int, float]]
 
@@ -37,23 +37,23 @@ CURVES: tuple[Curve, ...] = (sublinear, falling, dipping)
 GPUS = (7, 16, 32, 64)
 
 
-def instance(curve: Curve, gpus: int, seed: int) -> list[Job]:
+def instance(curve: Curve, gpus: int, seed: int) -> list[ResizeCandidate]:
     """Draw a job for every eighth GPU up to one for each, with lognormal work around one GPU-hour."""
     draw = random.Random(seed)
     jobs = []
     for number in range(draw.randint(max(gpus // 8, 1), gpus)):
         rates = curve(draw)
         work = rates[1] * 3600 * draw.lognormvariate(0, 1)
-        jobs.append(Job(Candidate(f"m{number}", rates, work), rates))
+        jobs.append(ResizeCandidate(Workload(f"m{number}", rates, work), rates))
     return jobs
 
 
-def total_s(jobs: list[Job], counts: Mapping[str, int]) -> float:
+def total_s(jobs: list[ResizeCandidate], counts: Mapping[str, int]) -> float:
     """Return the sum of all jobs' times on so many GPUs."""
     return math.fsum(job.seconds(counts[job.name]) for job in jobs)
 
 
-def exact_s(jobs: list[Job], gpus: int) -> float:
+def exact_s(jobs: list[ResizeCandidate], gpus: int) -> float:
     """The least total time with a power of two for each job, by dynamic programming over GPUs."""
     best = [0.0] * (gpus + 1)
     for job in jobs:

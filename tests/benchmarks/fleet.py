@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import random
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import largest_profile, rate_curve
 
 SIZES = tuple(range(20, 161, 20))
@@ -37,7 +37,7 @@ MEDIAN, SIGMA = 44.0, 0.4
 LOSSES = (0.02, 0.06)
 
 
-def members(seed: int, gpus: int, epochs: tuple[int, int] = EPOCHS) -> list[Candidate]:
+def members(seed: int, gpus: int, epochs: tuple[int, int] = EPOCHS) -> list[Workload]:
     """Return the ensemble; only how far the rate curves go depends on `gpus`."""
     draw = random.Random(seed)
     singles = [SLOWEST, *(_single_rate(draw) for _ in range(MEMBERS - 2)), FASTEST]
@@ -51,12 +51,12 @@ def _single_rate(draw: random.Random) -> float:
 
 def _member(
     index: int, single: float, profiled: int, gpus: int, epochs: tuple[int, int], draw: random.Random
-) -> Candidate:
+) -> Workload:
     kept = 1 - draw.uniform(*LOSSES)
     measured = {m: m * single * kept ** (m - 1) for m in range(1, profiled + 1)}
     rates, notes = rate_curve(measured, gpus, GPUS_PER_NODE)
     peak = max(rates, key=lambda m: rates[m])
-    return Candidate(
+    return Workload(
         name=f"d{index:03}",
         rates={m: rate for m, rate in rates.items() if m <= peak},
         samples_left=float(draw.randint(*epochs) * SAMPLES_PER_EPOCH),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import Options, Request
 
@@ -39,16 +39,14 @@ class Row:
     milliseconds: float
 
 
-def ensemble(count: int, seed: int = 0) -> tuple[Candidate, ...]:
+def ensemble(count: int, seed: int = 0) -> tuple[Workload, ...]:
     """Draw members as in FLEET's evaluation: 21 to 176 images/s, scaling sublinearly."""
     draw = random.Random(seed)
     members = []
     for number in range(count):
         single, power = 21 * (176 / 21) ** draw.random(), draw.uniform(0.8, 0.95)
         rates = {gpus: single * gpus**power for gpus in range(1, PEAK + 1)}
-        members.append(
-            Candidate(f"m{number}", rates, 30_000.0 * draw.randint(10, 40), 30_000, restart_s=10.0)
-        )
+        members.append(Workload(f"m{number}", rates, 30_000.0 * draw.randint(10, 40), 30_000, restart_s=10.0))
     return tuple(members)
 
 

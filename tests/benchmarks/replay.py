@@ -19,7 +19,7 @@ from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 SEEDS = range(10)
@@ -65,7 +65,7 @@ def run(
 ) -> Simulation:
     """Simulate one run of FLEET's evaluation."""
     arrivals = [Arrival(member) for member in fleet.members(seed, gpus, epochs)]
-    world = World(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
+    world = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
     return simulate(planner_named(planner), arrivals, world, Options(delta=DELTA, seed=seed))
 
 

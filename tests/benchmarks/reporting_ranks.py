@@ -18,10 +18,10 @@ from hetctl.model.plan import Allocation
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Timeouts
-from hetctl.runtime.agent.messages import FROM, NodeFacts
+from hetctl.runtime.agent.messages import FROM, AgentFacts
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.transport import Wire, knock
-from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec, read_address
+from hetctl.runtime.transport import Connection, connect
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec, read_address
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import output_to
 from hetctl.storage.event_files import EventWriter
@@ -91,18 +91,18 @@ def _srun_in(folder: Path) -> Iterator[None]:
         os.environ["PATH"] = path
 
 
-def _task(folder: Path, spec: RunSpec, index: int, allocation: Allocation) -> Task:
+def _task(folder: Path, spec: RunSpec, index: int, allocation: Allocation) -> TaskMessage:
     alone = replace(spec.ensemble, members=(spec.ensemble.member(allocation.member),))
     training = TrainingSpec(spec.run, index, alone, allocation, spec.checkpoints, time.time() + 3600, ())
-    return Task(TRAIN, str(folder), allocation.member, training)
+    return TaskMessage(TRAIN, str(folder), allocation.member, training)
 
 
-def _agent(files: AgentFiles, node: str) -> Wire:
-    facts = NodeFacts(AGENTS, node, {"SLURMD_NODENAME": node}, ())
-    return knock(read_address(files.address), encode(facts), PATIENCE_S)
+def _agent(files: AgentFiles, node: str) -> Connection:
+    facts = AgentFacts(AGENTS, node, {"SLURMD_NODENAME": node}, ())
+    return connect(read_address(files.address), encode(facts), PATIENCE_S)
 
 
-def _writer(task: Task, allocation: Allocation, agents: dict[str, Wire]) -> EventWriter:
+def _writer(task: TaskMessage, allocation: Allocation, agents: dict[str, Connection]) -> EventWriter:
     """Return the event writer of a rank, once that has said that it is ready."""
     (place,) = allocation.placement
     say = partial(_say, agents[place.node], place.gpus[0])
@@ -110,11 +110,11 @@ def _writer(task: Task, allocation: Allocation, agents: dict[str, Wire]) -> Even
     return writer_of(task, lambda length: say({"written": length}))
 
 
-def _say(agent: Wire, gpu: int, message: Any) -> None:
+def _say(agent: Connection, gpu: int, message: Any) -> None:
     agent.send({FROM: gpu, "message": message})
 
 
-def _until_all_train(workers: WorkerPool, agents: dict[str, Wire]) -> None:
+def _until_all_train(workers: WorkerPool, agents: dict[str, Connection]) -> None:
     limit = time.monotonic() + PATIENCE_S
     while not all(running.told for running in workers._running.values()):
         assert time.monotonic() < limit, "not all ranks have begun"

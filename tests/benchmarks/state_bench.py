@@ -39,7 +39,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.report.tables import status_table
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.workloads import Members
+from hetctl.runtime.driver.workloads import RunMembers
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_file import write_spec
@@ -274,7 +274,7 @@ def decisions(
     run: Sample, ranks: ReportingRanks, rounds: list[ActiveRound], happenings: Iterable[list[str]]
 ) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
-    members = Members(run.folder, run.spec, run.spec.gpus, ranks.workers.take_written)
+    members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.workers.take_written)
     before = dict(members.seen(rounds, time.time()).left)
     seconds = []
     for names in happenings:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.allotments import constant_bound
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 MEMBERS, GPUS, SIGMA = 100, 64, 1.0
@@ -83,7 +83,7 @@ def _rows_of(file: Path) -> Iterator[dict[int, float]]:
 
 def instance(
     rows: list[dict[int, float]], seed: int, gpus_per_node: int, sigma: float = SIGMA
-) -> list[Candidate]:
+) -> list[Workload]:
     """Draw the members; the node size changes predicted rates only."""
     draw = random.Random(seed)
     members = []
@@ -91,20 +91,20 @@ def instance(
         measured = draw.choice(rows)
         hours = draw.lognormvariate(0.0, sigma)
         rates, _ = rate_curve(measured, GPUS, gpus_per_node)
-        members.append(Candidate(f"m{number:03}", rates, hours * 3600 * rates[1]))
+        members.append(Workload(f"m{number:03}", rates, hours * 3600 * rates[1]))
     return members
 
 
 def planned(
-    members: list[Candidate], gpus_per_node: int, seed: int, plan_seconds: float, planner: str = "static"
+    members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float, planner: str = "static"
 ) -> Simulation:
     """Plan and simulate one instance."""
     options = Options(seed=seed, plan_seconds=plan_seconds)
-    world = World(Cluster.of(GPUS, gpus_per_node))
+    world = Scenario(Cluster.of(GPUS, gpus_per_node))
     return simulate(planner_named(planner), [Arrival(member) for member in members], world, options)
 
 
-def measured(data: str, members: list[Candidate], gpus_per_node: int, seed: int, plan_seconds: float) -> Row:
+def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float) -> Row:
     """Measure one instance, also without nodes."""
     result = planned(members, gpus_per_node, seed, plan_seconds)
     bound_s = constant_bound(members, GPUS)

@@ -17,10 +17,10 @@ from PIL import Image
 from hetctl.images import ImageFolder, Prepare, in_turn, random_crop_and_flip, scale
 from hetctl.model.run import LOCKSTEP
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
-from hetctl.runtime.data.loaders import Feed, Lockstep
+from hetctl.runtime.data.loaders import Loader, Lockstep
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing.node_folder import node_folder
-from hetctl.runtime.data.sources import Source
+from hetctl.runtime.data.sources import SampleSource
 
 BATCH = 32
 
@@ -43,7 +43,9 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 @contextmanager
-def fed(source: Source, mode: str, number: int, trainers: int, preprocessors: int = 1) -> Iterator[Feed]:
+def fed(
+    source: SampleSource, mode: str, number: int, trainers: int, preprocessors: int = 1
+) -> Iterator[Loader]:
     """Feed one of the processes that `at_once` runs, with so many preprocessors of its own at work."""
     together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, number, trainers) if mode == LOCKSTEP else None
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from hetctl.catalog import lock
 from hetctl.catalog.lock import Holder, ProjectLock
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.serialization import encode
-from hetctl.storage.processes import Machine, Process
+from hetctl.storage.processes import HostBoot, Process
 
 # Tries to take the lock on each line of its input; what it has it gives back on the next line.
 CONTENDER = """
@@ -93,7 +93,7 @@ def put(path: Path, text: str) -> None:
 
 
 def put_holder(path: Path, process: Process, **machine: str) -> None:
-    holder = Holder(replace(Machine.this(), **machine), process, "hetctl submit", 0.0)
+    holder = Holder(replace(HostBoot.this(), **machine), process, "hetctl submit", 0.0)
     put(path, json.dumps(encode(holder)))
 
 

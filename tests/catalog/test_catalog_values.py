@@ -14,7 +14,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Allocation, Forecast, Placement, Plan, Round
-from hetctl.model.profile import Machine, MemberProfile, PreprocessPoint, ProfilePoint
+from hetctl.model.profile import Hardware, MemberProfile, PreprocessPoint, ProfilePoint
 from hetctl.model.run import Budget, RunSpec
 from hetctl.model.site import Queue, Site
 
@@ -51,7 +51,7 @@ SPEC = RunSpec(
     checkpoints="/project/.hetctl/checkpoints",
     budget=Budget(max_jobs=3),
 )
-V100 = Machine("V100", "535.1", "tensorflow 2.18.1")
+V100 = Hardware("V100", "535.1", "tensorflow 2.18.1")
 POINT = ProfilePoint("mlp", 1, 100.5, "f0", 16, 1000.0, V100, samples_per_epoch=1437, peak_memory_bytes=2**40)
 
 
@@ -237,7 +237,7 @@ POINTS = st.builds(
     fingerprint=st.sampled_from(["f0", "f1"]),
     batch_size=st.integers(1, 4096),
     measured_at=NUMBERS,
-    machine=st.builds(Machine, st.sampled_from(["V100", "A100"]), st.text(), st.text()),
+    machine=st.builds(Hardware, st.sampled_from(["V100", "A100"]), st.text(), st.text()),
     samples=st.none() | NUMBERS,
     samples_per_epoch=st.none() | st.integers(1, 2**40),
     peak_memory_bytes=st.integers(0, 2**50),

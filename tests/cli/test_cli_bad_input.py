@@ -13,7 +13,7 @@ import pytest
 from workbench import ENSEMBLE, new_project
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.profile import Hardware, ProfilePoint
 
 SLURM = """\
 extends: slurm
@@ -150,7 +150,7 @@ def test_longer_than_any_queue_takes(planned):
 
 
 def test_a_round_limit_shorter_than_a_start(planned):
-    machine, now = Machine("x", "x", "x"), time.time()
+    machine, now = Hardware("x", "x", "x"), time.time()
     with Catalog.open(planned.home.catalog) as catalog:
         points = [
             ProfilePoint(p.member, 1, 100.0, p.fingerprint, 32, now, machine, 400, startup_s=seconds)

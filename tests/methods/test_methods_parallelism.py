@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.parallelism import Demand, Room, choose_modes, hopper_epochs, too_large
+from hetctl.methods.parallelism import Demand, ModeLimits, choose_modes, hopper_epochs, too_large
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
 
 GIB = 2**30
-ROOM = Room(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partitions=0)
-PARTITIONED = Room(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partitions=8)
+ROOM = ModeLimits(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partitions=0)
+PARTITIONED = ModeLimits(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partitions=8)
 
 
 def modes(demands, room):
@@ -55,7 +55,7 @@ def test_who_is_left_when_few_are_goes_on_data_parallel_and_says_so():
 
 
 def test_unknown_memory_counts_as_enough_and_is_said():
-    unknown = Room(gpus=8, gpu="a slot of local", memory_bytes=None, partitions=0)
+    unknown = ModeLimits(gpus=8, gpu="a slot of local", memory_bytes=None, partitions=0)
     (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown)
     assert choice.mode == DATA_PARALLEL
     assert "does not say how much memory" in choice.why

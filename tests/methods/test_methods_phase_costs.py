@@ -13,17 +13,17 @@ from hetctl.methods.hopper.unit_times import lower_bound
 from hetctl.methods.phase_costs import JobTime, hop_phase, pipeline_phase, unit_times
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
-from hetctl.scheduling.simulate.scenario import Clock
+from hetctl.model.workload import Workload
+from hetctl.scheduling.simulate.scenario import JobTiming
 
-NO_LIMIT = Clock()
+NO_LIMIT = JobTiming()
 QUICK = SearchOptions(seconds=0.05)
 CLUSTER = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
 
 
-def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: float) -> Candidate:
+def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: float) -> Workload:
     curves = {"v100": {1: rate}, "p100": {1: rate / 2}}
-    return Candidate(name, {1: rate}, 120.0 * epochs, 120, rates_by_type=curves, **values)
+    return Workload(name, {1: rate}, 120.0 * epochs, 120, rates_by_type=curves, **values)
 
 
 def test_a_job_without_a_limit_takes_its_training_and_one_start():
@@ -31,23 +31,25 @@ def test_a_job_without_a_limit_takes_its_training_and_one_start():
 
 
 def test_what_fits_one_job_has_no_break():
-    assert JobTime(Clock(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
+    assert (
+        JobTime(JobTiming(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
+    )
 
 
 def test_each_further_job_starts_up_and_leaves_room_for_a_unit():
     """200 s, 100 - 5 - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
-    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
+    time = JobTime(JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
     assert time.elapsed_s(200.0) == 200.0 + 3 * 5.0 + 2 * (15.0 + 3.0)
 
 
 def test_a_job_that_is_too_short_for_a_unit_is_refused():
     with pytest.raises(InfeasibleError, match=r"a job has 100 s for training, .* take 101 s"):
-        JobTime(Clock(wall_s=100.0), startup_s=1.0, longest_s=100.0).elapsed_s(200.0)
+        JobTime(JobTiming(wall_s=100.0), startup_s=1.0, longest_s=100.0).elapsed_s(200.0)
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4))
 def test_more_training_is_never_done_sooner(one, other):
-    time = JobTime(Clock(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
+    time = JobTime(JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
     less, more = sorted((one, other))
     assert time.elapsed_s(less) <= time.elapsed_s(more)
 
@@ -67,7 +69,7 @@ def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
 
 def test_who_does_not_know_its_epochs_cannot_hop():
     with pytest.raises(BadInputError, match="the profile of m does not say how many samples"):
-        unit_times([Candidate("m", {1: 1.0}, 10.0)], 4, CLUSTER)
+        unit_times([Workload("m", {1: 1.0}, 10.0)], 4, CLUSTER)
 
 
 @settings(max_examples=20, deadline=None)

@@ -20,15 +20,15 @@ from hetctl.methods.automl.one_shot import OneShot
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.random_search import RandomSource
-from hetctl.methods.automl.space import Choice, Range
+from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
-from hetctl.methods.hopper.simulate import Course, Outage
+from hetctl.methods.hopper.simulate import HopTrace, Outage
 from hetctl.methods.search_by_hops import simulate_search
 from hetctl.model.errors import InfeasibleError
 
 HOMES = {"w0": ("p0", "p1"), "w1": ("p1", "p2"), "w2": ("p2",)}
-GRID = {"lr": Choice((1e-2, 1e-4)), "layers": Choice((2, 4, 8))}
-SPACE = {"lr": Range(1e-5, 1.0, log=True), "layers": Range(1, 8, whole=True)}
+GRID = {"lr": Categorical((1e-2, 1e-4)), "layers": Categorical((2, 4, 8))}
+SPACE = {"lr": NumberRange(1e-5, 1.0, log=True), "layers": NumberRange(1, 8, whole=True)}
 MUTATIONS = {"lr": Mutation((0.8, 1.2), 1e-6, 1.0, multiply=True)}
 
 PROCEDURES: dict[str, Callable[[Any], Procedure]] = {
@@ -54,7 +54,7 @@ def loss_of(trial: Trial) -> float | None:
     return None if chance.random() < 0.1 else chance.random() / trial.epochs
 
 
-def search(procedure: Procedure, **wishes: Any) -> Course:
+def search(procedure: Procedure, **wishes: Any) -> HopTrace:
     return simulate_search(procedure, HOMES, **{"loss": loss_of, "seconds": seconds} | wishes)
 
 
@@ -102,7 +102,7 @@ def test_a_search_trains_what_is_asked_for_and_tells_it_once(begin):
     check()
 
 
-def check_stays(course: Course) -> None:
+def check_stays(course: HopTrace) -> None:
     """Hold isolation and exclusive access; a configuration's epochs follow one another."""
     by_name: dict[tuple[str, str], list[Any]] = {}
     for stay in course.stays:

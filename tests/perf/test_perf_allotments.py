@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of, constant_bound
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.round_time import step_s
@@ -57,7 +57,7 @@ def test_no_bound_is_above_the_exact_optimum(seed: int) -> None:
     bound = allotment_bound([Allotments.of(member) for member in seconds], gpus)
     assert best / 3 < bound <= best
     members = [
-        Candidate(f"m{i}", {m: 1e6 / t for m, t in member.items()}, 1e6) for i, member in enumerate(seconds)
+        Workload(f"m{i}", {m: 1e6 / t for m, t in member.items()}, 1e6) for i, member in enumerate(seconds)
     ]
     assert constant_bound(members, gpus) == pytest.approx(bound)
     assert fluid_bound(members, gpus) <= best * (1 + 1e-9)
@@ -109,11 +109,11 @@ def test_a_superlinear_member_gets_what_takes_least() -> None:
 
 @given(st.floats(0.0, 1e5), st.none() | st.integers(1, 500), st.floats(0.0, 60.0), st.floats(0.1, 1e3))
 def test_times_are_those_of_a_step(left: float, epoch: int | None, extra_s: float, rate: float) -> None:
-    member = Candidate("a", {1: rate, 2: 1.5 * rate}, left, epoch, extra_s, 2 * extra_s, 3 * extra_s)
+    member = Workload("a", {1: rate, 2: 1.5 * rate}, left, epoch, extra_s, 2 * extra_s, 3 * extra_s)
     allotments = allotments_of(member, range(1, 3))
     assert allotments.seconds[0] == pytest.approx(step_s(member, rate))
 
 
 def test_only_allowed_numbers_of_gpus_are_looked_at() -> None:
-    member = Candidate("a", {m: float(m) for m in range(1, 9)}, 100.0)
+    member = Workload("a", {m: float(m) for m in range(1, 9)}, 100.0)
     assert allotments_of(member, {1, 4}).gpus == (1, 4)

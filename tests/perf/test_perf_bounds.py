@@ -6,58 +6,58 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 
 curves = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12).map(
     lambda values: dict(enumerate(values, start=1))
 )
 jobs = st.lists(st.tuples(curves, st.floats(1.0, 1e5)), min_size=1, max_size=6).map(
-    lambda pairs: tuple(Candidate(f"m{i}", curve, work) for i, (curve, work) in enumerate(pairs))
+    lambda pairs: tuple(Workload(f"m{i}", curve, work) for i, (curve, work) in enumerate(pairs))
 )
 
 
 def test_nothing_to_do_takes_no_time() -> None:
     assert fluid_bound((), 4) == 0
-    assert fluid_bound((Candidate("a", {1: 10.0}, 0.0),), 4) == 0
+    assert fluid_bound((Workload("a", {1: 10.0}, 0.0),), 4) == 0
 
 
 def test_one_member_that_fits_runs_at_its_best_rate() -> None:
-    assert fluid_bound((Candidate("a", {1: 10.0, 2: 16.0}, 320.0),), 8) == 20
+    assert fluid_bound((Workload("a", {1: 10.0, 2: 16.0}, 320.0),), 8) == 20
 
 
 def test_one_member_on_fewer_gpus_than_it_could_use() -> None:
-    assert fluid_bound((Candidate("a", {1: 10.0, 2: 16.0, 3: 20.0}, 320.0),), 2) == pytest.approx(20)
+    assert fluid_bound((Workload("a", {1: 10.0, 2: 16.0, 3: 20.0}, 320.0),), 2) == pytest.approx(20)
 
 
 def test_members_share_a_gpu_in_time() -> None:
-    members = (Candidate("a", {1: 10.0}, 100.0), Candidate("b", {1: 5.0}, 100.0))
+    members = (Workload("a", {1: 10.0}, 100.0), Workload("b", {1: 5.0}, 100.0))
     assert fluid_bound(members, 1) == pytest.approx(10 + 20)
 
 
 def test_a_dip_in_the_curve_is_bridged_by_time_sharing() -> None:
     # Between 1 GPU at 10 and 3 GPUs at 20, two GPUs on the average are worth 15 and not the 1 measured.
-    dipped = Candidate("a", {1: 10.0, 2: 1.0, 3: 20.0}, 150.0)
-    other = Candidate("b", {1: 15.0}, 150.0)
+    dipped = Workload("a", {1: 10.0, 2: 1.0, 3: 20.0}, 150.0)
+    other = Workload("b", {1: 15.0}, 150.0)
     assert fluid_bound((dipped, other), 3) == pytest.approx(10)
 
 
 def test_two_alike_members_by_hand() -> None:
     # Each has 3 of 6 GPUs on the average: halfway between the corners at 2 and 4 GPUs, 18 and 28.
-    member = Candidate("a", {1: 10.0, 2: 18.0, 3: 20.0, 4: 28.0}, 230.0)
+    member = Workload("a", {1: 10.0, 2: 18.0, 3: 20.0, 4: 28.0}, 230.0)
     assert fluid_bound((member, replace(member, name="b")), 6) == pytest.approx(10)
 
 
 @settings(deadline=None)
 @given(jobs, st.integers(1, 20))
-def test_more_gpus_never_take_longer(members: tuple[Candidate, ...], gpus: int) -> None:
+def test_more_gpus_never_take_longer(members: tuple[Workload, ...], gpus: int) -> None:
     assert fluid_bound(members, gpus + 1) <= fluid_bound(members, gpus) * (1 + 1e-9)
 
 
 @settings(deadline=None)
 @given(jobs, st.integers(1, 20))
 def test_between_the_longest_member_alone_and_one_after_the_other(
-    members: tuple[Candidate, ...], gpus: int
+    members: tuple[Workload, ...], gpus: int
 ) -> None:
     alone = [
         member.samples_left / max(rate for m, rate in member.rates.items() if m <= gpus) for member in members
@@ -68,6 +68,6 @@ def test_between_the_longest_member_alone_and_one_after_the_other(
 
 @settings(deadline=None)
 @given(jobs, st.integers(1, 20), st.floats(0.1, 10.0))
-def test_twice_the_work_takes_twice_as_long(members: tuple[Candidate, ...], gpus: int, factor: float) -> None:
+def test_twice_the_work_takes_twice_as_long(members: tuple[Workload, ...], gpus: int, factor: float) -> None:
     more = tuple(replace(member, samples_left=member.samples_left * factor) for member in members)
     assert fluid_bound(more, gpus) == pytest.approx(fluid_bound(members, gpus) * factor, rel=1e-9)

@@ -11,13 +11,13 @@ from rich.console import Console, RenderableType
 from hetctl.model.plan import Plan, Round
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.report.explain_table import explain_table
 from hetctl.report.simulation_page import MOST_DRAWN, render_simulation
 from hetctl.report.simulation_table import simulation_table
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 
@@ -31,9 +31,9 @@ def show(renderable: RenderableType) -> list[str]:
 
 @pytest.fixture
 def simulation() -> Simulation:
-    members = [Candidate(f"net-{i}", {1: 10.0, 2: 18.0}, 100.0 * (i + 1)) for i in range(5)]
+    members = [Workload(f"net-{i}", {1: 10.0, 2: 18.0}, 100.0 * (i + 1)) for i in range(5)]
     arrivals = [Arrival(member, 2.0 * i) for i, member in enumerate(members)]
-    return simulate(PLANNERS["independent"], arrivals, World(Cluster.of(2, 2)), Options())
+    return simulate(PLANNERS["independent"], arrivals, Scenario(Cluster.of(2, 2)), Options())
 
 
 def arrivals_of(simulation: Simulation) -> dict[str, float]:
@@ -83,9 +83,9 @@ def test_a_chart_that_nobody_could_read_is_left_out(simulation: Simulation) -> N
 
 
 def test_an_explanation_names_who_got_what_and_who_waits() -> None:
-    members = [Candidate(f"net-{i}", {1: 10.0}, 100.0) for i in range(9)]
+    members = [Workload(f"net-{i}", {1: 10.0}, 100.0) for i in range(9)]
     allocations = simulate(
-        PLANNERS["independent"], [Arrival(m) for m in members], World(Cluster.of(1, 1)), Options()
+        PLANNERS["independent"], [Arrival(m) for m in members], Scenario(Cluster.of(1, 1)), Options()
     )
     held = allocations.intervals[0].allocation
     same = {f"net-{i}": "waits for its turn" for i in range(9)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import SiteKey
 from hetctl.report.site_tables import findings_table, keys_table
 
@@ -31,8 +31,8 @@ def test_keys_name_their_file_by_a_number():
 
 def test_findings_say_what_to_fix_and_hide_control_characters():
     findings = [
-        Finding("commands", Outcome.OK, "sbatch"),
-        Finding("queue main", Outcome.FAILED, "none\x1b[31m of this name", "correct `queues`"),
+        CheckResult("commands", CheckStatus.OK, "sbatch"),
+        CheckResult("queue main", CheckStatus.FAILED, "none\x1b[31m of this name", "correct `queues`"),
     ]
     lines = show(findings_table("lab", findings))
     assert any(line.split() == ["queue", "main", "failed", "none", "of", "this", "name"] for line in lines)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
-from hetctl.model.profile import Machine, PreprocessPoint, ProfilePoint
+from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.report.tables import plan_table, profile_table, sites_table, status_table
@@ -138,7 +138,7 @@ def test_a_plan_without_rounds_is_a_header() -> None:
 
 
 def a_point(member: str, gpus: int, rate: float) -> ProfilePoint:
-    machine = Machine("A100", "535", "tensorflow 2.18.1")
+    machine = Hardware("A100", "535", "tensorflow 2.18.1")
     return ProfilePoint(
         member, gpus, rate, "f", 32, 0.0, machine, None, None, 4.0 + gpus, 0.5, 0.1, gpus << 30
     )
@@ -193,7 +193,7 @@ def test_jobs_that_ended_early_are_named_with_their_cause(make_run: MakeRun) -> 
 def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> None:
     run = make_run()
     assert "just now" not in "\n".join(show(status_table(run)))
-    pulse = Pulse(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875)
+    pulse = Heartbeat(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875)
     busy, _ = run.members
     alive = replace(run, members=(replace(busy, state="training", pulse=pulse), *run.members[1:]))
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]

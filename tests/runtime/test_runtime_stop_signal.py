@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.runtime.worker.reporting import why_failed
 from hetctl.runtime.worker.trainer import StopSignal
 
@@ -58,15 +58,15 @@ def test_after_the_deadline_not_even_a_part_is_begun():
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (ValueError("no such layer"), Why.PROGRAM_ERROR),
-        (BadInputError("wrong"), Why.PROGRAM_ERROR),
-        (FileNotFoundError(errno.ENOENT, "gone"), Why.PROGRAM_ERROR),
-        (MemoryError(), Why.OUT_OF_MEMORY),
-        (ResourceExhaustedError("OOM when allocating tensor"), Why.OUT_OF_MEMORY),
-        (chained(RuntimeError("train_fn failed"), MemoryError()), Why.OUT_OF_MEMORY),
-        (OSError(errno.ENOSPC, "No space left on device"), Why.DISK_FULL),
-        (OSError(errno.EDQUOT, "Quota exceeded"), Why.DISK_FULL),
-        (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), Why.DISK_FULL),
+        (ValueError("no such layer"), ExitReason.PROGRAM_ERROR),
+        (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
+        (FileNotFoundError(errno.ENOENT, "gone"), ExitReason.PROGRAM_ERROR),
+        (MemoryError(), ExitReason.OUT_OF_MEMORY),
+        (ResourceExhaustedError("OOM when allocating tensor"), ExitReason.OUT_OF_MEMORY),
+        (chained(RuntimeError("train_fn failed"), MemoryError()), ExitReason.OUT_OF_MEMORY),
+        (OSError(errno.ENOSPC, "No space left on device"), ExitReason.DISK_FULL),
+        (OSError(errno.EDQUOT, "Quota exceeded"), ExitReason.DISK_FULL),
+        (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), ExitReason.DISK_FULL),
     ],
 )
 def test_a_full_memory_or_disk_is_told_from_an_error_of_the_program(error, why):

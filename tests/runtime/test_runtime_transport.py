@@ -15,13 +15,13 @@ import pytest
 from workbench import wait_for
 
 from hetctl.runtime import transport as wires
-from hetctl.runtime.transport import Address, Door, knock
+from hetctl.runtime.transport import Address, Listener, connect
 
 
 @pytest.fixture
 def pair():
-    door = Door("key")
-    near = knock(door.address, "somebody", 5)
+    door = Listener("key")
+    near = connect(door.address, "somebody", 5)
     _, far = door.wait(5)
     door.close()
     yield near, far
@@ -56,8 +56,8 @@ def test_nothing_in_time(pair):
 
 
 def test_guests_are_known_by_what_they_say():
-    door = Door("key")
-    guests = [knock(door.address, {"seat": number}, 5) for number in range(3)]
+    door = Listener("key")
+    guests = [connect(door.address, {"seat": number}, 5) for number in range(3)]
     seen = sorted(door.wait(5)[0]["seat"] for _ in guests)
     assert seen == [0, 1, 2]
     assert list(door.guests()) == []
@@ -77,7 +77,7 @@ def test_guests_are_known_by_what_they_say():
     ],
 )
 def test_strangers_are_not_let_in(greeting):
-    door = Door("right")
+    door = Listener("right")
     with socket.create_connection(("127.0.0.1", door.address.port), 5) as stranger:
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
@@ -89,20 +89,20 @@ def test_strangers_are_not_let_in(greeting):
 
 def test_a_stranger_who_says_nothing_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(wires, "GREETING_S", 0.5)
-    door = Door("key")
+    door = Listener("key")
     with socket.create_connection(("127.0.0.1", door.address.port), 60) as stranger:
-        knock(door.address, "a friend", 60)
+        connect(door.address, "a friend", 60)
         assert door.wait(60)[0] == "a friend"
         assert stranger.recv(1) == b""
     door.close()
 
 
 def test_a_door_that_is_closed_opens_to_nobody():
-    door = Door("key")
+    door = Listener("key")
     address = door.address
     door.close()
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        knock(Address("127.0.0.1", address.port, "key"), "late", 0.3)
+        connect(Address("127.0.0.1", address.port, "key"), "late", 0.3)
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def descriptors_up_to(limit):
 
 
 def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
-    door = Door("key")
+    door = Listener("key")
     callers, came = [socket.socket(), socket.socket()], []
     # Only 0, 1 and 2 are below this limit, and they are open: none that another thread closes now is of use.
     with descriptors_up_to(3):
@@ -136,12 +136,12 @@ def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
 
 
 def test_door_goes_on_accepting_after_an_aborted_connection(monkeypatch):
-    door = Door("key")
+    door = Listener("key")
     accept, errors = socket.socket.accept, [ConnectionAbortedError()]
     monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
     # The call of accept() that is under way now is not the patched one.
     for name in ("first", "second"):
-        knock(door.address, name, 5)
+        connect(door.address, name, 5)
         assert door.wait(5)[0] == name
     assert not errors
     door.close()
@@ -161,7 +161,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"
 def opens(door, host):
     """Return whether a door lets somebody in who comes by an address."""
     try:
-        knock(Address(host, door.address.port, "key"), host, 0.1).close()
+        connect(Address(host, door.address.port, "key"), host, 0.1).close()
     except ConnectionError:
         return False
     return door.wait(5)[0] == host
@@ -169,7 +169,7 @@ def opens(door, host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 def test_a_door_at_an_address_opens_there_alone(host):
-    door = Door("key", host)
+    door = Listener("key", host)
     assert door.address.host == host
     others = {"127.0.0.1", "127.0.0.2", "::1"} - {host}
     assert [opens(door, address) for address in (host, *others)] == [True, False, False]
@@ -178,7 +178,7 @@ def test_a_door_at_an_address_opens_there_alone(host):
 
 @needs_ipv6
 def test_a_door_without_an_address_opens_for_ipv4_and_ipv6():
-    door = Door("key")
+    door = Listener("key")
     assert door.address.host == socket.gethostname()
     assert [opens(door, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3
     door.close()
@@ -193,8 +193,8 @@ def test_wires_work_on_descriptors_beyond_those_that_select_takes():
     with descriptors_up_to(2048), contextlib.ExitStack() as stack:
         for _ in range(1100):
             stack.callback(os.close, os.dup(0))
-        door = Door("key")
-        near = knock(door.address, "somebody", 5)
+        door = Listener("key")
+        near = connect(door.address, "somebody", 5)
         _, far = door.wait(5)
         assert min(near._end.fileno(), far._end.fileno()) >= 1024
         near.send("far away")

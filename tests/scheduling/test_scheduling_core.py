@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
@@ -52,8 +52,8 @@ GROUP = Planner("group", "global", one_each, shares=True)
 
 @dataclass
 class Seen:
-    left: Mapping[str, Candidate]
-    waiting: Sequence[Candidate]
+    left: Mapping[str, Workload]
+    waiting: Sequence[Workload]
     held: tuple[Held, ...]
 
 
@@ -74,10 +74,10 @@ class Bench:
         self.core = Core(self.planner, Options(), self.job, self)
         self.opening = self.core.handle(JobOpened(0.0, self.nodes, self.deadline_s, 5, "remembered"))
 
-    def member(self, name: str) -> Candidate:
-        return Candidate(name, {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, 1000.0, 1000)
+    def member(self, name: str) -> Workload:
+        return Workload(name, {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, 1000.0, 1000)
 
-    def left(self, _now_s: float) -> Mapping[str, Candidate]:
+    def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members
 
     def seen(self, _now_s: float, running: Mapping[str, Running], deferred: AbstractSet[str]) -> Seen:
@@ -111,7 +111,7 @@ class Bench:
     def done(self, now_s: float, name: str) -> Event:
         """Let a member converge."""
         del self.members[name]
-        return StepEnded(now_s, name, Why.FINISHED)
+        return StepEnded(now_s, name, ExitReason.FINISHED)
 
 
 def placed(commands: Sequence[Command]) -> dict[str, Allocation]:
@@ -167,8 +167,8 @@ def test_too_few_active_gpus_stop_a_round_and_all_is_planned_anew_when_it_is_ove
     bench = Bench(GROUP, "abcdef")
     bench.at(0.0)
     assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
-    assert bench.at(2.0, StepEnded(2.0, "b", Why.TOLD), StepEnded(2.0, "c", Why.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "d", Why.TOLD))
+    assert bench.at(2.0, StepEnded(2.0, "b", ExitReason.TOLD), StepEnded(2.0, "c", ExitReason.TOLD)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.TOLD))
     assert ended == EndRound(5, "alpha")
     assert list(placed([start])) == list("bcde")
 
@@ -186,8 +186,8 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     assert bench.all_at(1.0) == []
     bench.core.handle(EpochDone(1.0, "a", 20.0))
     assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
-    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", Why.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "b", Why.TOLD))
+    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.TOLD)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.TOLD))
     assert ended == EndRound(5, "preempted")
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
 
@@ -229,7 +229,7 @@ def test_a_member_that_got_a_signal_leaves_and_is_planned_anew(planner: Planner)
     bench = Bench(planner, "a")
     bench.at(0.0)
     assert bench.at(1.0, StepSignalled(1.0, "a"), StepSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
-    ended, start = bench.at(2.0, StepEnded(2.0, "a", Why.TOLD))
+    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.TOLD))
     assert ended == EndRound(5, "signal")
     assert list(placed([start])) == ["a"]
 
@@ -239,17 +239,17 @@ def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
     bench.at(0.0)
     assert bench.at(1.0, JobEnding(1.0, "time")) == [Stop(5, "time", at_once=True)]
     assert bench.at(1.5, StepSignalled(1.5, "a")) == []
-    ends = [StepEnded(2.0, name, Why.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(2.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
     assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
 def test_a_job_goes_on_without_a_lost_node_until_none_is_left() -> None:
     bench = Bench(LOCAL, "abcdef")
     bench.at(0.0)
-    lost = [StepEnded(1.0, name, Why.NODE_FAILURE) for name in "ab"]
+    lost = [StepEnded(1.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
     assert bench.at(1.0, *lost, NodeLost(1.0, "node-0")) == []
     assert placed(bench.at(2.0, bench.done(2.0, "c"))) == {"a": on("a", "node-1", 0)}
-    last = [StepEnded(3.0, name, Why.NODE_FAILURE) for name in "da"]
+    last = [StepEnded(3.0, name, ExitReason.NODE_FAILURE) for name in "da"]
     assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
 
 
@@ -257,7 +257,7 @@ def test_nobody_waits_for_gpus_of_a_node_that_is_lost() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
     bench.at(0.0)
     bench.at(1.0, EpochDone(1.0, "a", 50.0))
-    lost = [StepEnded(2.0, name, Why.NODE_FAILURE) for name in "ab"]
+    lost = [StepEnded(2.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
     commands = bench.at(2.0, *lost, NodeLost(2.0, "node-0"))
     assert placed(commands) == {"a": on("a", "node-1", 0), "b": on("b", "node-1", 1)}
 
@@ -266,7 +266,7 @@ def test_nobody_waits_for_gpus_of_a_node_that_is_lost() -> None:
     ("event", "reason"),
     [
         (JobEnding(1.0, "signal"), "signal"),
-        (StepEnded(1.0, "a", Why.DISK_FULL), "disk-full"),
+        (StepEnded(1.0, "a", ExitReason.DISK_FULL), "disk-full"),
         (Tick(50.0), "deadline"),
     ],
 )
@@ -276,14 +276,14 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Event, r
     bench.at(0.0)
     commands = bench.at(event.now_s, event, JobEnding(event.now_s, "later"))
     assert [c for c in commands if isinstance(c, Stop)] == [Stop(5, reason, at_once=True)]
-    ends = [StepEnded(60.0, name, Why.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(60.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
 def test_after_the_batch_system_did_not_answer_nothing_is_started_for_a_while() -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
-    commands = bench.all_at(1.0, StepEnded(1.0, "a", Why.NOT_LAUNCHED))
+    commands = bench.all_at(1.0, StepEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
     assert commands == [EndRound(5, "failed"), AskAgain(1.0 + LAUNCH_PAUSE_S)]
     assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
 
@@ -306,7 +306,7 @@ def test_ranks_that_are_about_to_end_neither_end_the_job_nor_get_anything_to_do(
 def test_a_job_without_room_for_anybody_says_for_whom() -> None:
     bench = Bench(LOCAL, "ab", deadline_s=150.0)
     assert list(placed(bench.at(0.0))) == ["a", "b"]
-    ends = [StepEnded(60.0, name, Why.KILLED) for name in "ab"]
+    ends = [StepEnded(60.0, name, ExitReason.KILLED) for name in "ab"]
     assert bench.at(60.0, *ends) == [EndRound(5, "failed"), EndJob("deadline", ("a", 100.0))]
 
 
@@ -319,7 +319,7 @@ def test_who_left_for_want_of_room_starts_again_on_more_gpus_only() -> None:
 
     bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
     bench.at(0.0)
-    assert bench.at(1.0, StepEnded(1.0, "a", Why.TOLD, no_room=True)) == []
+    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.TOLD, no_room=True)) == []
     commands = bench.at(9.0, bench.done(9.0, "b"))
     assert placed(commands) == {"a": on("a", "node-0", 0, 1)}
 
@@ -361,8 +361,8 @@ def ended(
         there = [n for n, a in held.items() if a.placement[0].node == node]
         for other in there:
             del held[other]
-        return [*(StepEnded(now_s, n, Why.NODE_FAILURE) for n in there), NodeLost(now_s, node)]
+        return [*(StepEnded(now_s, n, ExitReason.NODE_FAILURE) for n in there), NodeLost(now_s, node)]
     del held[name]
     if what == "done":
         return [bench.done(now_s, name)]
-    return [StepEnded(now_s, name, Why.TOLD if what == "told" else Why.KILLED)]
+    return [StepEnded(now_s, name, ExitReason.TOLD if what == "told" else ExitReason.KILLED)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.exit_reason import FAULTS, FREE_NODE_FAILURES, Why
+from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
@@ -63,7 +63,7 @@ def test_failures_add_up_until_an_epoch_is_finished():
     assert fold(*failing, epoch("a", 1), *failing)["a"].active
 
 
-@pytest.mark.parametrize("why", sorted(FAULTS - {Why.OUT_OF_MEMORY}, key=lambda why: why.value))
+@pytest.mark.parametrize("why", sorted(MEMBER_FAULTS - {ExitReason.OUT_OF_MEMORY}, key=lambda why: why.value))
 def test_member_is_given_up_after_its_retries_whatever_its_fault(why):
     failing = [ended("a", why.value, f"it {why.value}")] * (RETRIES + 1)
     assert fold(*failing[1:])["a"].active
@@ -77,7 +77,9 @@ def test_more_failures_than_retries_end_a_member_with_its_own_error():
     assert progress["b"].active
 
 
-@pytest.mark.parametrize("why", [why for why in Why if why not in FAULTS | {Why.NODE_FAILURE}])
+@pytest.mark.parametrize(
+    "why", [why for why in ExitReason if why not in MEMBER_FAULTS | {ExitReason.NODE_FAILURE}]
+)
 def test_what_is_not_the_members_fault_is_free(why):
     assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
 

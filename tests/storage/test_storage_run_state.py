@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Usage
 from hetctl.perf.workloads import Workloads, candidates
@@ -39,7 +39,7 @@ ends = st.builds(
         {"member": member, "exit_code": 1, "why": why.value, "cause": why.name},
     ),
     st.sampled_from(NAMES),
-    st.sampled_from(Why),
+    st.sampled_from(ExitReason),
 )
 starts = st.builds(
     lambda member, gpus: ("step_started", {"member": member, "gpus": gpus, "placement": []}),
@@ -151,7 +151,9 @@ def test_a_report_holds_what_was_said_last(told):
     assert report.last_at == max((event.time for event in events), default=None)
     assert len(report.stop_reasons) == sum(event.kind == "stopped" for event in events)
     left = [event.kind for event in events if event.kind in ("converged", "stopped")]
-    assert report.left_as == ({"converged": Why.FINISHED, "stopped": Why.TOLD}[left[-1]] if left else None)
+    assert report.left_as == (
+        {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}[left[-1]] if left else None
+    )
 
 
 def test_without_events_nothing_is_reported():

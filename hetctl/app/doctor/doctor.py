@@ -21,7 +21,7 @@ from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch import queue_info as facts
 from hetctl.cluster.batch.queue_info import QueueFacts
 from hetctl.cluster.render import render_job
-from hetctl.model.check_result import Blame, Finding, Outcome, first_failure
+from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
 from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
 from hetctl.model.site import Site
 from hetctl.runtime.worker.all_reduce import AllReduce
@@ -38,9 +38,9 @@ import importlib.util, json, platform
 found = {{name: importlib.util.find_spec(name) is not None for name in {names!r}}}
 print(json.dumps({{"version": platform.python_version(), "found": found}}))
 """
-ERRORS: dict[Blame, type[HetctlError]] = {
-    Blame.SITE: BadInputError,
-    Blame.BATCH_SYSTEM: BatchSystemError,
+ERRORS: dict[FaultDomain, type[HetctlError]] = {
+    FaultDomain.SITE: BadInputError,
+    FaultDomain.BATCH_SYSTEM: BatchSystemError,
 }
 
 
@@ -55,7 +55,7 @@ class Examination:
     """
 
     site: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
     all_reduce: tuple[AllReduce, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ def examine(
     site = project.site(name)
     site = replace(site, account=account or site.account, queue=queue or site.queue)
     job_size(site, None, None, None)
-    findings = [Finding("site file", Outcome.OK, f"site {site.name} is well formed")]
+    findings = [CheckResult("site file", CheckStatus.OK, f"site {site.name} is well formed")]
     findings += command_findings(site, shutil.which)
     reachable = first_failure(tuple(findings)) is None
     if reachable:
@@ -106,16 +106,16 @@ def examine(
     return Examination(site.name, (*findings, *found.findings), found.all_reduce)
 
 
-def local_checks(project: Project, site: Site) -> Iterator[Finding]:  # noqa: ARG001
+def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
     """Ask nothing: jobs are processes."""
-    yield Finding("batch system", Outcome.OK, "jobs are processes of yours")
+    yield CheckResult("batch system", CheckStatus.OK, "jobs are processes of yours")
 
 
-def slurm_checks(project: Project, site: Site) -> Iterator[Finding]:
+def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     """Ask Slurm about itself, its queues, its nodes and the user's accounts, and try a script."""
     answers = _answers(["scontrol", "ping"], "Slurm's controller answers")
     yield answers
-    if answers.outcome is Outcome.FAILED:
+    if answers.outcome is CheckStatus.FAILED:
         return
     qos = site.queue_option == "qos"
     ask, read = (
@@ -129,22 +129,22 @@ def slurm_checks(project: Project, site: Site) -> Iterator[Finding]:
     yield dry_run(project, site)
 
 
-def lsf_checks(project: Project, site: Site) -> Iterator[Finding]:  # noqa: ARG001
+def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
     """Ask LSF about itself and its queues; it cannot try a script without submitting it."""
     answers = _answers(["bqueues"], "LSF answers")
     yield answers
-    if answers.outcome is not Outcome.FAILED:
+    if answers.outcome is not CheckStatus.FAILED:
         yield from _queues(site, facts.lsf_queue_command, facts.parse_lsf_queue)
 
 
-BATCH_CHECKS: dict[str, Callable[[Project, Site], Iterator[Finding]]] = {
+BATCH_CHECKS: dict[str, Callable[[Project, Site], Iterator[CheckResult]]] = {
     "local": local_checks,
     "slurm": slurm_checks,
     "lsf": lsf_checks,
 }
 
 
-def dry_run(project: Project, site: Site) -> Finding:
+def dry_run(project: Project, site: Site) -> CheckResult:
     """Have sbatch say what would become of the script of a job on one node, which it does not submit."""
     script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
@@ -153,11 +153,11 @@ def dry_run(project: Project, site: Site) -> Finding:
         answer = process.run(facts.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "Slurm's own words say what it does not like: correct the site file, or ask your administrators"
-        return Finding("dry run", Outcome.FAILED, answer.last_words, fix, Blame.BATCH_SYSTEM)
-    return Finding("dry run", Outcome.OK, answer.last_words.removeprefix("sbatch: "))
+        return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
+    return CheckResult("dry run", CheckStatus.OK, answer.last_words.removeprefix("sbatch: "))
 
 
-def python_findings(site: Site) -> Iterator[Finding]:
+def python_findings(site: Site) -> Iterator[CheckResult]:
     """Look whether the compute nodes' Python can import what members need, as far as it is seen from here."""
     python = site.python or sys.executable
     code = IMPORTABLE.format(names=list(PACKAGES))
@@ -168,23 +168,23 @@ def python_findings(site: Site) -> Iterator[Finding]:
     except (IndexError, json.JSONDecodeError):
         found = f"{python} does not run here: {answer.last_words}"
         fix = "correct `python` and `setup`; if it is on the compute nodes only, --job tries it"
-        yield Finding("python", Outcome.WARNING, found, fix)
+        yield CheckResult("python", CheckStatus.WARNING, found, fix)
         return
-    yield Finding("python", Outcome.OK, f"{python} is Python {seen['version']}")
+    yield CheckResult("python", CheckStatus.OK, f"{python} is Python {seen['version']}")
     for name, use in PACKAGES.items():
         if seen["found"][name]:
-            yield Finding(f"package {name}", Outcome.OK, "there")
+            yield CheckResult(f"package {name}", CheckStatus.OK, "there")
         else:
-            outcome = Outcome.FAILED if name == "hetctl" else Outcome.WARNING
+            outcome = CheckStatus.FAILED if name == "hetctl" else CheckStatus.WARNING
             fix = f"{use}: install it for {python}, or name its module in `setup`"
-            yield Finding(f"package {name}", outcome, "cannot be imported", fix)
+            yield CheckResult(f"package {name}", outcome, "cannot be imported", fix)
 
 
 def _queues(
     site: Site,
     ask: Callable[[str], list[str]],
     read: Callable[[str, str], QueueFacts | None],
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     for name in dict.fromkeys(queue.name for queue in site.queues):
         yield queue_finding(site, name, name == _used_queue(site), read(_output(ask(name)), name))
 
@@ -193,25 +193,31 @@ def _used_queue(site: Site) -> str:
     return site.queue or site.queues[0].name
 
 
-def _account(site: Site) -> Finding:
+def _account(site: Site) -> CheckResult:
     if shutil.which("sacctmgr") is None:
-        return Finding("account", Outcome.WARNING, "not checked: there is no sacctmgr", "try a dry run")
+        return CheckResult(
+            "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
+        )
     answer = process.run(facts.accounts_command(getpass.getuser()))
     if answer.code != 0:
         found = f"not checked: {answer.last_words}"
-        return Finding("account", Outcome.WARNING, found, "a site without accounting has no accounts")
+        return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
     return account_finding(site.account, facts.parse_accounts(answer.stdout))
 
 
-def _answers(command: Sequence[str], well: str) -> Finding:
+def _answers(command: Sequence[str], well: str) -> CheckResult:
     try:
         answer = process.run(command)
     except BatchSystemError as error:
-        return Finding("batch system", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM)
+        return CheckResult(
+            "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
+        )
     if answer.code != 0 or " is DOWN" in answer.stdout:
         fix = "try again later, or ask your administrators"
-        return Finding("batch system", Outcome.FAILED, answer.last_words, fix, Blame.BATCH_SYSTEM)
-    return Finding("batch system", Outcome.OK, well)
+        return CheckResult(
+            "batch system", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM
+        )
+    return CheckResult("batch system", CheckStatus.OK, well)
 
 
 def _output(command: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import Site
 
 SHARED = (
@@ -45,31 +45,31 @@ def filesystem_of(path: Path, mounts: str) -> str:
     return best[1]
 
 
-def place_finding(site: Site, path: Path, kind: str) -> Finding:
+def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
     """Say whether compute nodes are likely to see the folder; only a job can know."""
     found = f"{path} is on {kind}"
     if site.batch_system == "local" or kind.startswith(SHARED):
-        return Finding(CHECK, Outcome.OK, found)
+        return CheckResult(CHECK, CheckStatus.OK, found)
     fix = "compute nodes must see it: set HETCTL_HOME to a shared folder, or let --job show that they do"
-    return Finding(CHECK, Outcome.WARNING, f"{found}, which looks like this machine's own", fix)
+    return CheckResult(CHECK, CheckStatus.WARNING, f"{found}, which looks like this machine's own", fix)
 
 
-def ability_finding(path: Path) -> Finding:
+def ability_finding(path: Path) -> CheckResult:
     """Write, rename, link and lock in a folder of our own beside the future one, and remove it."""
     parent = next(each for each in (path, *path.parents) if each.is_dir())
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hetctl-doctor-", dir=parent))
     except OSError as error:
         fix = "make it writable, or set HETCTL_HOME to another folder"
-        return Finding(ABILITIES, Outcome.FAILED, f"{parent}: {error.strerror}", fix)
+        return CheckResult(ABILITIES, CheckStatus.FAILED, f"{parent}: {error.strerror}", fix)
     try:
         failures = list(_failures(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if failures:
         fix = "set HETCTL_HOME to a folder on another file system"
-        return Finding(ABILITIES, Outcome.FAILED, f"{parent} cannot {'; '.join(failures)}", fix)
-    return Finding(ABILITIES, Outcome.OK, f"{parent} can write, rename, link and lock")
+        return CheckResult(ABILITIES, CheckStatus.FAILED, f"{parent} cannot {'; '.join(failures)}", fix)
+    return CheckResult(ABILITIES, CheckStatus.OK, f"{parent} can write, rename, link and lock")
 
 
 def _failures(folder: Path) -> Iterator[str]:

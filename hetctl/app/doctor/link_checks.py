@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hetctl.model.check_result import Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import Site
 from hetctl.runtime.driver.probe import ProbeEnd
 from hetctl.runtime.frameworks import NCCL, PACKAGES_OF_GROUPS
@@ -24,7 +24,7 @@ NOT_DIRECT = (
 
 def link_findings(
     site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], last_words: str
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Judge how groups all-reduced; say nothing of a single GPU, or if ranks did not even start.
 
     Parameters
@@ -41,34 +41,38 @@ def link_findings(
         yield from detour_findings(speeds, ranks)
 
 
-def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -> Finding:
+def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -> CheckResult:
     """Say how fast groups all-reduce."""
     if not end.groups:
         choices = " or ".join(" with ".join(packages) for packages in PACKAGES_OF_GROUPS.values())
         found = "not measured: the Python of the nodes has no framework that trains on several GPUs"
-        return Finding(SPEED, Outcome.WARNING, found, f"install {choices}, as docs/install.md says")
+        return CheckResult(SPEED, CheckStatus.WARNING, found, f"install {choices}, as docs/install.md says")
     seen = f"bus bandwidth {_listed(speeds)}" if speeds else "nothing measured"
     last = end.groups[-1]
     if last.exit_code != 0:
         ending = "hung" if last.exit_code is None else f"ended with exit code {last.exit_code}"
         found = f"{seen}; the {end.framework} group on {', '.join(last.nodes)} {ending}"
-        return Finding(SPEED, Outcome.FAILED, found, f"check `network` and `environment`: {last_words}")
+        return CheckResult(
+            SPEED, CheckStatus.FAILED, found, f"check `network` and `environment`: {last_words}"
+        )
     size = speeds[0].size_bytes // MEBIBYTE
-    return Finding(SPEED, Outcome.OK, f"{seen} ({end.framework} over {speeds[0].backend}, {size} MiB)")
+    return CheckResult(
+        SPEED, CheckStatus.OK, f"{seen} ({end.framework} over {speeds[0].backend}, {size} MiB)"
+    )
 
 
-def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[Finding]:
+def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[CheckResult]:
     """Warn where GPUs of a node exchange through the node's memory."""
     first = speeds[0]
     if first.backend != NCCL:
         found = f"GPUs exchange through host memory ({_listed(speeds)}): {first.framework} goes over "
-        yield Finding(LINKS, Outcome.WARNING, found + first.backend, NO_NCCL[first.framework])
+        yield CheckResult(LINKS, CheckStatus.WARNING, found + first.backend, NO_NCCL[first.framework])
         return
     between = next((speed for speed in speeds if len(speed.nodes) > 1), None)
     for within in (speed for speed in speeds if speed is not between):
         here = [rank for rank in ranks if rank.node == within.nodes[0]]
         if found := _detour(within, between, here):
-            yield Finding(LINKS, Outcome.WARNING, found, NOT_DIRECT)
+            yield CheckResult(LINKS, CheckStatus.WARNING, found, NOT_DIRECT)
 
 
 def _detour(within: AllReduce, between: AllReduce | None, ranks: Sequence[RankTime]) -> str:

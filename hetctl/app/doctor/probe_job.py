@@ -21,7 +21,7 @@ from hetctl.app.project import Project
 from hetctl.cluster.batch.base import BatchSystem, JobRequest
 from hetctl.cluster.launchers.node_leaders import LEADERS
 from hetctl.cluster.render import JobScript, render_job, submit_command
-from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
@@ -62,7 +62,7 @@ class Probe:
         Of the groups on each node, then of all GPUs.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
     all_reduce: tuple[AllReduce, ...] = ()
 
 
@@ -138,9 +138,9 @@ def _wait(batch: BatchSystem, job: str) -> bool:
     return False
 
 
-def _waits(job: str) -> Finding:
+def _waits(job: str) -> CheckResult:
     found = f"job {job} was not over after {QUEUE_PATIENCE_S / 60:.0f} min, and is cancelled"
-    return Finding("job", Outcome.WARNING, found, "try again when the queue is shorter")
+    return CheckResult("job", CheckStatus.WARNING, found, "try again when the queue is shorter")
 
 
 def _read(site: Site, job: str, folder: Path) -> Probe:
@@ -149,9 +149,11 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
         log = Home(folder).run("doctor").job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         found = f"job {job} left nothing behind"
-        return Probe((Finding("job", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM),))
+        return Probe((CheckResult("job", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM),))
     end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
-    ran = Finding("job", Outcome.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}")
+    ran = CheckResult(
+        "job", CheckStatus.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}"
+    )
     reports = _decoded(RankReport, folder.glob("rank-*.json"))
     agents_said = _tail(log_file(folder, site.launch))
     launched = job_findings(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
@@ -170,7 +172,7 @@ def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
 
 def job_findings(
     site: Site, end: ProbeEnd, reports: Sequence[RankReport], agents_said: str, leaders_said: str
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Judge what ranks and node leaders found.
 
     Parameters
@@ -185,32 +187,32 @@ def job_findings(
         yield mpi_finding(site, end, leaders_said)
 
 
-def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> Finding:
+def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> CheckResult:
     """Check that every rank started and ended well, where it should."""
     per_node = Counter(report.node for report in reports)
     spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
     found = f"{len(reports)} of {end.ranks} ranks, by agents that {site.launcher} started: {spread}"
     if end.exit_code == 0 and len(reports) == end.ranks:
-        return Finding("launch", Outcome.OK, found)
+        return CheckResult("launch", CheckStatus.OK, found)
     ending = "they hung" if end.exit_code is None else f"exit code {end.exit_code}"
     fix = f"check `launcher`, cores_per_node and memory_per_node: {last_words}"
-    return Finding("launch", Outcome.FAILED, f"{found}; {ending}", fix)
+    return CheckResult("launch", CheckStatus.FAILED, f"{found}; {ending}", fix)
 
 
-def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> Finding:
+def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> CheckResult:
     """Check that the leaders of the nodes, which serve rounds in lockstep, are one MPI world."""
     nodes = len(end.nodes)
     if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
-        return Finding("MPI", Outcome.OK, f"the leaders of the nodes are one world of {nodes}")
+        return CheckResult("MPI", CheckStatus.OK, f"the leaders of the nodes are one world of {nodes}")
     if set(end.mpi_sizes) == {0}:
         fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
-        return Finding("MPI", Outcome.WARNING, "mpi4py cannot be imported on the nodes", fix)
+        return CheckResult("MPI", CheckStatus.WARNING, "mpi4py cannot be imported on the nodes", fix)
     fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
     seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {last_words}"
-    return Finding("MPI", Outcome.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
+    return CheckResult("MPI", CheckStatus.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
 
 
-def gpu_finding(site: Site, reports: Sequence[RankReport]) -> Finding:
+def gpu_finding(site: Site, reports: Sequence[RankReport]) -> CheckResult:
     """Check that every rank sees all GPUs of its node, and none but its own is its own.
 
     NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable nothing hides one.
@@ -221,8 +223,8 @@ def gpu_finding(site: Site, reports: Sequence[RankReport]) -> Finding:
     hidden = [r for r in reports if r.visible is not None and len(r.visible.split(",")) < here[r.node]]
     if hidden or any(report.visible == "" for report in reports):
         fix = "each rank must see all GPUs of its node: check gpus_per_node and visible_devices"
-        return Finding("GPUs", Outcome.FAILED, found, fix)
-    return Finding("GPUs", Outcome.OK, found)
+        return CheckResult("GPUs", CheckStatus.FAILED, found, fix)
+    return CheckResult("GPUs", CheckStatus.OK, found)
 
 
 def _visible(report: RankReport) -> str:
@@ -242,4 +244,6 @@ def probed(project: Project, site: Site, framework: str | None) -> Probe:
     try:
         return probe(project, site, framework)
     except BatchSystemError as error:
-        return Probe((Finding("job", Outcome.FAILED, error.message, error.hint, Blame.BATCH_SYSTEM),))
+        return Probe(
+            (CheckResult("job", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM),)
+        )

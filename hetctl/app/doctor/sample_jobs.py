@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.plan.job_size import job_size
-from hetctl.cluster.launchers import Step
+from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -91,7 +91,7 @@ def script_of(site: Site, case: Case) -> JobScript:
     )
 
 
-def steps_of(site: Site, case: Case) -> Iterator[Step]:
+def steps_of(site: Site, case: Case) -> Iterator[LaunchSpec]:
     """Return the steps that start the agents of a case.
 
     Raises
@@ -137,7 +137,7 @@ def _node(site: Site, number: int) -> str:
     return "localhost" if site.batch_system == "local" else f"node-{number}"
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: LaunchSpec) -> str:
     variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
     words = " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])
     return f"{words}\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hetctl.cluster.batch.queue_info import NodeFacts, QueueFacts
+from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
 from hetctl.inputs.durations import format_duration
-from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.site import Queue, Site
 
 MEBIBYTE = 2**20
@@ -26,44 +26,48 @@ HELPFUL = {
 }
 
 
-def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[Finding]:
+def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[CheckResult]:
     """Say which commands are there."""
     missing = [name for name in COMMANDS[site.batch_system] if not which(name)]
     if missing:
         found = f"not on the PATH of this machine: {', '.join(missing)}"
         fix = f"log in to the machine of site {site.name}, or load its {site.batch_system} module"
-        yield Finding("commands", Outcome.FAILED, found, fix, Blame.BATCH_SYSTEM)
+        yield CheckResult("commands", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM)
     elif COMMANDS[site.batch_system]:
-        yield Finding("commands", Outcome.OK, ", ".join(COMMANDS[site.batch_system]))
+        yield CheckResult("commands", CheckStatus.OK, ", ".join(COMMANDS[site.batch_system]))
     for name, use in HELPFUL[site.batch_system].items():
         if not which(name):
-            yield Finding(f"command {name}", Outcome.WARNING, "not on the PATH", f"it would tell {use}")
+            yield CheckResult(
+                f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it would tell {use}"
+            )
     if site.launcher != NO_LAUNCHER:
         yield _launcher_finding(site.launcher, which)
 
 
-def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> Finding:
+def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> CheckResult:
     if found := which(launcher):
-        return Finding("launcher", Outcome.OK, f"{launcher}: {found}")
+        return CheckResult("launcher", CheckStatus.OK, f"{launcher}: {found}")
     fix = "jobs need it on the compute nodes; name a module in `setup`, and try it with --job"
-    return Finding("launcher", Outcome.WARNING, f"{launcher} is not on the PATH here", fix)
+    return CheckResult("launcher", CheckStatus.WARNING, f"{launcher} is not on the PATH here", fix)
 
 
-def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> Finding:
+def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:
     """Compare a queue's limits with the site file's; what is wrong with a queue not in use only warns."""
     check = f"{'QOS' if site.queue_option == 'qos' else 'queue'} {name}"
-    bad = Outcome.FAILED if used else Outcome.WARNING
+    bad = CheckStatus.FAILED if used else CheckStatus.WARNING
     if facts is None:
-        return Finding(check, bad, f"{site.batch_system} has none of this name", "correct `queues`")
+        return CheckResult(check, bad, f"{site.batch_system} has none of this name", "correct `queues`")
     problems = list(_beyond(facts, [queue for queue in site.queues if queue.name == name]))
     if problems:
-        return Finding(check, bad, "; ".join(problems), "correct max_nodes and max_wall in `queues`")
+        return CheckResult(check, bad, "; ".join(problems), "correct max_nodes and max_wall in `queues`")
     if not facts.open:
-        return Finding(check, Outcome.WARNING, "it is closed", "jobs wait until it is opened again")
-    return Finding(check, Outcome.OK, f"open, {_limits(facts)}, as far as the site file goes or further")
+        return CheckResult(check, CheckStatus.WARNING, "it is closed", "jobs wait until it is opened again")
+    return CheckResult(
+        check, CheckStatus.OK, f"open, {_limits(facts)}, as far as the site file goes or further"
+    )
 
 
-def node_finding(site: Site, name: str, groups: Sequence[NodeFacts]) -> Finding:
+def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
     """Compare a partition's nodes with what the site file says of each."""
     check = f"nodes of {name}"
     cores, memory = site.gpus_per_node * site.cores_per_gpu, site.memory_per_node // MEBIBYTE
@@ -73,28 +77,32 @@ def node_finding(site: Site, name: str, groups: Sequence[NodeFacts]) -> Finding:
     count = sum(group.nodes for group in fitting)
     keys = "correct cores_per_node, memory_per_node and gpus_per_node"
     if not groups:
-        return Finding(check, Outcome.WARNING, "Slurm lists none", "ask your administrators")
+        return CheckResult(check, CheckStatus.WARNING, "Slurm lists none", "ask your administrators")
     if not fitting:
-        return Finding(check, Outcome.FAILED, f"none has {wanted}: {_groups(groups)}", keys)
+        return CheckResult(check, CheckStatus.FAILED, f"none has {wanted}: {_groups(groups)}", keys)
     if count < site.nodes:
         found = f"{count} have {wanted}, the site file says {site.nodes}: {_groups(groups)}"
-        return Finding(check, Outcome.WARNING, found, "correct nodes")
-    return Finding(check, Outcome.OK, f"{count} with at least {wanted}: {_groups(groups)}")
+        return CheckResult(check, CheckStatus.WARNING, found, "correct nodes")
+    return CheckResult(check, CheckStatus.OK, f"{count} with at least {wanted}: {_groups(groups)}")
 
 
-def account_finding(account: str | None, accounts: Sequence[str]) -> Finding:
+def account_finding(account: str | None, accounts: Sequence[str]) -> CheckResult:
     """Say whether the account is one of the user's."""
     yours = f"yours: {', '.join(accounts) or 'none'}"
     if account is None:
-        return Finding("account", Outcome.OK, f"none is named, so Slurm takes your default one; {yours}")
+        return CheckResult(
+            "account", CheckStatus.OK, f"none is named, so Slurm takes your default one; {yours}"
+        )
     if accounts and account not in accounts:
-        return Finding("account", Outcome.FAILED, f"'{account}' is none of {yours}", "correct `account`")
+        return CheckResult(
+            "account", CheckStatus.FAILED, f"'{account}' is none of {yours}", "correct `account`"
+        )
     if not accounts:
         fix = "ask your administrators, or look at the dry run below"
-        return Finding(
-            "account", Outcome.WARNING, f"Slurm lists no accounts for you, '{account}' neither", fix
+        return CheckResult(
+            "account", CheckStatus.WARNING, f"Slurm lists no accounts for you, '{account}' neither", fix
         )
-    return Finding("account", Outcome.OK, f"'{account}' is one of {yours}")
+    return CheckResult("account", CheckStatus.OK, f"'{account}' is one of {yours}")
 
 
 def _beyond(facts: QueueFacts, bins: Iterable[Queue]) -> Iterator[str]:
@@ -114,5 +122,5 @@ def _limits(facts: QueueFacts) -> str:
     return f"{nodes} for {format_duration(facts.max_wall_s) if facts.max_wall_s else 'any time'}"
 
 
-def _groups(groups: Sequence[NodeFacts]) -> str:
+def _groups(groups: Sequence[NodeClass]) -> str:
     return "; ".join(f"{g.nodes} x {g.cores} cores, {g.memory_mib} MiB, {g.gpus} GPUs" for g in groups)

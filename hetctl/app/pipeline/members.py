@@ -20,7 +20,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster, Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
 
 def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
 
 
 @dataclass(frozen=True)
-class Pipe:
+class PipelineMember:
     """A member that trains as a pipeline.
 
     Parameters
@@ -122,12 +122,12 @@ class Pipe:
         """Return how many of so many GPUs it may have."""
         return min(gpus, self.member.max_gpus or gpus)
 
-    def ideal(self, gpus: int) -> Candidate:
+    def ideal(self, gpus: int) -> Workload:
         """Return the member as no pipeline is faster: no layer waits, and each is where it takes least."""
         layers = self.layers.profile
         times = [layers.forward_s(kind) + layers.backward_s(kind) for kind in layers.gpu_types]
         rate = self.member.batch_size / float(np.min(times, axis=0).sum())
-        return Candidate(
+        return Workload(
             name=self.member.name,
             rates={count: count * rate for count in range(1, self.most_gpus(gpus) + 1)},
             samples_left=float(self.epochs * self.samples_per_epoch),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hetctl.inputs.durations import format_duration
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.job import JobSize, Prospect
+from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.job_size import Bin, best_of, bins_of, grace_of, prospects
 
 DEFAULT_WALL_S = 2 * 3600
@@ -39,12 +39,12 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
 
 def planned_size(
     site: Site,
-    members: Sequence[Candidate],
+    members: Sequence[Workload],
     gpus: int | None,
     wall_s: int | None,
     queue_name: str | None,
     budget: Budget,
-) -> tuple[Prospect, list[Prospect]]:
+) -> tuple[JobSizeOption, list[JobSizeOption]]:
     """Choose what the user leaves open by the work that is left; return all that was looked at, too.
 
     Raises

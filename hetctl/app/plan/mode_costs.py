@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetctl.app.hopper import MOST_TIMES
-from hetctl.app.pipeline.members import MemberLayers, Pipe
+from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.methods.balance.initial_batches import with_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, hop_phase, pipeline_phase, unit_times
@@ -16,13 +16,13 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Plan, Round
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.simulate.scenario import World
+from hetctl.scheduling.simulate.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanContext:
     """What is to be planned, in any modes.
 
     Parameters
@@ -38,10 +38,10 @@ class Question:
     ensemble: Ensemble
     site: Site
     profiles: Mapping[str, MemberProfile]
-    world: World
+    world: Scenario
     options: Options
     planner: str
-    data_parallel: Callable[[Sequence[Candidate], Options], Plan]
+    data_parallel: Callable[[Sequence[Workload], Options], Plan]
 
     @property
     def gpus(self) -> int:
@@ -55,7 +55,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Part:
+class PhaseDraft:
     """A phase before it is known when it begins.
 
     Parameters
@@ -72,7 +72,7 @@ class Part:
     plan: Plan | None = None
 
 
-def pipe_of(question: Question, name: str, layers: MemberLayers) -> Pipe:
+def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineMember:
     """Return a member as a pipeline.
 
     Raises
@@ -87,28 +87,30 @@ def pipe_of(question: Question, name: str, layers: MemberLayers) -> Pipe:
             f"no profile says how many samples an epoch of {name} has",
             "set samples_per_epoch in the ensemble file, or run hetctl profile for a member that fits a GPU",
         )
-    return Pipe(question.ensemble.member(name), layers, samples_per_epoch, question.profiles.get(name))
+    return PipelineMember(
+        question.ensemble.member(name), layers, samples_per_epoch, question.profiles.get(name)
+    )
 
 
-def pipelines(question: Question, pipes: Sequence[Pipe]) -> Part:
+def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
     """Return the phase of members that are pipelines, one after another, each on all its GPUs."""
     site, cluster = question.site, question.world.cluster
     each_s = question.options.plan_seconds / len(pipes)
     seconds = {pipe.member.name: pipe.simulated_s(site, cluster, each_s) for pipe in pipes}
     run = pipeline_phase(seconds, question.world.clock)
-    return Part(PIPELINE, run, {PIPELINE: run.seconds})
+    return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds})
 
 
-def hops(question: Question, hopping: Sequence[Candidate]) -> Part:
+def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
     """Return the phase of members that hop, beside what they would take data-parallel."""
     run = _hop_run(question, hopping)
     prices = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
         prices.update(_makespans(_data_parallel_plans(question, hopping)))
-    return Part(HOPPER, run, prices)
+    return PhaseDraft(HOPPER, run, prices)
 
 
-def _hop_run(question: Question, members: Sequence[Candidate]) -> PhaseRun:
+def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
     cluster, options = question.world.cluster, question.options
     if len(members) * question.partitions * question.gpus > MOST_TIMES:
         raise InfeasibleError(
@@ -121,7 +123,9 @@ def _hop_run(question: Question, members: Sequence[Candidate]) -> PhaseRun:
     return hop_phase(members, units, question.world.clock, search)
 
 
-def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]) -> Part:
+def data_parallel(
+    question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
+) -> PhaseDraft:
     """Return the phase of members that train data-parallel, in equal batches or, if faster, balanced ones."""
     plans = _data_parallel_plans(question, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
@@ -132,10 +136,10 @@ def data_parallel(question: Question, rest: Sequence[Candidate], layers: Mapping
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
     prices = {**_makespans(plans), **_other_prices(question, rest, layers)}
-    return Part(mode, run, prices, replace(plan, rounds=_balanced(question, plan.rounds, rest)))
+    return PhaseDraft(mode, run, prices, replace(plan, rounds=_balanced(question, plan.rounds, rest)))
 
 
-def _data_parallel_plans(question: Question, members: Sequence[Candidate]) -> dict[str, Plan]:
+def _data_parallel_plans(question: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
     plans = {DATA_PARALLEL: question.data_parallel(members, question.options)}
     if _may_be_balanced(question, members):
         balanced = replace(question.options, mix_types=True, balance=True)
@@ -147,13 +151,15 @@ def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
     return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
 
 
-def _may_be_balanced(question: Question, rest: Sequence[Candidate]) -> bool:
+def _may_be_balanced(question: PlanContext, rest: Sequence[Workload]) -> bool:
     """Return whether there are GPUs of several types, and all were measured on each."""
     types = {node.gpu_type or "" for node in question.world.cluster.nodes}
     return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
 
 
-def _balanced(question: Question, rounds: Iterable[Round], members: Iterable[Candidate]) -> tuple[Round, ...]:
+def _balanced(
+    question: PlanContext, rounds: Iterable[Round], members: Iterable[Workload]
+) -> tuple[Round, ...]:
     """Return rounds with the batches of those that have GPUs of several types."""
     gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
     by_name = {member.name: member for member in members}
@@ -171,7 +177,7 @@ def _balanced(question: Question, rounds: Iterable[Round], members: Iterable[Can
 
 
 def _other_prices(
-    question: Question, rest: Sequence[Candidate], layers: Mapping[str, MemberLayers]
+    question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
     """Return what the other modes come to, as far as the members could have them."""
     prices = {}

@@ -6,18 +6,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
-from hetctl.app.plan.mode_costs import Part, Question, data_parallel, hops, pipe_of, pipelines
-from hetctl.methods.parallelism import Demand, Room, choose_modes, does_not_fit, hopper_epochs, too_large
+from hetctl.app.plan.mode_costs import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
+from hetctl.methods.parallelism import (
+    Demand,
+    ModeLimits,
+    choose_modes,
+    does_not_fit,
+    hopper_epochs,
+    too_large,
+)
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import Forecast, ModeChoice, Phase, Plan
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.epoch_timeline import Course
+from hetctl.perf.epoch_timeline import EpochTimeline
 from hetctl.perf.workloads import candidates
 
 
-def plan_modes(question: Question) -> Plan:
+def plan_modes(question: PlanContext) -> Plan:
     """Choose a mode for each member, and plan one phase after the other: pipelines, hops, data-parallel.
 
     Raises
@@ -47,7 +54,7 @@ def plan_modes(question: Question) -> Plan:
     return _assembled(question, parts, choices, bound_s)
 
 
-def _refuse_bare_nodes(question: Question) -> None:
+def _refuse_bare_nodes(question: PlanContext) -> None:
     nodes, partitions = len(question.world.cluster.nodes), question.partitions
     if 0 < partitions < nodes:
         raise BadInputError(
@@ -57,7 +64,7 @@ def _refuse_bare_nodes(question: Question) -> None:
         )
 
 
-def _layers(question: Question) -> dict[str, MemberLayers]:
+def _layers(question: PlanContext) -> dict[str, MemberLayers]:
     """Return the layers of the members that name a layer profile."""
     found = {
         member.name: layers_of(member, question.site, question.world.cluster)
@@ -66,10 +73,10 @@ def _layers(question: Question) -> dict[str, MemberLayers]:
     return {name: layers for name, layers in found.items() if layers is not None}
 
 
-def _room(question: Question) -> Room:
+def _room(question: PlanContext) -> ModeLimits:
     memory = memory_in(question.site, question.world.cluster)
     smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
-    return Room(
+    return ModeLimits(
         gpus=question.gpus,
         gpu=f"a {smallest or question.site.device} of {question.site.name}",
         memory_bytes=memory[smallest],
@@ -77,7 +84,7 @@ def _room(question: Question) -> Room:
     )
 
 
-def _demands(question: Question, layers: Mapping[str, MemberLayers]) -> list[Demand]:
+def _demands(question: PlanContext, layers: Mapping[str, MemberLayers]) -> list[Demand]:
     """Return the memory of each member on a GPU: as it was measured, or else as its layers add up."""
     measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
     summed = {name: own.needed_bytes for name, own in layers.items()}
@@ -85,7 +92,7 @@ def _demands(question: Question, layers: Mapping[str, MemberLayers]) -> list[Dem
     return [Demand(name, measured.get(name) or summed.get(name)) for name in names]
 
 
-def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: Room) -> None:
+def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: ModeLimits) -> None:
     for demand in large:
         if demand.member not in layers:
             raise InfeasibleError(
@@ -95,18 +102,18 @@ def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], roo
             )
 
 
-def _candidates(question: Question, without: Collection[str]) -> tuple[Candidate, ...]:
+def _candidates(question: PlanContext, without: Collection[str]) -> tuple[Workload, ...]:
     """Return the members that one GPU can take, as planners see them."""
     ensemble = question.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return candidates(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
 
 
-def _epochs(members: Iterable[Candidate]) -> dict[str, int]:
-    return {member.name: Course(member, 1.0).count for member in members}
+def _epochs(members: Iterable[Workload]) -> dict[str, int]:
+    return {member.name: EpochTimeline(member, 1.0).count for member in members}
 
 
-def _split(question: Question, members: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+def _split(question: PlanContext, members: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
     """Return what hops, as long as there are enough configurations, and what is left to do then."""
     epochs = _epochs(members)
     most = hopper_epochs(list(epochs.values()), question.gpus) if question.partitions else 0
@@ -122,7 +129,7 @@ def _split(question: Question, members: Sequence[Candidate]) -> tuple[list[Candi
 
 
 def _assembled(
-    question: Question, parts: Sequence[Part], choices: tuple[ModeChoice, ...], lower_bound_s: float
+    question: PlanContext, parts: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
 ) -> Plan:
     """Return the plan in which each phase begins when the last one is over."""
     starts_s = [0.0]
@@ -157,7 +164,7 @@ def _assembled(
     )
 
 
-def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[Part, float]]) -> tuple[Forecast, ...]:
+def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[PhaseDraft, float]]) -> tuple[Forecast, ...]:
     """Return when each member is done, in the last of its phases, and how long it trains in all."""
     done_s = {name: start_s + end_s for part, start_s in begun for name, end_s in part.run.done_s.items()}
     training_s = {name: sum(part.run.training_s.get(name, 0.0) for part, _ in begun) for name in done_s}

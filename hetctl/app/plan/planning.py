@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hetctl.app.plan.mode_costs import Question
+from hetctl.app.plan.mode_costs import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_modes
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
@@ -22,13 +22,13 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.workloads import candidates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.simulate.forecast import forecast
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
-from hetctl.scheduling.simulate.select_planner import Choice, choose
+from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
+from hetctl.scheduling.simulate.select_planner import PlannerChoice, choose
 
 AUTO = "auto"
 """Stands for the planner that a simulation finds best, or for the mode that suits a member."""
@@ -109,20 +109,20 @@ def plan_from(
     """
     site, size = request.site, request.size
     _refuse_too_large(request.ensemble, site)
-    clock = Clock(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    world = World(Cluster.at(site, size.gpus), clock, lockstep=request.sharing == LOCKSTEP)
+    clock = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    world = Scenario(Cluster.at(site, size.gpus), clock, lockstep=request.sharing == LOCKSTEP)
     options = options_from(request.options)
     data_parallel = partial(_data_parallel, request, world)
     if request.mode == AUTO:
         return plan_modes(
-            Question(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
+            PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
         )
     members = candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 
 
 def _data_parallel(
-    request: PlanRequest, world: World, members: Sequence[Candidate], options: Options
+    request: PlanRequest, world: Scenario, members: Sequence[Workload], options: Options
 ) -> Plan:
     choice = chosen(request.planner, [Arrival(member) for member in members], world, options)
     if world.lockstep and not choice.planner.shares:
@@ -154,9 +154,9 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
     options_from(options)
 
 
-def chosen(name: str, arrivals: Sequence[Arrival], world: World, options: Options) -> Choice:
+def chosen(name: str, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> PlannerChoice:
     """Return the planner of that name, or for ``auto`` the one that does best."""
-    return choose(arrivals, world, options) if name == AUTO else Choice(planner_named(name))
+    return choose(arrivals, world, options) if name == AUTO else PlannerChoice(planner_named(name))
 
 
 def _refuse_too_large(ensemble: Ensemble, site: Site) -> None:

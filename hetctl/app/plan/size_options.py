@@ -9,15 +9,15 @@ from hetctl.app.plan.job_size import job_size, planned_size
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.job import JobSize, Prospect
+from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.workloads import candidates
 
 
 @dataclass(frozen=True)
-class Wishes:
+class JobSizeRequest:
     """What the user says of a job's size; None leaves it to the job planner."""
 
     gpus: int | None = None
@@ -26,15 +26,17 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Sizing:
+class JobSizeChoice:
     """The size of a run's jobs, and the others that were looked at, if any were."""
 
     size: JobSize
-    chosen: Prospect | None = None
-    prospects: tuple[Prospect, ...] = ()
+    chosen: JobSizeOption | None = None
+    prospects: tuple[JobSizeOption, ...] = ()
 
 
-def sizing(project: Project, ensemble: Ensemble, site: Site, wishes: Wishes, budget: Budget) -> Sizing:
+def sizing(
+    project: Project, ensemble: Ensemble, site: Site, wishes: JobSizeRequest, budget: Budget
+) -> JobSizeChoice:
     """Choose by the profile; where there is none yet, the whole site for two hours at most.
 
     Raises
@@ -46,12 +48,12 @@ def sizing(project: Project, ensemble: Ensemble, site: Site, wishes: Wishes, bud
     """
     members = _members(project, ensemble, site)
     if not members or (wishes.gpus and wishes.wall_s):
-        return Sizing(job_size(site, wishes.gpus, wishes.wall_s, wishes.queue))
+        return JobSizeChoice(job_size(site, wishes.gpus, wishes.wall_s, wishes.queue))
     chosen, found = planned_size(site, members, wishes.gpus, wishes.wall_s, wishes.queue, budget)
-    return Sizing(chosen.size, chosen, tuple(found))
+    return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
-def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Candidate]:
+def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workload]:
     """Return the members as planners see them; nothing if one has no profile."""
     if not project.home.catalog.exists():
         return ()

@@ -14,7 +14,7 @@ from hetctl.model.events import Event
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_folder
-from hetctl.storage.profile_request import Measurements, Point, measurements_file, read_measurements
+from hetctl.storage.profile_request import Measurements, ProfileTarget, measurements_file, read_measurements
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Failure:
     """A point that could not be measured, with the end of its log."""
 
-    point: Point
+    point: ProfileTarget
     error: str
     log_tail: tuple[str, ...]
 
@@ -56,16 +56,16 @@ def preprocess_in(folder: Path) -> list[PreprocessPoint]:
     return _decoded(events_of(folder), "preprocess", PreprocessPoint)
 
 
-def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[Point]:
+def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
     """Return those points of a job whose members are as they are now."""
     now = {member.name: member.fingerprint for member in ensemble.members}
     then = {member.name: member.fingerprint for member in measurements.ensemble.members}
     return {point for point in measurements.points if now.get(point.member) == then[point.member]}
 
 
-def measured_in(folder: Path) -> set[Point]:
+def measured_in(folder: Path) -> set[ProfileTarget]:
     """Return the points that are measured, by name."""
-    return {Point(point.member, point.gpus) for point in points_in(folder)}
+    return {ProfileTarget(point.member, point.gpus) for point in points_in(folder)}
 
 
 def ended_in(folder: Path) -> set[str]:
@@ -73,7 +73,7 @@ def ended_in(folder: Path) -> set[str]:
     return {event.source for event in events_of(folder) if event.kind in ("point", "failed")}
 
 
-def failures_in(folder: Path, points: Iterable[Point], *, lost: bool) -> list[Failure]:
+def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:
     """Return which of the points have failed.
 
     Parameters

@@ -22,7 +22,7 @@ from hetctl.app.profile.jobs import (
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
 from hetctl.model.errors import InterruptedCommandError
-from hetctl.storage.profile_request import Point
+from hetctl.storage.profile_request import ProfileTarget
 
 LOOK_S = 0.5
 """Between two looks at the files of a job."""
@@ -30,7 +30,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Between two questions to the batch system; each pause is twice the one before it."""
 
 
-class Observer:
+class ProfileMonitor:
     """Progress of a profiling command, and the decision after Ctrl-C; this one is silent, and cancels."""
 
     can_ask = False
@@ -54,7 +54,7 @@ class Attending:
     batch: BatchSystem
     catalog: Catalog
     interruptions: Interruptions
-    observer: Observer
+    observer: ProfileMonitor
     profiles: Path
 
     def submit(self, request: MeasureRequest) -> JobGroup:
@@ -71,7 +71,7 @@ class Attending:
         with self.interruptions.heeded():
             return groups_under_way(self.batch, self.catalog, self.profiles, ensemble, site)
 
-    def attend(self, groups: Sequence[JobGroup], points: Sequence[Point]) -> None:
+    def attend(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
         """Follow jobs until they are over, or a signal comes; keep what is measured by then."""
         jobs = [job for group in groups for job in group.jobs]
         try:
@@ -110,7 +110,7 @@ class Attending:
 def follow(
     batch: BatchSystem,
     jobs: Sequence[ProfileJob],
-    points: Iterable[Point],
+    points: Iterable[ProfileTarget],
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Look at the jobs' files until all are over; ask the batch system now and then.

@@ -25,8 +25,8 @@ from hetctl.runtime.driver.profile_job import run_profile_job
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import (
     Measurements,
-    Point,
     ProfileJobs,
+    ProfileTarget,
     jobs_file,
     measurements_file,
     read_jobs,
@@ -62,7 +62,7 @@ class MeasureRequest:
     ensemble: Ensemble
     site: Site
     queue: Queue
-    shares: tuple[tuple[Point, ...], ...]
+    shares: tuple[tuple[ProfileTarget, ...], ...]
     preprocess_cores: tuple[int, ...]
     at_once: int | None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetctl.app.interruptions import Interruption, Interruptions
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
-from hetctl.app.profile.follow import Attending, Observer, leave
+from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.profile.known import current_points
 from hetctl.app.profile.outcome import ProfileOutcome
@@ -17,18 +17,18 @@ from hetctl.model.job import JobSize
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.site import Site
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus
-from hetctl.storage.profile_request import Point
+from hetctl.storage.profile_request import ProfileTarget
 
 
 @dataclass(frozen=True)
-class Spread:
+class ArraySpec:
     """Over how many jobs the points are spread, and how many of these may run at the same time."""
 
     jobs: int = 1
     at_once: int | None = None
 
 
-ONE_JOB = Spread()
+ONE_JOB = ArraySpec()
 
 
 def profile(
@@ -37,9 +37,9 @@ def profile(
     site: Site,
     size: JobSize,
     *,
-    spread: Spread = ONE_JOB,
+    spread: ArraySpec = ONE_JOB,
     force: bool = False,
-    observer: Observer | None = None,
+    observer: ProfileMonitor | None = None,
 ) -> ProfileOutcome:
     """Measure what is missing of FLEET's profile (appendix B.3) and keep it in the catalog.
 
@@ -57,7 +57,11 @@ def profile(
         catalog.save_site(site)
         ingest_all(catalog, project.home.profiles)
         attending = Attending(
-            project.batch_system(site), catalog, interruptions, observer or Observer(), project.home.profiles
+            project.batch_system(site),
+            catalog,
+            interruptions,
+            observer or ProfileMonitor(),
+            project.home.profiles,
         )
         session = _Session(attending, ensemble, site, size, spread, force)
         try:
@@ -77,7 +81,7 @@ class _Session:
         ensemble: Ensemble,
         site: Site,
         size: JobSize,
-        spread: Spread,
+        spread: ArraySpec,
         force: bool,
     ) -> None:
         self._attending = attending
@@ -86,15 +90,15 @@ class _Session:
         self._site = site
         self._size = size
         self._spread = spread
-        self._known = set() if force else {Point(p.member, p.gpus) for p in self._current()}
+        self._known = set() if force else {ProfileTarget(p.member, p.gpus) for p in self._current()}
         self._had = len(self._known)
         self._failures: list[Failure] = []
         self._earlier: list[JobGroup] | None = None
 
-    def missing(self, most_gpus: int) -> list[Point]:
+    def missing(self, most_gpus: int) -> list[ProfileTarget]:
         """Return the points up to a number of GPUs that are neither known nor failed."""
         return self._untried(
-            Point(member.name, gpus)
+            ProfileTarget(member.name, gpus)
             for member in self._ensemble.members
             for gpus in range(1, min(most_gpus, self._size.gpus, member.max_gpus or most_gpus) + 1)
         )
@@ -104,7 +108,7 @@ class _Session:
         single = [point.rate for point in self._current() if point.gpus == 1]
         return largest_profile(single, self._site.gpus_per_node)
 
-    def measure(self, points: Sequence[Point]) -> None:
+    def measure(self, points: Sequence[ProfileTarget]) -> None:
         """Follow jobs under way that measure some of the points, then have new ones measure the rest."""
         if not points:
             return
@@ -127,7 +131,7 @@ class _Session:
             failures=tuple(self._failures),
         )
 
-    def _untried(self, points: Iterable[Point]) -> list[Point]:
+    def _untried(self, points: Iterable[ProfileTarget]) -> list[ProfileTarget]:
         tried = self._known | {failure.point for failure in self._failures}
         return [point for point in points if point not in tried]
 
@@ -140,7 +144,7 @@ class _Session:
             for point in current_points(points, self._ensemble, member.name)
         ]
 
-    def _adopt(self, points: Sequence[Point]) -> None:
+    def _adopt(self, points: Sequence[ProfileTarget]) -> None:
         """Follow the jobs of earlier commands that measure some of the points."""
         if self._earlier is None:
             self._earlier = self._attending.under_way(self._ensemble.name, self._site.name)
@@ -155,12 +159,12 @@ class _Session:
         self._take(adopted, wanted, lost=False)
         self._earlier = [group for group in self._earlier if not shared[group]]
 
-    def _wanted_of(self, group: JobGroup) -> set[Point]:
+    def _wanted_of(self, group: JobGroup) -> set[ProfileTarget]:
         """Return the points of a group whose members are as they are now."""
         found = (wanted_of(wanted, self._ensemble) for _, wanted in measurements_in(group.folders))
         return set().union(*found)
 
-    def _take(self, groups: Sequence[JobGroup], points: Sequence[Point], *, lost: bool) -> None:
+    def _take(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget], *, lost: bool) -> None:
         """Take over what jobs measured that have ended, and what failed there."""
         for folder, measurements in measurements_in(path for group in groups for path in group.folders):
             share = wanted_of(measurements, self._ensemble).intersection(points)
@@ -169,7 +173,7 @@ class _Session:
             left = [point for point in points if point in share - measured]
             self._failures += failures_in(folder, left, lost=lost)
 
-    def _request(self, points: Sequence[Point]) -> MeasureRequest:
+    def _request(self, points: Sequence[ProfileTarget]) -> MeasureRequest:
         return MeasureRequest(
             ensemble=self._ensemble,
             site=self._site,
@@ -187,9 +191,9 @@ class _Session:
         return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
 
 
-def split(points: Sequence[Point], jobs: int) -> list[list[Point]]:
+def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget]]:
     """Split points into at most so many shares of about as many GPUs; the points with most come first."""
-    shares: list[list[Point]] = [[] for _ in range(min(jobs, len(points)))]
+    shares: list[list[ProfileTarget]] = [[] for _ in range(min(jobs, len(points)))]
     for point in sorted(points, key=lambda point: -point.gpus):
         min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
     return shares

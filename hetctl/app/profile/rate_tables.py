@@ -14,7 +14,7 @@ from hetctl.inputs.names import NAME_RULE, SAFE_NAME
 from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 
@@ -96,7 +96,7 @@ def _points(rows: Iterable[RateRow], members: Mapping[str, Member]) -> list[Prof
             fingerprint=members[row.member].fingerprint,
             batch_size=members[row.member].batch_size,
             measured_at=now,
-            machine=Machine(row.gpu_type or IMPORTED, IMPORTED, IMPORTED),
+            machine=Hardware(row.gpu_type or IMPORTED, IMPORTED, IMPORTED),
             samples=row.samples,
         )
         for row in rows

@@ -12,12 +12,12 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import Comparison
 from hetctl.model.site import Cluster
 from hetctl.model.training_progress import Progress
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.workloads import candidates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.forecast import forecast
-from hetctl.scheduling.simulate.scenario import Clock, World
+from hetctl.scheduling.simulate.scenario import JobTiming, Scenario
 
 BASELINE = "independent"
 """A GPU for each member, and the next one as soon as one is done."""
@@ -40,8 +40,8 @@ def comparison_of(
     members = _as_trained(spec, progress)
     if not members:
         return None
-    clock = Clock(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    world = World(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
+    clock = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    world = Scenario(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
     options = options_from(spec.options)
     starting_s = _starting_s(spec, events)
     try:
@@ -57,7 +57,7 @@ def comparison_of(
     )
 
 
-def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Candidate]:
+def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workload]:
     """Return the members as they were in the beginning, with the work and the rates that they had."""
     profiles = {profile.member: profile for profile in spec.profiles}
     restarted = {

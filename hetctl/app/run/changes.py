@@ -23,22 +23,22 @@ MANY = "*"
 """Stands for the members in the name of what has changed of several."""
 
 
-class Rule(NamedTuple):
+class ChangeRule(NamedTuple):
     """Rule for a key: it may change or not, and why."""
 
     may: bool
     why: str
 
 
-def _may(why: str) -> Rule:
-    return Rule(True, why)
+def _may(why: str) -> ChangeRule:
+    return ChangeRule(True, why)
 
 
-def _kept(why: str) -> Rule:
-    return Rule(False, why)
+def _kept(why: str) -> ChangeRule:
+    return ChangeRule(False, why)
 
 
-RUN: Mapping[str, Rule] = {
+RUN: Mapping[str, ChangeRule] = {
     "planner": _kept("a run keeps its planner, which goes by what it has learned in earlier rounds"),
     "sharing": _kept("a run keeps how its members share samples"),
     "gpus": _may("members go on from their checkpoints on any number of GPUs"),
@@ -50,10 +50,10 @@ RUN: Mapping[str, Rule] = {
     "max_rounds": _may("it is granted anew"),
     "gpu_hours": _may("it is granted anew"),
 }
-PLANNER: Mapping[str, Rule] = {
+PLANNER: Mapping[str, ChangeRule] = {
     field.name: _kept("a run keeps the options of its planner") for field in fields(Options)
 }
-SITE: Mapping[str, Rule] = {
+SITE: Mapping[str, ChangeRule] = {
     "name": _kept("a run stays where its members were profiled"),
     "batch_system": _kept("its jobs are known there by their numbers"),
     "launcher": _kept("it starts the ranks whose rates were measured"),
@@ -84,7 +84,7 @@ SITE: Mapping[str, Rule] = {
     "network": _may("each job connects its processes anew"),
     "timeouts": _may("each job starts its ranks anew"),
 }
-ENSEMBLE: Mapping[str, Rule] = {
+ENSEMBLE: Mapping[str, ChangeRule] = {
     "name": _kept("it names the run"),
     "framework": _kept("checkpoints are those of its networks"),
     "functions": _kept("checkpoints are those of their networks"),
@@ -94,7 +94,7 @@ ENSEMBLE: Mapping[str, Rule] = {
     "samples_per_epoch": _may("only predictions depend on it"),
 }
 MEMBERS = _kept("a run keeps its members")
-MEMBER: Mapping[str, Rule] = {
+MEMBER: Mapping[str, ChangeRule] = {
     "name": MEMBERS,
     "config": _kept("its checkpoints are those of such a network"),
     "batch_size": _kept("it has trained with it so far"),
@@ -105,7 +105,7 @@ MEMBER: Mapping[str, Rule] = {
     "layers": _may("only pipelines are planned with them"),
     "validation_batch_size": _may("metrics do not depend on it"),
 }
-STOP: Mapping[str, Rule] = {
+STOP: Mapping[str, ChangeRule] = {
     "metric": _kept("its epochs were judged by it"),
     "mode": _kept("its epochs were judged by it"),
     "min_delta": _kept("its epochs were judged by it"),
@@ -149,7 +149,7 @@ class Difference(NamedTuple):
     what: str
     now: Any
     was: Any
-    rule: Rule
+    rule: ChangeRule
     member: str = ""
     given: bool = False
 
@@ -206,7 +206,9 @@ def _values(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def _compared(rules: Mapping[str, Rule], was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _compared(
+    rules: Mapping[str, ChangeRule], was: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[Difference]:
     return [Difference(key, now[key], was[key], rule) for key, rule in rules.items() if was[key] != now[key]]
 
 

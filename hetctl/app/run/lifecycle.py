@@ -31,7 +31,7 @@ LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
 
 
 @dataclass(frozen=True)
-class Advance:
+class RunTransition:
     """What became of a run.
 
     Parameters
@@ -49,7 +49,7 @@ class Advance:
     changed: tuple[Change, ...] = ()
 
 
-def submit(project: Project, request: SubmitRequest) -> Advance:
+def submit(project: Project, request: SubmitRequest) -> RunTransition:
     """Start a run.
 
     Raises
@@ -73,7 +73,7 @@ def submit(project: Project, request: SubmitRequest) -> Advance:
         return _begin(project, catalog, spec, plan)
 
 
-def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Advance:
+def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
     """Go on with an unfinished run, with what was asked for now as far as it may change.
 
     Raises
@@ -89,7 +89,7 @@ def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Advan
         return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
 
 
-def advance(project: Project, run: str | None, *, after_job: int | None = None) -> Advance:
+def advance(project: Project, run: str | None, *, after_job: int | None = None) -> RunTransition:
     """Collect a run's events and submit its next job, if there is work left and none is under way.
 
     Parameters
@@ -103,19 +103,19 @@ def advance(project: Project, run: str | None, *, after_job: int | None = None) 
         return _advance(project, catalog, record_of(catalog, run), after_job)
 
 
-def chain(project: Project, run: str, behind: int) -> Advance:
+def chain(project: Project, run: str, behind: int) -> RunTransition:
     """Queue the next job behind one that has just started, so that it waits while that one runs."""
     with _writing(project, LOCK_PATIENCE_S) as catalog:
         record = record_of(catalog, run)
         if record.state not in (QUEUED, RUNNING):
-            return Advance(run, record.state, record.reason)
+            return RunTransition(run, record.state, record.reason)
         if settled := _settle(project, catalog, record):
             return settled
         jobs = catalog.jobs(run)
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
-            return Advance(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
+            return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
         if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
-            return Advance(run, record.state, limit)
+            return RunTransition(run, record.state, limit)
         return _submit_next(catalog, project, record.spec, jobs)
 
 
@@ -135,31 +135,31 @@ def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
         yield catalog
 
 
-def cancel(project: Project, run: str | None) -> Advance:
+def cancel(project: Project, run: str | None) -> RunTransition:
     """Cancel a run's jobs; its checkpoints stay, and `submit` goes on from them."""
     with project.writing() as catalog:
         record = record_of(catalog, run)
         spec = record.spec
         batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
         if record.state in (FINISHED, FAILED):
-            return Advance(spec.run, record.state, "there is nothing left to cancel")
+            return RunTransition(spec.run, record.state, "there is nothing left to cancel")
         # First the state: a job that ends now must not submit the next one.
         catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
         _settle(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
-    return Advance(
+    return RunTransition(
         spec.run, CANCELLED, f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
     )
 
 
 def _go_on(
     project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
-) -> Advance:
+) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
     if record.state in (FINISHED, FAILED):
-        return Advance(run, record.state, record.reason)
+        return RunTransition(run, record.state, record.reason)
     if is_done(folder, record.spec):
         catalog.set_run_state(run, QUEUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
@@ -205,7 +205,7 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     catalog.save_spec(spec)
 
 
-def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Advance:
+def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> RunTransition:
     job = new_job(spec, catalog.identity, 0)
     rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
@@ -222,7 +222,7 @@ def _advance(
     after_job: int | None = None,
     *,
     taken_up: bool = False,
-) -> Advance:
+) -> RunTransition:
     spec = record.spec
     if settled := _settle(project, catalog, record):
         return settled
@@ -230,7 +230,7 @@ def _advance(
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
     if record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
-        return Advance(spec.run, record.state, record.reason)
+        return RunTransition(spec.run, record.state, record.reason)
     state, reason = next_state(spec, folder, jobs, taken_up)
     alive = [job for job in jobs if not job.state.over]
     if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
@@ -248,7 +248,7 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
     return all(job.state is JobState.PENDING for job in jobs)
 
 
-def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> Advance:
+def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> RunTransition:
     job = next_job_of(spec, catalog.identity, jobs)
     catalog.save_job(spec.run, job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs[: job.number], job]))
@@ -256,7 +256,7 @@ def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequen
 
 def _settle(
     project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
-) -> Advance | None:
+) -> RunTransition | None:
     """Finish a submission that was cut short; None if there is none, or the run has been ended since.
 
     Parameters
@@ -287,12 +287,12 @@ def _settle(
         return _submit_next(catalog, project, changed, jobs)
 
 
-def _note(catalog: Catalog, run: str, state: str, reason: str) -> Advance:
+def _note(catalog: Catalog, run: str, state: str, reason: str) -> RunTransition:
     catalog.set_run_state(run, state, reason)
-    return Advance(run, state, reason)
+    return RunTransition(run, state, reason)
 
 
-def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> Advance:
+def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> RunTransition:
     reason = f"job {job.batch_id} {what}"
     catalog.set_run_state(spec.run, QUEUED, reason)
-    return Advance(spec.run, QUEUED, reason, job)
+    return RunTransition(spec.run, QUEUED, reason, job)

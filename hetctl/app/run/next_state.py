@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hetctl.app.run.recovery import IDLE_JOBS, idle_jobs, progressed_at, reasons_of_jobs
 from hetctl.model.events import Event
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job
 from hetctl.model.run import RunSpec
 from hetctl.scheduling.budget import exceeded, exceeded_by_jobs
@@ -41,7 +41,7 @@ def next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: 
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
     """Say why another job would fare no better than the last ones; empty if it may."""
-    if reasons_of_jobs(events)[-1:] == [Why.DISK_FULL.value]:
+    if reasons_of_jobs(events)[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space, then `hetctl submit` goes on"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
     if len(idle) < IDLE_JOBS:

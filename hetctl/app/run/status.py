@@ -19,7 +19,7 @@ from hetctl.model.events import Event, in_order
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.storage.gc_pause import without_collections
-from hetctl.storage.heartbeats import read_pulses
+from hetctl.storage.heartbeats import read_heartbeats
 
 BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
 ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
@@ -126,7 +126,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     goes_on = record.state in (QUEUED, RUNNING)
     under_way = goes_on and bool(alive)
     files = [view.folder.job(job.number).pulses for job in alive]
-    pulses = {name: pulse for file in files for name, pulse in read_pulses(file).items()}
+    pulses = {name: pulse for file in files for name, pulse in read_heartbeats(file).items()}
     states = view.states(under_way=under_way)
     chosen = foremost(states, len(states) if most is None else most)
     shown = view.shown(chosen, start, pulses, under_way=under_way)

@@ -21,7 +21,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.recovery import excluded_nodes
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
-from hetctl.cluster.launchers import Step
+from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BatchSystemError
@@ -55,7 +55,7 @@ class Submission:
     path: Path
     script: str
     command: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LaunchSpec, ...]
     packing: tuple[str, ...] = ()
 
 
@@ -133,7 +133,7 @@ def rendered(
 
 def _steps_of(
     spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
-) -> tuple[Step, ...]:
+) -> tuple[LaunchSpec, ...]:
     address, python = script.files.agents.address, spec.site.python or script.python
     placements = {allocation.member: allocation.placement for allocation in allocations}
     return tuple(

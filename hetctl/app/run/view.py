@@ -10,7 +10,7 @@ from itertools import chain
 from hetctl.app.log_tail import tail_of
 from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, StepSpan
@@ -18,7 +18,7 @@ from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.run_state import RunState
-from hetctl.storage.step_fold import Step
+from hetctl.storage.step_fold import StepRecord
 
 TRAINING = "training"
 
@@ -70,7 +70,7 @@ class RunView:
         return {name: _state_of(done, name in training) for name, done in self.progress.items()}
 
     def shown(
-        self, states: Mapping[str, str], start: float, pulses: Mapping[str, Pulse], *, under_way: bool
+        self, states: Mapping[str, str], start: float, pulses: Mapping[str, Heartbeat], *, under_way: bool
     ) -> Shown:
         """Return the lines of members, with their steps by round, and in a round by start.
 
@@ -127,7 +127,7 @@ class RunView:
         heard = (reports[index, source].last_at for source in (name, DRIVER))
         return max(at for at in heard if at is not None)
 
-    def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Pulse | None) -> MemberStatus:
+    def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Heartbeat | None) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held: dict[int, int] = defaultdict(int)
         for step in own:
@@ -151,7 +151,7 @@ class RunView:
 
 
 def step_spans(
-    step: Step, index: int, member: str, start: float, open_until: float | None
+    step: StepRecord, index: int, member: str, start: float, open_until: float | None
 ) -> Iterable[StepSpan]:
     """Return a step's time on each of its nodes.
 

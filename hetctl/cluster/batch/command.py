@@ -80,7 +80,7 @@ def _opened(path: Path | None) -> BinaryIO:
         raise BatchSystemError(f"cannot read {path}: {error}") from None
 
 
-def ask(argv: Sequence[str], passing: Collection[str]) -> Answer:
+def run_with_retry(argv: Sequence[str], passing: Collection[str]) -> Answer:
     """Run a command that may be repeated, again and again with growing pauses while it is of use.
 
     Parameters
@@ -101,15 +101,15 @@ def ask(argv: Sequence[str], passing: Collection[str]) -> Answer:
             if time.monotonic() + pause > limit:
                 raise
         else:
-            hopeful = answer.code != 0 and says(answer, passing)
+            hopeful = answer.code != 0 and matches(answer, passing)
             if not hopeful or time.monotonic() + pause > limit:
                 return answer
         time.sleep(pause)
     return run(argv)
 
 
-def order(argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()) -> str:
-    """Run a command that may be repeated, as `ask` does; return what it printed.
+def check_output(argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()) -> str:
+    """Run a command that may be repeated, as `run_with_retry` does; return what it printed.
 
     Parameters
     ----------
@@ -121,14 +121,14 @@ def order(argv: Sequence[str], passing: Collection[str] = (), harmless: Collecti
     BatchSystemError
         If it fails: the batch system's own words are in the message.
     """
-    answer = ask(argv, passing)
-    if answer.code != 0 and not says(answer, harmless):
-        hint = "try again when the batch system is back" if says(answer, passing) else ""
+    answer = run_with_retry(argv, passing)
+    if answer.code != 0 and not matches(answer, harmless):
+        hint = "try again when the batch system is back" if matches(answer, passing) else ""
         raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}", hint)
     return answer.stdout
 
 
-def help_of(argv: Sequence[str]) -> str:
+def run_best_effort(argv: Sequence[str]) -> str:
     """Run, once, a command that can be done without; return what it printed, nothing if it cannot be run."""
     try:
         return run(argv).stdout
@@ -158,7 +158,7 @@ def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -
     if answer.code == 0:
         return answer.stdout
     message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
-    if answer.code < 0 or says(answer, doubtful):
+    if answer.code < 0 or matches(answer, doubtful):
         raise SubmissionInDoubtError(message, DOUBT)
     raise BatchSystemError(message)
 
@@ -166,6 +166,6 @@ def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -
 DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
 
 
-def says(answer: Answer, parts: Collection[str]) -> bool:
+def matches(answer: Answer, parts: Collection[str]) -> bool:
     """Whether a command complained in any of these words."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)

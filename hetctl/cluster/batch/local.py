@@ -20,7 +20,7 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder, write_private
-from hetctl.storage.processes import Machine
+from hetctl.storage.processes import HostBoot
 
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
 WAITS = "for another job, or for free slots"
@@ -93,7 +93,7 @@ class LocalBatch:
         """Tell the supervisors; they give the scripts 20 s to checkpoint."""
         for job in ids:
             claimed = read_claim(self._folder, job)
-            if claimed and claimed.machine == Machine.this():
+            if claimed and claimed.machine == HostBoot.this():
                 _end(claimed)
 
     def _start_call(self, call: FunctionCall, job: str, argument: str, after: str | None) -> None:
@@ -183,7 +183,7 @@ def status_of(folder: Path, job: str) -> JobStatus:
 
 def _state_alive(claimed: Claim) -> JobStatus:
     """Say where a job stands that has no end yet."""
-    here = Machine.this()
+    here = HostBoot.this()
     if claimed.machine.host != here.host:
         return JobStatus(JobState.UNKNOWN, detail=f"runs on {claimed.machine.host}")
     if claimed.machine != here:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.processes import Machine, Process
+from hetctl.storage.processes import HostBoot, Process
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Claim:
         The job's own first process, which leads its group; None as long as the job is pending.
     """
 
-    machine: Machine
+    machine: HostBoot
     supervisor: Process
     script: Process | None = None
 

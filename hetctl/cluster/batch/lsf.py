@@ -10,10 +10,10 @@ from pathlib import Path
 from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
 from hetctl.cluster.batch.lsf_commands import (
-    DOUBTFUL,
+    AMBIGUOUS,
     NOTHING_FOUND,
     OVER_ALREADY,
-    PASSING,
+    TRANSIENT,
     bhist_command,
     bjobs_command,
     find_command,
@@ -48,7 +48,7 @@ class LsfBatch:
         if not request.script.is_file():  # bsub would take its name for a command
             raise BatchSystemError(f"cannot read {request.script}: no such file")
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(process.submit(request.command, stdin, DOUBTFUL))
+        return parse_job_id(process.submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with hetctl's own executor for submitit; the function starts steps itself.
@@ -69,24 +69,26 @@ class LsfBatch:
             "lsf_setup": list(_setup(site)),
             "lsf_options": [word for line in site.directives for word in shlex.split(line)],
         }
-        return submit_function(call, "lsf", parameters, DOUBTFUL)
+        return submit_function(call, "lsf", parameters, AMBIGUOUS)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
         if not ids:
             return {}
-        found = parse_bjobs(process.order(bjobs_command(ids), PASSING, NOTHING_FOUND))
+        found = parse_bjobs(process.check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
         if missing := [job for job in ids if job not in found]:
-            found |= parse_bhist(process.help_of(bhist_command(missing)))
+            found |= parse_bhist(process.run_best_effort(bhist_command(missing)))
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """Ask bjobs, then bhist for what bjobs no longer knows."""
         if not names:
             return {}
-        found = parse_found(process.order(find_command(names), PASSING, NOTHING_FOUND))
+        found = parse_found(process.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
         if missing := [name for name in names if name not in found]:
-            found |= parse_found_gone(process.order(find_gone_command(missing), PASSING, NOTHING_FOUND))
+            found |= parse_found_gone(
+                process.check_output(find_gone_command(missing), TRANSIENT, NOTHING_FOUND)
+            )
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class LsfBatch:
         """Run bkill."""
         if not ids:
             return
-        answer = process.ask(["bkill", *map(lsf_id, ids)], PASSING)
+        answer = process.run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
         said = f"{answer.stdout}\n{answer.stderr}".splitlines()
         if answer.code != 0 and [line for line in said if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")

@@ -53,7 +53,7 @@ REASONS = {
 }
 """Why a job was ended; any other reason means that it failed by itself."""
 
-PASSING = (
+TRANSIENT = (
     "LSF is down",
     "Cannot connect to LSF",
     "ommunication time out",
@@ -64,7 +64,7 @@ PASSING = (
 )
 """Troubles that pass by themselves."""
 
-DOUBTFUL = ("ommunication time out", "Failed in sending/receiving a message", "not responding")
+AMBIGUOUS = ("ommunication time out", "Failed in sending/receiving a message", "not responding")
 """What bsub says when LSF may have taken the job all the same."""
 
 NOTHING_FOUND = ("is not found", "No matching job found", "No job found", "No unfinished job found")

@@ -22,7 +22,7 @@ class QueueFacts:
 
 
 @dataclass(frozen=True)
-class NodeFacts:
+class NodeClass:
     """Nodes that are alike: how many, and what Slurm gives out of each."""
 
     nodes: int
@@ -68,7 +68,7 @@ def nodes_command(partition: str | None) -> list[str]:
     return ["sinfo", "--noheader", "--exact", *where, "--format=%D|%c|%m|%G"]
 
 
-def parse_nodes_of_partition(text: str) -> tuple[NodeFacts, ...]:
+def parse_nodes_of_partition(text: str) -> tuple[NodeClass, ...]:
     """Read what `nodes_command` prints; lines that are no whole records are passed over."""
     found = []
     for line in text.splitlines():
@@ -76,7 +76,7 @@ def parse_nodes_of_partition(text: str) -> tuple[NodeFacts, ...]:
         numbers = [field.rstrip("+") for field in fields[:3]]
         if len(fields) == 4 and all(number.isdecimal() and len(number) < 12 for number in numbers):
             nodes, cores, memory = map(int, numbers)
-            found.append(NodeFacts(nodes, cores, memory, _gpus(fields[3])))
+            found.append(NodeClass(nodes, cores, memory, _gpus(fields[3])))
     return tuple(found)
 
 

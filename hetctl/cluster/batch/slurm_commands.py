@@ -39,7 +39,7 @@ STATES = {
     "TIMEOUT": JobState.TIMEOUT,
 }
 
-PASSING = (
+TRANSIENT = (
     "Unable to contact slurm controller",
     "Socket timed out",
     "Zero Bytes were transmitted or received",
@@ -52,7 +52,7 @@ PASSING = (
 )
 """Troubles that pass by themselves."""
 
-DOUBTFUL = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
+AMBIGUOUS = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
 """What sbatch says when the controller may have taken the job without being able to tell."""
 
 GONE = ("Invalid job id",)
@@ -69,7 +69,7 @@ MEMORY_DAYS = 30
 
 
 @dataclass(frozen=True)
-class Record:
+class JobRecord:
     """What Slurm says of a job; `nodes` in its own notation, ``n[1-4,7]``."""
 
     status: JobStatus
@@ -82,7 +82,7 @@ def squeue_command(ids: Sequence[str]) -> list[str]:
     return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
 
 
-def parse_squeue(text: str) -> dict[str, Record]:
+def parse_squeue(text: str) -> dict[str, JobRecord]:
     """Read what `squeue_command` prints, by job; lines that are no whole records are passed over."""
     records = {}
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def sacct_command(ids: Sequence[str]) -> list[str]:
     return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", _jobs(ids)]
 
 
-def parse_sacct(text: str) -> dict[str, Record]:
+def parse_sacct(text: str) -> dict[str, JobRecord]:
     """Read what `sacct_command` prints, by job; lines that are no whole records are passed over."""
     records = {}
     for line in text.splitlines():
@@ -161,7 +161,7 @@ def parse_job_id(text: str) -> str:
     return job
 
 
-def record_of(job: str, records: Mapping[str, Record]) -> Record | None:
+def record_of(job: str, records: Mapping[str, JobRecord]) -> JobRecord | None:
     """Look a job up; elements of an array that have not started may be kept together.
 
     They are listed as ``6_[2-5%2]``, and once they are cancelled as ``6``.
@@ -176,7 +176,7 @@ def record_of(job: str, records: Mapping[str, Record]) -> Record | None:
     return None if rest and rest.status.state == JobState.FINISHED else rest
 
 
-def _record(words: str, code: str, reason: str, nodes: str) -> Record:
+def _record(words: str, code: str, reason: str, nodes: str) -> JobRecord:
     state = _state_named(words.split()[0] if words else "")  # sacct adds by whom: "CANCELLED by 1000"
     exit_code = _exit_code(code) if state.over else None
     if state == JobState.FINISHED and exit_code != 0:
@@ -185,7 +185,7 @@ def _record(words: str, code: str, reason: str, nodes: str) -> Record:
         exit_code = None  # Slurm ended it: there is none, or one that Slurm made up
     if state == JobState.CANCELLED:
         reason = ""  # squeue keeps why it had been waiting
-    return Record(JobStatus(state, exit_code, reason or words), nodes)
+    return JobRecord(JobStatus(state, exit_code, reason or words), nodes)
 
 
 def _state_named(word: str) -> JobState:

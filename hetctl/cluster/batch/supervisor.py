@@ -18,7 +18,7 @@ from hetctl.cluster.batch.slots import Slots, lock_folder
 from hetctl.model.job import GIVEN_GPUS, JobState
 from hetctl.model.serialization import encode
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.processes import Machine, Process, die_with_parent
+from hetctl.storage.processes import HostBoot, Process, die_with_parent
 
 CANCEL_GRACE_S = 20.0
 POLL_S = 0.1
@@ -53,7 +53,7 @@ class _Supervisor:
         self._cancelled = False
         # Before anybody can know of us: who cancels the job sends this.
         signal.signal(signal.SIGTERM, self._cancel)
-        self._claim = Claim(Machine.this(), Process.of(os.getpid()))
+        self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
 
     def has_claimed(self) -> bool:
         """Whether the job is ours alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetctl.cluster.launchers.child_process import local
 from hetctl.cluster.launchers.jsrun import jsrun
-from hetctl.cluster.launchers.launch_spec import Launcher, ResourceSet, Step
+from hetctl.cluster.launchers.launch_spec import Launcher, LaunchSpec, ResourceSet
 from hetctl.cluster.launchers.mpirun import mpirun
 from hetctl.cluster.launchers.nodes import node_of_agent, nodes_command, parse_gpus, parse_nodes
 from hetctl.cluster.launchers.srun import srun
@@ -20,7 +20,7 @@ __all__ = [
     "LAUNCHERS",
     "Launcher",
     "ResourceSet",
-    "Step",
+    "LaunchSpec",
     "node_of_agent",
     "nodes_command",
     "parse_gpus",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.launchers.launch_spec import ResourceSet, Step
+from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
@@ -64,7 +64,7 @@ def _of_member(name: str, placement: Iterable[Placement]) -> dict[str, Sets]:
 
 def agents_step(
     site: Site, name: str, sets: Sequence[ResourceSet], address: Path, framework: str | None, python: str
-) -> Step:
+) -> LaunchSpec:
     """Return the step that starts an agent for each resource set.
 
     Parameters

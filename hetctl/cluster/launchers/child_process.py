@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE, ResourceSet, Step, common_environment
+from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE, LaunchSpec, ResourceSet, common_environment
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.site import Site
 
 
-def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent on this machine; it sees the GPUs of its set alone, for others may share the machine.
 
     Raises
@@ -22,7 +22,7 @@ def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str
             f"{len(sets)} nodes; the launcher 'local' has one",
             "Set nodes to 1 in the site file, or choose another launcher.",
         )
-    return Step(name, command, {**common_environment(site), **variables_of(site, sets[0])})
+    return LaunchSpec(name, command, {**common_environment(site), **variables_of(site, sets[0])})
 
 
 def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import ResourceSet, Step, common_environment, share_of
+from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment, share_of
 from hetctl.model.site import MEMBERS, NODES, Site
 
 BIND = {NODES: "none", MEMBERS: "rs"}
 """A member's agent is bound to the cores of its set; in any case an agent binds its ranks itself."""
 
 
-def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``jsrun``.
 
     No flag names the nodes (explicit resource files do, but were broken on Summit): a set of all of a
@@ -27,4 +27,4 @@ def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str
         *("--launch_distribution=packed", f"--bind={BIND[site.launch]}", "--latency_priority=gpu-cpu"),
         *("--exit_on_error=0", *command),
     )
-    return Step(name, argv, common_environment(site))
+    return LaunchSpec(name, argv, common_environment(site))

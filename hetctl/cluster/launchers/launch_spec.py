@@ -28,7 +28,7 @@ class ResourceSet:
 
 
 @dataclass(frozen=True)
-class Step:
+class LaunchSpec:
     """A step of a batch job: one command line, which starts an agent for each of its resource sets.
 
     Parameters
@@ -46,12 +46,12 @@ class Step:
     environment: Mapping[str, str]
 
 
-Launcher = Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], Step]
+Launcher = Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], LaunchSpec]
 """From a step's name, its resource sets, all on different nodes and of equally many GPUs, and an agent's
 command line to the step."""
 
 
-class Share(NamedTuple):
+class NodeShare(NamedTuple):
     """Amount of each node that a step asks for.
 
     Parameters
@@ -65,12 +65,12 @@ class Share(NamedTuple):
     memory_mib: int
 
 
-def share_of(site: Site, sets: Sequence[ResourceSet]) -> Share:
+def share_of(site: Site, sets: Sequence[ResourceSet]) -> NodeShare:
     """Return what a launcher asks for: whole nodes, or what goes with the GPUs of one of the sets."""
     if site.launch == NODES:
-        return Share(site.gpus_per_node, site.cores_per_node, 0)
+        return NodeShare(site.gpus_per_node, site.cores_per_node, 0)
     gpus = len(sets[0].gpus)
-    return Share(
+    return NodeShare(
         gpus, gpus * site.cores_per_gpu, gpus * site.memory_per_node // (site.gpus_per_node * MEBIBYTE)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.cluster.launchers.child_process import variables_of
-from hetctl.cluster.launchers.launch_spec import ResourceSet, Step, common_environment
+from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment
 from hetctl.model.site import Site
 
 BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
@@ -15,7 +15,7 @@ BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
 """How an Open MPI that was not built with LSF reaches other nodes: ``blaunch`` must be used as ssh is."""
 
 
-def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``mpirun``, which confines it by the variable of visible GPUs alone.
 
     A program per set, each through ``env``, which also takes the variables along where ``mpirun`` would
@@ -30,7 +30,7 @@ def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[st
         *first,
         *(word for program in others for word in (":", *program)),
     )
-    return Step(name, argv, {**common_environment(site), **BLAUNCH})
+    return LaunchSpec(name, argv, {**common_environment(site), **BLAUNCH})
 
 
 def _program(site: Site, held: ResourceSet, command: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hetctl.cluster.launchers.launch_spec import Step, common_environment
+from hetctl.cluster.launchers.launch_spec import LaunchSpec, common_environment
 from hetctl.cluster.launchers.mpirun import BINDING, BLAUNCH
 from hetctl.model.site import Site
 
 
-def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
+def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
     """Start them with ``srun`` on cores and memory that the agents hold, too, and without GPUs.
 
     ``--overlap`` lets this step begin although that of the agents holds all of the job.
@@ -21,18 +21,20 @@ def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str
         *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
         *command,
     )
-    return Step(name, argv, common_environment(site))
+    return LaunchSpec(name, argv, common_environment(site))
 
 
-def mpirun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> Step:
+def mpirun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
     """Start them with ``mpirun``, which knows nothing of the ranks."""
     variables = [f"{name}={value}" for name, value in common_environment(site).items()]
     programs = [("-np", "1", "--host", f"{node}:1", "env", *variables, *command) for node in nodes]
     others = (word for program in programs[1:] for word in (":", *program))
-    return Step(name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH})
+    return LaunchSpec(
+        name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH}
+    )
 
 
-LEADERS: dict[str, Callable[[Site, str, Sequence[str], tuple[str, ...]], Step]] = {
+LEADERS: dict[str, Callable[[Site, str, Sequence[str], tuple[str, ...]], LaunchSpec]] = {
     "srun": srun_leaders,
     "mpirun": mpirun_leaders,
 }

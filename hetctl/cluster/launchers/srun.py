@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import ResourceSet, Step, common_environment, share_of
+from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment, share_of
 from hetctl.model.site import MEMBERS, NODES, Site
 
 BY_LAUNCH = {
@@ -14,7 +14,7 @@ BY_LAUNCH = {
 """A step of all nodes goes on when a node or an agent is lost; a member's ends, and frees its GPUs."""
 
 
-def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> Step:
+def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``srun``; it holds the set's GPUs, cores and memory.
 
     One step, since on Slingshot each has a network identifier (VNI) of its own, and since a step's control
@@ -34,4 +34,4 @@ def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str,
         *((f"--mpi={site.mpi}",) if site.mpi else ()),
         *command,
     )
-    return Step(name, argv, common_environment(site))
+    return LaunchSpec(name, argv, common_environment(site))

@@ -11,7 +11,7 @@ from hetctl.model.errors import BadInputError
 
 
 @dataclass(frozen=True)
-class Rule:
+class QuotingRule:
     """Where a value may stand: what it must match, how to say so, and how it is quoted there."""
 
     place: str
@@ -41,15 +41,15 @@ PRINTABLE = r"[^\x00-\x1f\x7f]*"
 # sbatch knows both kinds of quotes, but takes a backslash for an escape even within single ones (tried
 # on 22.05). How bsub parses quotes is not documented, so its values must do without.
 FILTERS: dict[str, Callable[[object], str]] = {
-    "shell": Rule("the script", re.compile(PRINTABLE), "no control characters"),
-    "variable": Rule(
+    "shell": QuotingRule("the script", re.compile(PRINTABLE), "no control characters"),
+    "variable": QuotingRule(
         "the environment", re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "the form of a variable's name"
     ),
-    "line": Rule("a directive", re.compile(PRINTABLE), "no control characters", str),
-    "sbatch": Rule(
+    "line": QuotingRule("a directive", re.compile(PRINTABLE), "no control characters", str),
+    "sbatch": QuotingRule(
         "a line #SBATCH", re.compile(r"[^\x00-\x1f\x7f\\]+"), "neither backslashes nor control characters"
     ),
-    "bsub": Rule(
+    "bsub": QuotingRule(
         "a line #BSUB",
         re.compile(r"[\w./:,+=@][\w./:,+=@-]*", re.ASCII),
         "letters, digits and ._/:,+=@- only",

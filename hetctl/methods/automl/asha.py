@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.procedure import Method, NewTrial
 from hetctl.methods.automl.rules import at_least
-from hetctl.methods.automl.trial_history import History, Trial
+from hetctl.methods.automl.trial_history import Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 
 
@@ -58,14 +58,14 @@ class Asha(Method):
             rungs.append(rungs[-1] * self.eta)
         return tuple(rungs)
 
-    def next_trial(self, history: History) -> Trial | Fresh | None:
+    def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Answer as ``get_job`` of Algorithm 2."""
         promoted = self._promoted(history)
         if promoted is None and len(history.trials) < self.trials:
-            return Fresh(self.epochs[0])
+            return NewTrial(self.epochs[0])
         return promoted
 
-    def _promoted(self, history: History) -> Trial | None:
+    def _promoted(self, history: TrialHistory) -> Trial | None:
         """Return the best trial of the highest rung that has one to promote."""
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())

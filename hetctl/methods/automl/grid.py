@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetctl.methods.automl.space import Choice, Space, Value
-from hetctl.methods.automl.trial_history import Config, History
+from hetctl.methods.automl.space import Categorical, Space, Value
+from hetctl.methods.automl.trial_history import Config, TrialHistory
 from hetctl.model.errors import BadInputError
 
 
@@ -19,7 +19,7 @@ class GridSource:
 
     def __post_init__(self) -> None:
         for name, parameter in self.space.items():
-            if not isinstance(parameter, Choice):
+            if not isinstance(parameter, Categorical):
                 raise BadInputError(f"{name} is a range, but a grid needs its values listed")
 
     @property
@@ -35,9 +35,9 @@ class GridSource:
             values_at[name] = values[at]
         return dict(reversed(values_at.items()))
 
-    def follow(self, _history: History) -> Callable[[int], Config]:
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
         """Return `config`: nothing is learned."""
         return self.config
 
     def _values(self) -> dict[str, tuple[Value, ...]]:
-        return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Choice)}
+        return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Categorical)}

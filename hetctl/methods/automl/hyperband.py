@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.procedure import Method, NewTrial
 from hetctl.methods.automl.rules import at_least
-from hetctl.methods.automl.trial_history import History, Trial
+from hetctl.methods.automl.trial_history import Trial, TrialHistory
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Hyperband(Method):
             first += trials
         return tuple(brackets)
 
-    def next_trial(self, history: History) -> Trial | Fresh | None:
+    def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Ask for what the first bracket that does not wait for reports needs next."""
         for bracket in self.brackets():
             if len(history.trials) < bracket.numbers.stop:
-                return Fresh(bracket.epochs[0])
+                return NewTrial(bracket.epochs[0])
             promoted = self._promoted(bracket, history)
             if promoted is not None:
                 return promoted
         return None
 
-    def _promoted(self, bracket: Bracket, history: History) -> Trial | None:
+    def _promoted(self, bracket: Bracket, history: TrialHistory) -> Trial | None:
         """Return a trial that goes on to the next rung, whose rung is all reported."""
         members = list(bracket.numbers)
         for rung, (epochs, more) in enumerate(pairwise(bracket.epochs), start=1):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetctl.methods.automl.procedure import Fresh, Method
+from hetctl.methods.automl.procedure import Method, NewTrial
 from hetctl.methods.automl.rules import at_least
-from hetctl.methods.automl.trial_history import History
+from hetctl.methods.automl.trial_history import TrialHistory
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class OneShot(Method):
         """How many configurations it takes from the source."""
         return self.trials
 
-    def next_trial(self, history: History) -> Fresh | None:
+    def next_trial(self, history: TrialHistory) -> NewTrial | None:
         """Ask for the next configuration, whatever came of the others."""
-        return Fresh(self.epochs) if len(history.trials) < self.trials else None
+        return NewTrial(self.epochs) if len(history.trials) < self.trials else None

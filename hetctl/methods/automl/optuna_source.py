@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.methods.automl.space import Choice, Parameter, Space
-from hetctl.methods.automl.trial_history import Config, History, Report, Trial
+from hetctl.methods.automl.space import Categorical, Parameter, Space
+from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 
 
@@ -58,7 +58,7 @@ class OptunaSource:
                 hint="for example TPESampler, GPSampler or CmaEsSampler",
             ) from None
 
-    def follow(self, history: History) -> Callable[[int], Config]:
+    def follow(self, history: TrialHistory) -> Callable[[int], Config]:
         """Return what draws from a study that learns from the history."""
         return _Study(self, history).config
 
@@ -66,7 +66,7 @@ class OptunaSource:
 class _Study:
     """An Optuna study that is as far as the history."""
 
-    def __init__(self, source: OptunaSource, history: History) -> None:
+    def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -112,7 +112,7 @@ class _Study:
 def _distribution(parameter: Parameter) -> Any:
     from optuna import distributions
 
-    if isinstance(parameter, Choice):
+    if isinstance(parameter, Categorical):
         return distributions.CategoricalDistribution(parameter.values)
     if parameter.whole:
         return distributions.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetctl.methods.automl.procedure import Fresh, Method, Source
+from hetctl.methods.automl.procedure import Method, NewTrial, TrialSource
 from hetctl.methods.automl.rules import at_least
 from hetctl.methods.automl.space import draws
-from hetctl.methods.automl.trial_history import History, Parent, Trial
+from hetctl.methods.automl.trial_history import Parent, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 
 
@@ -80,7 +80,7 @@ class Pbt(Method):
         """How many configurations it takes from the source."""
         return self.population
 
-    def check(self, source: Source) -> None:
+    def check(self, source: TrialSource) -> None:
         """Raise BadInputError if a parameter that mutates is not a number of the space."""
         super().check(source)
         for name in self.mutations:
@@ -88,7 +88,7 @@ class Pbt(Method):
             if parameter is None or not parameter.is_number:
                 raise BadInputError(f"{name} cannot mutate: it is not a number of the space")
 
-    def next_trial(self, history: History) -> Trial | Fresh | None:
+    def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Ask for the next trial of the iteration that is under way."""
         for iteration in range(1, self.iterations + 1):
             asked = history.rung(iteration * self.epochs)
@@ -98,11 +98,11 @@ class Pbt(Method):
                 return None
         return None
 
-    def _member(self, history: History, iteration: int, place: int) -> Trial | Fresh | None:
+    def _member(self, history: TrialHistory, iteration: int, place: int) -> Trial | NewTrial | None:
         """Return a trial of an iteration: first those of the better half, then their mutants."""
         epochs = iteration * self.epochs
         if iteration == 1:
-            return Fresh(epochs)
+            return NewTrial(epochs)
         before = epochs - self.epochs
         better = history.ranked(before)[: self.population - self.population // 2]
         if not better:

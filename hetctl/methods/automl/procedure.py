@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetctl.methods.automl.space import Space
-from hetctl.methods.automl.trial_history import Config, Event, History, Report, Trial
+from hetctl.methods.automl.trial_history import Config, Event, Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewTrial:
     """The wish for a new configuration from the source, trained for so many epochs."""
 
     epochs: int
 
 
-class Source(Protocol):
+class TrialSource(Protocol):
     """Where new configurations come from; every source is a frozen dataclass of its settings."""
 
     @property
@@ -31,7 +31,7 @@ class Source(Protocol):
     def size(self) -> int | None:
         """How many configurations there are; None if there is no end."""
 
-    def follow(self, history: History) -> Callable[[int], Config]:
+    def follow(self, history: TrialHistory) -> Callable[[int], Config]:
         """Return what gives a new trial's configuration by its number.
 
         It may learn from the history, which grows, and depends on nothing else.
@@ -47,10 +47,10 @@ class Method(ABC):
         """How many configurations it takes from the source."""
 
     @abstractmethod
-    def next_trial(self, history: History) -> Trial | Fresh | None:
+    def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return what should train next, from the history alone; None: nothing before more is reported."""
 
-    def check(self, source: Source) -> None:
+    def check(self, source: TrialSource) -> None:
         """Raise BadInputError if the source has not what this method needs."""
         if source.size is not None and source.size < self.fresh:
             raise BadInputError(
@@ -85,10 +85,10 @@ class Procedure:
         If the source has not what the method needs, or the state is of another search.
     """
 
-    def __init__(self, method: Method, source: Source, state: Any = None) -> None:
+    def __init__(self, method: Method, source: TrialSource, state: Any = None) -> None:
         method.check(source)
         self._method, self._source = method, source
-        self.history = History() if state is None else self._restored(state)
+        self.history = TrialHistory() if state is None else self._restored(state)
         self._config = source.follow(self.history)
 
     @property
@@ -131,16 +131,16 @@ class Procedure:
         """
         return self.history.tell(report)
 
-    def _trial(self, wish: Trial | Fresh) -> Trial:
+    def _trial(self, wish: Trial | NewTrial) -> Trial:
         if isinstance(wish, Trial):
             return wish
         number = len(self.history.trials)
         return Trial(number, self._config(number), wish.epochs)
 
-    def _restored(self, data: Any) -> History:
+    def _restored(self, data: Any) -> TrialHistory:
         try:
             state = decode(State, data)
-            history = History(state.events)
+            history = TrialHistory(state.events)
         except (ValueError, IndexError) as error:
             raise BadInputError(f"the state of the search cannot be read: {error}") from None
         for part, saved in ((self._method, state.method), (self._source, state.source)):
@@ -152,5 +152,5 @@ class Procedure:
         return history
 
 
-def _settings(part: Method | Source) -> Any:
+def _settings(part: Method | TrialSource) -> Any:
     return {"name": type(part).__name__, **encode(part)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetctl.methods.automl.space import Space, draws
-from hetctl.methods.automl.trial_history import Config, History
+from hetctl.methods.automl.trial_history import Config, TrialHistory
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,6 @@ class RandomSource:
         draw = draws(self.seed, number)
         return {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
 
-    def follow(self, _history: History) -> Callable[[int], Config]:
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
         """Return `config`: nothing is learned."""
         return self.config

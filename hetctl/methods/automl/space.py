@@ -13,7 +13,7 @@ Value = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
-class Choice:
+class Categorical:
     """One of the values, all equally likely."""
 
     values: tuple[Value, ...]
@@ -33,7 +33,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """Any number from `low` to `high`, both included.
 
     Parameters
@@ -81,7 +81,7 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-Parameter = Choice | Range
+Parameter = Categorical | NumberRange
 Space = Mapping[str, Parameter]
 
 

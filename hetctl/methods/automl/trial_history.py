@@ -61,7 +61,7 @@ class Report:
 Event = Trial | Report
 
 
-class History:
+class TrialHistory:
     """The trials asked for and the reports that counted, in the order in which they came.
 
     Attributes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetctl.methods.balance.batch_partition import Lines, whole_batches
-from hetctl.methods.balance.manager import Observation, Warned, checked_limits
+from hetctl.methods.balance.manager import Observation, StragglerWarning, checked_limits
 from hetctl.methods.balance.predictors.base import Predictor
 
 
@@ -33,7 +33,7 @@ class CpuManager:
         self._limits = checked_limits(batches, caps)
         self._predictor = predictor
         self.batches = tuple(batches)
-        self.warnings: tuple[Warned, ...] = ()
+        self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Predict the speeds; round the shares so that the slowest worker is as fast as can be."""

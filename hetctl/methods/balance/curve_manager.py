@@ -9,8 +9,8 @@ import numpy as np
 
 from hetctl.methods.balance.batch_partition import Numbers, whole_batches
 from hetctl.methods.balance.drift import ChangeDetector, Noise
-from hetctl.methods.balance.manager import FULL_MEMORY, Observation, Warned, checked_limits
-from hetctl.methods.balance.step_time_fit import Fit, History, fit_lines
+from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
+from hetctl.methods.balance.step_time_fit import Fit, StepTimeHistory, fit_lines
 
 LAUNCH_SHARE = 0.3
 """Of the first iteration: what launching is taken for until the curve tells."""
@@ -50,12 +50,12 @@ class CurveManager:
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
         self._limits = checked_limits(batches, caps)
-        self._history = History(len(batches))
+        self._history = StepTimeHistory(len(batches))
         self._noise = Noise(len(batches))
         self._changes = ChangeDetector(len(batches))
         self._launch: Numbers = np.zeros(len(batches))
         self.batches = tuple(batches)
-        self.warnings: tuple[Warned, ...] = ()
+        self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Learn from the last iteration; change the batches if that is worth it."""
@@ -116,6 +116,8 @@ class CurveManager:
         slowest = int(present.seconds.argmax())
         others = np.delete(present.seconds, slowest)
         late = others.size and others.max() * (1 + LEAST_GAIN) < present.seconds[slowest]
-        warning = Warned(slowest, "is the slowest with a single sample: training is faster without it")
+        warning = StragglerWarning(
+            slowest, "is the slowest with a single sample: training is faster without it"
+        )
         if self.batches[slowest] == 1 and late and warning not in self.warnings:
             self.warnings += (warning,)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.manager import FULL_MEMORY, Observation, Warned, checked_limits
+from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
 
 FAST_STEP, FAST_WINDOW = 5, 5
 """Delta in samples and D in iterations while the balance is approached."""
@@ -37,7 +37,7 @@ class GpuManager:
         self._recent: list[NDArray[np.float64]] = []
         self._ever_slower = np.zeros((len(batches), len(batches)), dtype=bool)
         self.batches = tuple(batches)
-        self.warnings: tuple[Warned, ...] = ()
+        self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Move one step's samples, if the leader was faster all through the window."""
@@ -75,6 +75,6 @@ class GpuManager:
     def _warn(self, straggler: int) -> None:
         samples = self.batches[straggler]
         what = f"is the slowest with {samples} samples and cannot give away {self._step}"
-        warning = Warned(straggler, f"{what}: training is faster without it")
+        warning = StragglerWarning(straggler, f"{what}: training is faster without it")
         if warning not in self.warnings:
             self.warnings += (warning,)

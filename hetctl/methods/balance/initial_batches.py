@@ -9,11 +9,11 @@ import numpy as np
 
 from hetctl.methods.balance.batch_partition import Lines, whole_batches
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
 
 def with_batches(
-    given: Allocation, candidate: Candidate, batch_size: int, gpu_types: Mapping[str, str]
+    given: Allocation, candidate: Workload, batch_size: int, gpu_types: Mapping[str, str]
 ) -> Allocation:
     """Return an allocation with the samples of each of its GPUs, if they are of several types.
 

@@ -52,7 +52,7 @@ class Observation:
             raise BadInputError(f"memory is {self.memory}, but must be the share in use, from 0 up")
 
 
-class Warned(NamedTuple):
+class StragglerWarning(NamedTuple):
     """What a person should know of a worker, by its number: a sentence that lacks its subject."""
 
     worker: int
@@ -71,7 +71,7 @@ class BatchSizeManager(Protocol):
         """The batch of each worker in the next iteration."""
 
     @property
-    def warnings(self) -> tuple[Warned, ...]:
+    def warnings(self) -> tuple[StragglerWarning, ...]:
         """What a person should know, each once, in the order in which it came up."""
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:

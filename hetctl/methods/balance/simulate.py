@@ -52,7 +52,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Phase:
+class ConditionSpan:
     """The iterations under one set of conditions beside their limit, all without jitter.
 
     Parameters
@@ -112,7 +112,7 @@ def iterate(
         manager.update([_seen(*worker) for worker in zip(curves, batches, taken_s, strict=True)])
 
 
-def phases(iterations: Sequence[Iteration], conditions: Sequence[Conditions]) -> tuple[Phase, ...]:
+def phases(iterations: Sequence[Iteration], conditions: Sequence[Conditions]) -> tuple[ConditionSpan, ...]:
     """Hold what iterations took under each set of conditions against the limit."""
     ends = [*(later.first for later in conditions[1:]), len(iterations)]
     return tuple(_phase(iterations[one.first : end], one) for one, end in zip(conditions, ends, strict=True))
@@ -123,7 +123,7 @@ def _seen(curve: TimeCurve, batch: int, seconds: float) -> Observation:
     return Observation(batch, seconds, memory=FULL_MEMORY * batch / curve.cap if curve.cap else 0.0)
 
 
-def _phase(iterations: Sequence[Iteration], conditions: Conditions) -> Phase:
+def _phase(iterations: Sequence[Iteration], conditions: Conditions) -> ConditionSpan:
     curves, total = conditions.curves, sum(iterations[0].batches)
     t_star_s, best = balance_time(curves, total), balanced(curves, total)
     steady = [one.expected_s for one in iterations[-max(1, int(STEADY * len(iterations))) :]]
@@ -131,7 +131,7 @@ def _phase(iterations: Sequence[Iteration], conditions: Conditions) -> Phase:
     reached = (
         i for i, one in enumerate(iterations, conditions.first) if one.expected_s <= REACHED * t_star_s
     )
-    return Phase(
+    return ConditionSpan(
         first=conditions.first,
         last=conditions.first + len(iterations) - 1,
         t_star_s=t_star_s,

@@ -24,7 +24,7 @@ LEAST_RISE = 0.05
 1, as launching takes time."""
 
 
-class History:
+class StepTimeHistory:
     """Points of all workers' time curves, arrays of shape (workers, POINTS), the latest last.
 
     Parameters
@@ -81,7 +81,7 @@ class Fit:
     error: Numbers
 
 
-def fit_lines(history: History, near: Numbers, noise: Numbers, launch: Numbers) -> Fit:
+def fit_lines(history: StepTimeHistory, near: Numbers, noise: Numbers, launch: Numbers) -> Fit:
     """Fit a line by worker; points with batches far from `near` count less, as curves are bent.
 
     Least squares of relative errors, with one point more: `launch` at batch 0, known to

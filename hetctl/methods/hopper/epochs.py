@@ -8,7 +8,7 @@ import numpy as np
 
 from hetctl.methods.hopper.reschedule import Rescheduler
 from hetctl.methods.hopper.search_options import SearchOptions
-from hetctl.methods.hopper.simulate import Course, HopClock, Outage
+from hetctl.methods.hopper.simulate import HopClock, HopTrace, Outage
 from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.visits import Visit
@@ -22,7 +22,7 @@ def simulate_hops(
     epochs: int | Mapping[str, int] = 1,
     outages: Iterable[Outage] = (),
     reschedule: SearchOptions | None = None,
-) -> Course:
+) -> HopTrace:
     """Run a hopper until every configuration has visited every partition in each of its epochs.
 
     An epoch of a configuration begins when its last one has ended, whatever the others do (CEREBRO,

@@ -12,7 +12,7 @@ from hetctl.model.plan import HOPPER
 
 
 @dataclass(frozen=True)
-class PricedWay:
+class ModeCost:
     """A way to train, as the hopper sees it: its groups are the workers.
 
     Parameters
@@ -36,7 +36,7 @@ def price(
     ways: Iterable[str],
     efficiency: Efficiency,
     schedule: Callable[[UnitTimes], Schedule],
-) -> list[PricedWay]:
+) -> list[ModeCost]:
     """Return the ways from the quickest to the slowest; of equal ones the first one given comes first.
 
     Parameters
@@ -55,5 +55,5 @@ def price(
     for way in ways:
         parts = groups(way, units)
         times = units if way == HOPPER else grouped(units, parts, efficiency)
-        priced.append(PricedWay(way, parts, times, schedule(times)))
+        priced.append(ModeCost(way, parts, times, schedule(times)))
     return sorted(priced, key=lambda one: one.schedule.makespan_s)

@@ -15,7 +15,7 @@ from hetctl.methods.hopper.visits import Visit
 from hetctl.model.errors import InfeasibleError
 
 
-class Event(IntEnum):
+class HopEvent(IntEnum):
     """What may happen; of those at the same time the first one here comes first."""
 
     UNIT_ENDS = 0
@@ -33,7 +33,7 @@ class Outage:
 
 
 @dataclass(frozen=True)
-class Stay:
+class VisitRecord:
     """A visit as it went.
 
     Parameters
@@ -49,10 +49,10 @@ class Stay:
 
 
 @dataclass(frozen=True)
-class Course:
+class HopTrace:
     """What came of it: every stay in the order of the starts, and the log that a replay needs."""
 
-    stays: tuple[Stay, ...]
+    stays: tuple[VisitRecord, ...]
     log: tuple[Visit, ...]
 
     @property
@@ -88,19 +88,19 @@ class HopClock:
     ) -> None:
         self._hopper, self._homes = hopper, homes
         self._seconds, self._epoch_ends = seconds, epoch_ends
-        self._events: list[tuple[float, Event, int, Any]] = []
+        self._events: list[tuple[float, HopEvent, int, Any]] = []
         self._order = itertools.count()
         self._now_s = 0.0
         self._since: dict[str, float] = {}
-        self._stays: list[Stay] = []
+        self._stays: list[VisitRecord] = []
         for worker, partitions in homes.items():
             hopper.worker_joins(worker, partitions)
         for outage in _merged(outages):
-            self._expect(outage.start_s, Event.WORKER_FAILS, outage.worker)
+            self._expect(outage.start_s, HopEvent.WORKER_FAILS, outage.worker)
             if math.isfinite(outage.end_s):
-                self._expect(outage.end_s, Event.WORKER_JOINS, outage.worker)
+                self._expect(outage.end_s, HopEvent.WORKER_JOINS, outage.worker)
 
-    def run(self) -> Course:
+    def run(self) -> HopTrace:
         """Let everything happen that happens at a time, then start what can start, until all is done.
 
         Raises
@@ -115,7 +115,7 @@ class HopClock:
             for visit in self._hopper.dispatch(self._now_s):
                 self._since[visit.worker] = self._now_s
                 length_s = self._seconds(visit.config, visit.partition, visit.worker)
-                self._expect(self._now_s + length_s, Event.UNIT_ENDS, visit)
+                self._expect(self._now_s + length_s, HopEvent.UNIT_ENDS, visit)
             if self._hopper.is_over or not self._events:
                 break
             self._now_s = self._events[0][0]
@@ -125,31 +125,31 @@ class HopClock:
                 " to visit",
                 "let a worker return, or put the partition on several",
             )
-        return Course(tuple(sorted(self._stays, key=lambda stay: stay.visit.number)), self._hopper.log)
+        return HopTrace(tuple(sorted(self._stays, key=lambda stay: stay.visit.number)), self._hopper.log)
 
-    def _expect(self, at_s: float, event: Event, what: Any) -> None:
+    def _expect(self, at_s: float, event: HopEvent, what: Any) -> None:
         heapq.heappush(self._events, (at_s, event, next(self._order), what))
 
     def _ends(self, visit: Visit) -> None:
         if not self._hopper.unit_done(visit):
             return
-        self._stays.append(Stay(visit, self._since[visit.worker], self._now_s))
+        self._stays.append(VisitRecord(visit, self._since[visit.worker], self._now_s))
         if self._hopper.has_finished(visit.config):
             self._epoch_ends(visit.config, visit.epoch)
 
     def _fails(self, worker: str) -> None:
         lost = self._hopper.worker_fails(worker)
         if lost:
-            self._stays.append(Stay(lost, self._since[worker], self._now_s, lost=True))
+            self._stays.append(VisitRecord(lost, self._since[worker], self._now_s, lost=True))
 
     def _joins(self, worker: str) -> None:
         self._hopper.worker_joins(worker, self._homes[worker])
 
 
-_HAPPENS: dict[Event, Callable[[HopClock, Any], None]] = {
-    Event.UNIT_ENDS: HopClock._ends,
-    Event.WORKER_FAILS: HopClock._fails,
-    Event.WORKER_JOINS: HopClock._joins,
+_HAPPENS: dict[HopEvent, Callable[[HopClock, Any], None]] = {
+    HopEvent.UNIT_ENDS: HopClock._ends,
+    HopEvent.WORKER_FAILS: HopClock._fails,
+    HopEvent.WORKER_JOINS: HopClock._joins,
 }
 
 

@@ -16,12 +16,12 @@ from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
 from hetctl.methods.pipeline.throughput import (
     SAME,
-    Sending,
+    WaveSync,
     common_period_s,
-    enough,
     least_period_s,
+    min_depth,
     period_s,
-    plenty,
+    sufficient_depth,
 )
 from hetctl.methods.pipeline.virtual_workers import Grouping
 
@@ -34,18 +34,18 @@ ROUGHLY = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class Evaluated:
     """A grouping of GPUs, and the virtual workers that they make.
 
     Parameters
     ----------
-    sending : Sending or None
+    sending : WaveSync or None
         None where waves are taken to be sent at once.
     """
 
     grouping: Grouping
     virtual_workers: tuple[VirtualWorker, ...]
-    sending: Sending | None = None
+    sending: WaveSync | None = None
 
     @property
     def in_flight(self) -> int:
@@ -99,7 +99,7 @@ class Assembly:
         """Return the seconds of the slowest stage of a group's best partition, as a function."""
         return self._partitioner(in_flight).bottleneck_s
 
-    def found(self, grouping: Grouping, in_flight: int) -> Found:
+    def found(self, grouping: Grouping, in_flight: int) -> Evaluated:
         """Return the best partitions for so many minibatches in flight.
 
         Raises
@@ -110,21 +110,21 @@ class Assembly:
         number = min(in_flight, most_in_flight(max(map(len, grouping))))
         return self._of_cuts(grouping, [self._partition(group, number) for group in grouping], in_flight)
 
-    def settled(self, found: Found) -> Found:
+    def settled(self, found: Evaluated) -> Evaluated:
         """Return the same partitions with the fewest minibatches in flight that are enough for them.
 
         With waves, as far as there is memory, they may be more: so waves are longer, and fewer are sent.
         """
         if self._waves is not None:
             return self._settled_with_waves(found)
-        needed = max(enough(passes, found.period_s) for passes in found.passes)
+        needed = max(min_depth(passes, found.period_s) for passes in found.passes)
         leaner = self._with(found, min(needed, found.in_flight))
         return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
 
-    def _settled_with_waves(self, found: Found) -> Found:
+    def _settled_with_waves(self, found: Evaluated) -> Evaluated:
         """Look for the number by halves; first come, first served may go better with fewer than with more."""
         deepest = self._deepest(found)
-        needed = max(plenty(passes, found.sending) for passes in found.passes)
+        needed = max(sufficient_depth(passes, found.sending) for passes in found.passes)
         top = self._with(found, min(deepest, max(found.in_flight, needed)))
         if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
             top = max(top, self._with(found, deepest), key=lambda one: one.throughput)
@@ -137,13 +137,13 @@ class Assembly:
                 low = trial.in_flight + 1
         return top
 
-    def _with(self, found: Found, in_flight: int) -> Found:
+    def _with(self, found: Evaluated, in_flight: int) -> Evaluated:
         """Return the same partitions with so many minibatches in flight."""
         if in_flight == found.in_flight:
             return found
         return self._of_cuts(found.grouping, _cuts_of(found), in_flight)
 
-    def _deepest(self, found: Found) -> int:
+    def _deepest(self, found: Evaluated) -> int:
         """Return the most minibatches in flight that there is memory for."""
         cuts = _cuts_of(found)
         stages = max(map(len, cuts))
@@ -153,12 +153,12 @@ class Assembly:
                 return number - 1
         return max(found.in_flight, DEPTHS * stages)
 
-    def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Found:
+    def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Evaluated:
         workers = self._workers(cuts, in_flight)
         if self._waves is None:
-            return Found(grouping, workers)
+            return Evaluated(grouping, workers)
         sync_s = synchronisation_s(workers, self._layers, self._cluster, self._waves.placement)
-        return Found(grouping, workers, Sending(sync_s, self._waves.distance))
+        return Evaluated(grouping, workers, WaveSync(sync_s, self._waves.distance))
 
     def _workers(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> tuple[VirtualWorker, ...]:
         layers, cluster, costs = self._layers, self._cluster, self._costs
@@ -176,5 +176,5 @@ class Assembly:
         return self._partitioners[in_flight]
 
 
-def _cuts_of(found: Found) -> list[list[Cut]]:
+def _cuts_of(found: Evaluated) -> list[list[Cut]]:
     return [[Cut(s.first, s.last, (s.node, s.gpu)) for s in w.stages] for w in found.virtual_workers]

@@ -20,7 +20,7 @@ Used = tuple[int, ...]
 """GPUs of each size."""
 
 
-class Part(NamedTuple):
+class LayerSpan(NamedTuple):
     """Layers from `first` to `last` on a GPU of so many bytes."""
 
     first: int
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 def parts_that_fit(
     stage_bytes: Callable[[int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
-) -> list[Part]:
+) -> list[LayerSpan]:
     """Return stages that fit, first layers first; none if there are none.
 
     From the last layer back, for each choice of GPUs used so far (only their sizes matter) the stages
@@ -85,10 +85,10 @@ def _less(used: Used, at: int) -> Used:
     return (*used[:at], used[at] - 1, *used[at + 1 :])
 
 
-def _parts(reached: Mapping[Used, tuple[int, int]], used: Used, sizes: Sequence[int]) -> list[Part]:
+def _parts(reached: Mapping[Used, tuple[int, int]], used: Used, sizes: Sequence[int]) -> list[LayerSpan]:
     parts = []
     while any(used):
         first, at = reached[used]
         used = _less(used, at)
-        parts.append(Part(first, reached[used][0] - 1, sizes[at]))
+        parts.append(LayerSpan(first, reached[used][0] - 1, sizes[at]))
     return parts

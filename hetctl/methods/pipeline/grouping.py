@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
-from hetctl.methods.pipeline.virtual_workers import Grouping, dealt
+from hetctl.methods.pipeline.virtual_workers import Grouping, distribute
 
 MOST_SETS = 10_000
 """Sets of GPUs in what is searched exactly."""
@@ -57,10 +57,10 @@ def all_cells(cluster: PipelineCluster, most_sets: int) -> list[Grouping]:
         make = tuple(sorted(types))
         alike[make] = (*alike.get(make, ()), *cluster.on(node))
     copies = math.gcd(*(len(gpus) // len(make) for make, gpus in alike.items()))
-    shares = [dealt(alike.values(), share) for share in _divisors(copies)]
+    shares = [distribute(alike.values(), share) for share in _divisors(copies)]
     kinds = [cluster.kinds(cell) for cell in shares[0]]
     parts = [
-        tuple(part for of_cell in kinds for part in dealt(of_cell, share))
+        tuple(part for of_cell in kinds for part in distribute(of_cell, share))
         for share in _divisors(math.gcd(*map(len, kinds[0])))[:-1]
     ]
     return [cells for cells in (*parts, *shares) if _sets(cluster, cells[0]) <= most_sets]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
-from hetctl.methods.pipeline.virtual_workers import Grouping, dealt
+from hetctl.methods.pipeline.virtual_workers import Grouping, distribute
 
 MOST_SETS = 400
 """Sets of GPUs within a virtual worker that is tried."""
@@ -86,7 +86,7 @@ class _Search:
             by_type: dict[str, list[Gpu]] = {}
             for gpu in group:
                 by_type.setdefault(self._cluster.type_of(gpu), []).append(gpu)
-            yield tuple(half for half in dealt(by_type.values(), 2) if half)
+            yield tuple(half for half in distribute(by_type.values(), 2) if half)
 
     def _exchanges(self, group: Group, other: Group) -> Iterator[Grouping]:
         for given in self._unlike(other):

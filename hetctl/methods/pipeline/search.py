@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hetctl.methods.pipeline.coarsen import coarse
-from hetctl.methods.pipeline.evaluate import Assembly, Found
+from hetctl.methods.pipeline.evaluate import Assembly, Evaluated
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.grouping import MOST_SETS, all_cells, exact_groupings
 from hetctl.methods.pipeline.layers import LayerProfile
@@ -66,7 +66,7 @@ class Search:
         kinds = {tuple(sorted(map(self._cluster.type_of, group))) for group in grouping}
         return max(lower_bound_s(self._layers, kind, self._cluster.memory_bytes) for kind in kinds)
 
-    def policy(self, name: str) -> Found:
+    def policy(self, name: str) -> Evaluated:
         """Return the virtual workers of one of the paper's policies.
 
         Raises
@@ -76,7 +76,7 @@ class Search:
         """
         return self._of_grouping(GROUPINGS[name](self._layers, self._cluster))
 
-    def best(self) -> Found:
+    def best(self) -> Evaluated:
         """Return the fastest of the paper's policies and our groupings.
 
         All are compared on the coarse network, if there is one. What is found to be the fastest so is
@@ -98,10 +98,10 @@ class Search:
                 fastest = _fastest([fastest, self._exactly(one)])
         return fastest
 
-    def _papers(self) -> list[Found]:
+    def _papers(self) -> list[Evaluated]:
         """Return the paper's policies, those of short pipelines first, as far as they may be the fastest."""
         groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
-        found: list[Found] = []
+        found: list[Evaluated] = []
         for grouping in sorted(groupings, key=lambda grouping: max(map(len, grouping))):
             if not found or self._limit(grouping) > _fastest(found).throughput:
                 with suppress(InfeasibleError):
@@ -115,28 +115,28 @@ class Search:
             return len(grouping) / slowest_s
         return len(grouping) / slowest_s * COARSE if slowest_s < math.inf else math.inf
 
-    def _of_grouping(self, grouping: Grouping) -> Found:
+    def _of_grouping(self, grouping: Grouping) -> Evaluated:
         return self._exactly(self._coarsely(grouping))
 
-    def _coarsely(self, grouping: Grouping) -> Found:
+    def _coarsely(self, grouping: Grouping) -> Evaluated:
         """Return the virtual workers of a grouping; merged layers may be too large, then exactly."""
         with suppress(InfeasibleError):
             return self._on(self._rough, grouping)
         return self._on(self._exact, grouping)
 
-    def _on(self, assembly: Assembly, grouping: Grouping) -> Found:
+    def _on(self, assembly: Assembly, grouping: Grouping) -> Evaluated:
         if self._options.in_flight is not None:
             return assembly.found(grouping, self._options.in_flight)
         return _fastest_number(assembly, grouping)
 
-    def _exactly(self, found: Found) -> Found:
+    def _exactly(self, found: Evaluated) -> Evaluated:
         """Return the exact partitions for what was found on the coarse network."""
         if self._rough is self._exact:
             return found
         exact = self._exact.found(found.grouping, found.in_flight)
         return self._exact.settled(exact) if self._options.in_flight is None else exact
 
-    def _ours(self, known: Sequence[Found]) -> Iterator[Found]:
+    def _ours(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
         """Yield our groupings, those of small cells of the cluster first, as long as there is time.
 
         Half of the sets of GPUs are enough, as the small ones come first.
@@ -154,7 +154,7 @@ class Search:
             if self._is_late():
                 return
 
-    def _in_cells(self, cells: Grouping, first: int) -> Iterator[Found]:
+    def _in_cells(self, cells: Grouping, first: int) -> Iterator[Evaluated]:
         """Yield groupings for so many minibatches in flight, then for all other numbers that may do.
 
         With more of them memory leaves fewer partitions: they are not tried if they would not be faster
@@ -177,7 +177,7 @@ class Search:
             if (at and ceiling <= fastest * (1 + SAME)) or self._is_late():
                 return
 
-    def _improved(self, found: Found) -> Found:
+    def _improved(self, found: Evaluated) -> Evaluated:
         """Return a grouping that is no slower with as many minibatches in flight."""
         number = min(found.in_flight, most_in_flight(max(map(len, found.grouping))))
         bottleneck_s = self._rough.bottleneck_s(number)
@@ -197,7 +197,7 @@ class Search:
         return self._options.clock() >= self._stop_s
 
 
-def _fastest_number(assembly: Assembly, grouping: Grouping) -> Found:
+def _fastest_number(assembly: Assembly, grouping: Grouping) -> Evaluated:
     """Return the fastest for all numbers of minibatches in flight, with the fewest that it takes.
 
     More of them leave less memory to partition in: where the slowest stage is as fast with the most as
@@ -231,5 +231,5 @@ def _numbers(most: int) -> Iterator[int]:
         number += max(1, number // 4)
 
 
-def _fastest(found: Sequence[Found]) -> Found:
+def _fastest(found: Sequence[Evaluated]) -> Evaluated:
     return max(found, key=lambda one: one.throughput)

@@ -58,7 +58,7 @@ class Pass(Enum):
     BOTH = "both"
 
 
-class Task(NamedTuple):
+class StagePass(NamedTuple):
     """A pass of a minibatch on a GPU, from start to end; it could have started when it was `ready_s`."""
 
     worker: int
@@ -83,7 +83,7 @@ class PipelineRun:
     """
 
     bounds: Bounds
-    tasks: tuple[Task, ...]
+    tasks: tuple[StagePass, ...]
     completed_s: tuple[tuple[float, ...], ...]
 
     @property
@@ -136,9 +136,9 @@ def _flow(pipeline: Pipeline, bounds: Bounds) -> Flow:
     return Flow(passes, rooms, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
 
 
-def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[Task]:
+def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[StagePass]:
     last = max(ran.stage for ran in flow.tasks)
     for ran in flow.tasks:
         if ran.start_s <= end_s:
             what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
-            yield Task(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)
+            yield StagePass(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)

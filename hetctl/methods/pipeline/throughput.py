@@ -73,14 +73,14 @@ def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float
     return 0.0
 
 
-def enough(passes: Passes, period_s: float) -> int:
+def min_depth(passes: Passes, period_s: float) -> int:
     """Return the fewest minibatches in flight for such a period."""
     periods = round_trip_s(passes, period_s) / period_s
     return max(1, -int(-(periods - SAME) // 1))
 
 
 @dataclass(frozen=True)
-class Sending:
+class WaveSync:
     """How long waves are on their way between virtual workers.
 
     Parameters
@@ -95,7 +95,7 @@ class Sending:
     distance: int
 
 
-def turn_s(passes: Passes, sending: Sending | None = None) -> float:
+def wave_time_s(passes: Passes, sending: WaveSync | None = None) -> float:
     """Return the least time of a wave, whatever the minibatches in it.
 
     The last one of each starts when the wave D + 1 before it has been sent and fetched, and has to go
@@ -107,15 +107,15 @@ def turn_s(passes: Passes, sending: Sending | None = None) -> float:
     return max(through_s, sending.seconds, (2 * sending.seconds + through_s) / (sending.distance + 1))
 
 
-def least_period_s(passes: Passes, in_flight: int, sending: Sending | None = None) -> float:
+def least_period_s(passes: Passes, in_flight: int, sending: WaveSync | None = None) -> float:
     """Return a limit that no period is below: that of the slowest stage, and that of waves."""
-    return max(bottleneck_s(passes), turn_s(passes, sending) / in_flight)
+    return max(bottleneck_s(passes), wave_time_s(passes, sending) / in_flight)
 
 
-def plenty(passes: Passes, sending: Sending | None = None) -> int:
+def sufficient_depth(passes: Passes, sending: WaveSync | None = None) -> int:
     """Return minibatches in flight with which neither stages nor waves wait for one another."""
     stages = most_in_flight(len(passes))
-    return max(stages, math.ceil(turn_s(passes, sending) / bottleneck_s(passes)) + 1)
+    return max(stages, math.ceil(wave_time_s(passes, sending) / bottleneck_s(passes)) + 1)
 
 
 @lru_cache(maxsize=10_000)
@@ -125,13 +125,13 @@ def period_s(passes: Passes, in_flight: int) -> float:
     The bottleneck if they are enough for it; else what first come, first served makes of them.
     """
     least_s = bottleneck_s(passes)
-    if enough(passes, least_s) <= in_flight:
+    if min_depth(passes, least_s) <= in_flight:
         return least_s
-    return max(least_s, _measured_s((passes,), in_flight, Sending(0.0, 0)))
+    return max(least_s, _measured_s((passes,), in_flight, WaveSync(0.0, 0)))
 
 
 @lru_cache(maxsize=10_000)
-def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: Sending) -> float:
+def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: WaveSync) -> float:
     """Return the period of virtual workers that exchange waves: they wait for one another.
 
     The slowest bottleneck, if they have twice what is plenty in flight.
@@ -142,12 +142,12 @@ def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: Sendin
         All that are unlike.
     """
     least_s = max(map(bottleneck_s, workers))
-    if in_flight >= 2 * max(plenty(passes, sending) for passes in workers):
+    if in_flight >= 2 * max(sufficient_depth(passes, sending) for passes in workers):
         return least_s
     return max(least_s, _measured_s(workers, in_flight, sending))
 
 
-def _measured_s(workers: Sequence[Passes], in_flight: int, sending: Sending) -> float:
+def _measured_s(workers: Sequence[Passes], in_flight: int, sending: WaveSync) -> float:
     first = max(1, min(WAVES, MINIBATCHES // in_flight))
     ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 3 * first))
     taken_s = max(last_s - first_s for last_s, first_s in zip(ends[-1], ends[first - 1], strict=True))

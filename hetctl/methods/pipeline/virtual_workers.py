@@ -23,7 +23,7 @@ def equal_distribution(_profile: LayerProfile, cluster: PipelineCluster) -> Grou
     Their number is the greatest that divides the GPUs of each type in each node.
     """
     kinds = cluster.kinds(cluster.gpus)
-    return dealt(kinds, math.gcd(*map(len, kinds)))
+    return distribute(kinds, math.gcd(*map(len, kinds)))
 
 
 def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
@@ -37,7 +37,7 @@ def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grou
     groups: list[Group] = []
     for pair in _pairs(profile, cluster):
         decks = [[gpu for gpu in cluster.gpus if cluster.type_of(gpu) == name] for name in sorted(pair)]
-        groups += dealt(decks, max(1, sum(map(len, decks)) // size))
+        groups += distribute(decks, max(1, sum(map(len, decks)) // size))
     return tuple(groups)
 
 
@@ -53,7 +53,7 @@ def _pairs(profile: LayerProfile, cluster: PipelineCluster) -> list[set[str]]:
     return [{types[i], types[-1 - i]} for i in range((len(types) + 1) // 2)]
 
 
-def dealt(decks: Iterable[Sequence[Gpu]], hands: int) -> Grouping:
+def distribute(decks: Iterable[Sequence[Gpu]], hands: int) -> Grouping:
     """Deal each deck out evenly, in runs: GPUs that follow each other go to the same hand.
 
     A deck with fewer GPUs than there are hands goes to those that have the fewest.

@@ -1,7 +1,7 @@
 """Wave Synchronous Parallel: which minibatch may start, and with which weights (HetPipe, sections 4 and 5).
 
 Minibatches of a virtual worker count from 1, its waves from 0: wave c is the minibatches c * N_m + 1 to
-(c + 1) * N_m. A virtual worker drives its own `Clock`; the parameter servers hold one `GlobalClock`.
+(c + 1) * N_m. A virtual worker drives its own `WspClock`; the parameter servers hold one `GlobalClock`.
 All are values: each step returns the state that follows, so an executor, a simulator and a replay of
 their messages decide the same.
 """
@@ -61,7 +61,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Clock:
+class WspClock:
     """A virtual worker's progress.
 
     Parameters
@@ -113,7 +113,7 @@ class Clock:
         """The weights of a minibatch that starts now; they are kept until its backward pass."""
         return Version(self.completed, self.pulled)
 
-    def start(self) -> Clock:
+    def start(self) -> WspClock:
         """Start the next minibatch.
 
         Raises
@@ -125,7 +125,7 @@ class Clock:
             raise ValueError(f"minibatch {self.started + 1} may not start: {self}")
         return replace(self, started=self.started + 1)
 
-    def complete(self) -> Clock:
+    def complete(self) -> WspClock:
         """Complete the oldest minibatch in flight: its update is in the local weights.
 
         If `waves` grows by that, the updates of the wave are to be pushed, as one.
@@ -139,7 +139,7 @@ class Clock:
             raise ValueError(f"no minibatch is in flight: {self}")
         return replace(self, completed=self.completed + 1)
 
-    def pull(self, waves: int) -> Clock:
+    def pull(self, waves: int) -> WspClock:
         """Take over global weights with so many waves in them; older ones than it has change nothing."""
         return replace(self, pulled=max(self.pulled, waves))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetctl.cluster.launchers.agents import cancel_command
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES
-from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import SIGN_EVERY_S
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
@@ -27,15 +27,15 @@ from hetctl.runtime.agent.messages import (
     SIGNAL,
     START,
     TO,
+    AgentFacts,
     GpuFacts,
-    NodeFacts,
     Overuse,
     Welcome,
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template
-from hetctl.runtime.best_effort_io import say
-from hetctl.runtime.transport import Address, Wire, knock
+from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.transport import Address, Connection, connect
 
 CONNECT_S = 60.0
 WELCOME_S = 60.0
@@ -45,10 +45,10 @@ MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
 """Prefixes of the variables by which MPI would take each rank for the agent."""
 
 
-def facts_of_this_node(step: str) -> NodeFacts:
+def facts_of_this_node(step: str) -> AgentFacts:
     """Return what the driver has to be told, with the name of the step that started this agent."""
     gpus = (GpuFacts(gpu.uuid, gpu.name, gpu.cores) for gpu in visible_gpus(gpus_of_node(), os.environ))
-    return NodeFacts(
+    return AgentFacts(
         step=step,
         host=socket.gethostname(),
         variables=_set_among(NODE_VARIABLES),
@@ -82,9 +82,9 @@ class Agent:
         # It imports while the driver is met, and has nothing of the management library of the GPUs.
         self._template = Template(preload, serve)
         self._facts = facts_of_this_node(step)
-        self._driver = knock(address, encode(self._facts), CONNECT_S)
+        self._driver = connect(address, encode(self._facts), CONNECT_S)
         self._welcome = decode(Welcome, self._driver.receive(WELCOME_S))
-        self._ranks: dict[int, Wire] = {}
+        self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._next_heartbeat = 0.0
@@ -130,7 +130,9 @@ class Agent:
         if not self._overuse and (found := self._memory.look(self._pids)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
-            say(f"rank on GPU {gpu} is ended: it has {overuse.peak} bytes, and its share is {overuse.share}")
+            log_line(
+                f"rank on GPU {gpu} is ended: it has {overuse.peak} bytes, and its share is {overuse.share}"
+            )
             self._signal(gpu, signal.SIGKILL)
 
     def _hear_driver(self) -> None:
@@ -149,7 +151,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         with theirs:
             self._template.fork(binding, theirs)
-        rank = self._ranks[gpu] = Wire(ours)
+        rank = self._ranks[gpu] = Connection(ours)
         self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear_rank(gpu, rank))
 
     def _signal(self, gpu: int, number: int) -> None:
@@ -163,7 +165,7 @@ class Agent:
             with suppress(ConnectionError):
                 rank.send(message)
 
-    def _hear_rank(self, gpu: int, rank: Wire) -> None:
+    def _hear_rank(self, gpu: int, rank: Connection) -> None:
         """Pass on what a rank says; one that hangs up is about to end."""
         try:
             for message in rank.arrived():
@@ -171,7 +173,7 @@ class Agent:
         except ConnectionResetError:
             self._forget(gpu, rank)
 
-    def _forget(self, gpu: int, rank: Wire) -> None:
+    def _forget(self, gpu: int, rank: Connection) -> None:
         self._selector.unregister(rank)
         rank.close()
         del self._ranks[gpu]
@@ -198,7 +200,7 @@ class Agent:
         if exit_code != 128 + signal.SIGKILL:
             return exit_code
         before, self._oom_kills = self._oom_kills, oom_kills()
-        return EXIT_CODES[Why.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
+        return EXIT_CODES[ExitReason.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
 
 
 def _set_variables(threads: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetctl.runtime.agent.messages import NodeFacts, Welcome
+from hetctl.runtime.agent.messages import AgentFacts, Welcome
 
 GPU = "gpu"
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
@@ -34,7 +34,7 @@ class Binding:
     cores: tuple[int, ...]
 
 
-def binding_of(welcome: Welcome, gpu: int, facts: NodeFacts) -> Binding:
+def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
     """Bind a rank to its GPU, and to its share of the cores near that, or else to the cores of that number.
 
     Where the agent may use no more cores than go with its GPUs, they are shared out in order. Where there

@@ -1,7 +1,7 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
 The driver's are `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
-The agent's are its `NodeFacts`, and then dictionaries with `FROM`, with `ENDED`, or empty as a heartbeat.
+The agent's are its `AgentFacts`, and then dictionaries with `FROM`, with `ENDED`, or empty as a heartbeat.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GpuFacts:
 
 
 @dataclass(frozen=True)
-class NodeFacts:
+class AgentFacts:
     """Facts that an agent found about its node, or about the part of it that it may use.
 
     Parameters

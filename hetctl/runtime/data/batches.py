@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.runtime.data.loaders import Feed, Samples
+from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.group import Group
 
@@ -38,7 +38,7 @@ class Batches:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Loader,
         epoch: int,
         start: int,
         group: Group,
@@ -134,7 +134,7 @@ class TrainingData:
             yield samples
 
 
-def held_out_batches(feed: Feed, epoch: int, on_step: Callable[[], None]) -> Iterator[tuple[Samples, int]]:
+def held_out_batches(feed: Loader, epoch: int, on_step: Callable[[], None]) -> Iterator[tuple[Samples, int]]:
     """Yield a rank's batches of the validation samples, each with its number of samples, which may be 0.
 
     Parameters

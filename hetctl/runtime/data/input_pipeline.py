@@ -13,12 +13,20 @@ import numpy as np
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.loaders import ArrayFeed, Feed, Kitchen, Lockstep, LockstepFeed, RingFeed, Samples
+from hetctl.runtime.data.loaders import (
+    ArrayFeed,
+    Loader,
+    Lockstep,
+    LockstepFeed,
+    PreprocessorPool,
+    RingFeed,
+    Samples,
+)
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
 from hetctl.runtime.data.sharing.cached import CachedSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
-from hetctl.runtime.data.sources import Array, ArraySource, Source
+from hetctl.runtime.data.sources import Array, ArraySource, SampleSource
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class OpenFeed(Protocol):
 
     def __call__(
         self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
-    ) -> Feed:
+    ) -> Loader:
         """Return a feed; the one before it must have been closed.
 
         Parameters
@@ -60,7 +68,9 @@ class OpenFeed(Protocol):
         """
 
 
-def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str = "training") -> OpenFeed:
+def open_pipeline(
+    source: SampleSource, sharing: Sharing, stack: ExitStack, name: str = "training"
+) -> OpenFeed:
     """Start what prepares samples; return what makes a feed of it, for any stream of them.
 
     Must be called before a framework has started threads, since it forks. Arrays need neither
@@ -81,16 +91,18 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
-    kitchen = Kitchen(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
+    kitchen = PreprocessorPool(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
 
-    def open_feed(stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None) -> Feed:
+    def open_feed(
+        stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
+    ) -> Loader:
         staffed = replace(kitchen, cooks=preprocessors)
         return LockstepFeed(stream, staffed, lockstep) if lockstep else RingFeed(stream, staffed)
 
     return open_feed
 
 
-def cached(source: Source, folder: Path, name: str) -> Source:
+def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
     """Share prepared samples with all who use the folder, if there is room for them."""
     try:
         return CachedSource(source, folder / f"{name}.samples", name)
@@ -99,7 +111,7 @@ def cached(source: Source, folder: Path, name: str) -> Source:
         return source
 
 
-def first_sample(source: Source) -> Samples:
+def first_sample(source: SampleSource) -> Samples:
     """Return a batch of one."""
     x, y = source.prepare(0)
     return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
@@ -108,7 +120,7 @@ def first_sample(source: Source) -> Samples:
 class HeldOutSource:
     """Validation samples, whose random part is the same in every evaluation of every member."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SampleSource) -> None:
         self._source = source
         self.spec = layout_of(source).spec
 
@@ -126,7 +138,7 @@ class HeldOutSource:
         return x
 
 
-def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+def open_validation(source: SampleSource, sharing: Sharing, stack: ExitStack) -> OpenFeed:
     """Start what prepares validation samples, as `open_pipeline` does for training samples."""
     held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")

@@ -17,7 +17,7 @@ from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.loaders import Lockstep
 from hetctl.runtime.data.roles import Role, roles_of, together
 from hetctl.runtime.rank_logs import append
-from hetctl.runtime.worker.context import Share
+from hetctl.runtime.worker.context import InputShare
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Lineup:
         return tuple(replace(lockstep, led=self.led) for lockstep in steps)
 
 
-def shares_of(lineup: Lineup) -> dict[str, tuple[Share, ...]]:
+def shares_of(lineup: Lineup) -> dict[str, tuple[InputShare, ...]]:
     """Return how each rank of each member comes by its batches."""
     locksteps: Iterable[Lockstep | None] = lineup.locksteps if lineup.sharing == LOCKSTEP else repeat(None)
-    shares: dict[str, list[Share]] = {}
+    shares: dict[str, list[InputShare]] = {}
     for role, lockstep in zip(lineup.roles, locksteps, strict=False):
-        shares.setdefault(role.member, []).append(Share(role.preprocessors, lockstep))
+        shares.setdefault(role.member, []).append(InputShare(role.preprocessors, lockstep))
     return {member: tuple(own) for member, own in shares.items()}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.preprocessors import Layout, Preprocessors
+from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
 from hetctl.runtime.data.sharing.leader_lock import await_exchange, exchange_serves
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
@@ -33,7 +33,7 @@ HELP_S = 5.0
 """Who waits so long for a chunk that nobody prepares begins to prepare some."""
 
 
-class Feed(Protocol):
+class Loader(Protocol):
     """A rank's share of the batches of any epoch.
 
     Attributes
@@ -89,7 +89,7 @@ class ArrayFeed:
 
 
 @dataclass(frozen=True)
-class Kitchen:
+class PreprocessorPool:
     """What rings are filled with, and by whom.
 
     Parameters
@@ -104,7 +104,7 @@ class Kitchen:
         A batch of one.
     """
 
-    layout: Layout
+    layout: BatchLayout
     preprocessors: Preprocessors
     folder: Path
     sample: Samples
@@ -158,7 +158,7 @@ class Kitchen:
 class RingFeed:
     """Batches that this rank's own preprocessors put into a ring that nobody else reads."""
 
-    def __init__(self, stream: Stream, kitchen: Kitchen) -> None:
+    def __init__(self, stream: Stream, kitchen: PreprocessorPool) -> None:
         self.samples = stream.samples
         self.sample = kitchen.sample
         self.waited_s = 0.0
@@ -245,7 +245,7 @@ class LockstepFeed:
     along from the next epoch on.
     """
 
-    def __init__(self, stream: Stream, kitchen: Kitchen, lockstep: Lockstep) -> None:
+    def __init__(self, stream: Stream, kitchen: PreprocessorPool, lockstep: Lockstep) -> None:
         self.samples = stream.samples
         self.sample = kitchen.sample
         self._helpful = replace(kitchen, cooks=1) if kitchen.cooks == 0 else kitchen
@@ -299,7 +299,7 @@ class LockstepFeed:
                 self._fill_by(self._kitchen)
         return self._ring
 
-    def _fill_by(self, kitchen: Kitchen) -> None:
+    def _fill_by(self, kitchen: PreprocessorPool) -> None:
         kitchen.fill(self._lockstep.name, self._shared)
         self._filling = kitchen.cooks != 0
 

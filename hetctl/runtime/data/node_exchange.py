@@ -22,7 +22,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.data.input_pipeline import first_sample
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup
-from hetctl.runtime.data.loaders import Kitchen, Lockstep
+from hetctl.runtime.data.loaders import Lockstep, PreprocessorPool
 from hetctl.runtime.data.node_leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
@@ -30,7 +30,7 @@ from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.data.sharing.ring import Ring
 from hetctl.runtime.data.sharing.ring_writer import Outlet
-from hetctl.runtime.data.sources import Array, ArraySource, Source, as_sources
+from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
 from hetctl.runtime.worker.user_functions import load_functions
@@ -70,14 +70,14 @@ def lead(lineup: Lineup) -> None:
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(lineup.run, node)))
-        kitchen = Kitchen(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
+        kitchen = PreprocessorPool(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
         exchange = _opened(world, kitchen, lockstep_on(lineup, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
 
 
-def _training_samples(ensemble: Ensemble) -> Source:
+def _training_samples(ensemble: Ensemble) -> SampleSource:
     """Return what trainers get, too; no GPU is taken from them for it."""
     os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -106,7 +106,7 @@ def _world(nodes: int) -> Any:
     return world
 
 
-def _opened(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> Exchange:
+def _opened(world: Any, kitchen: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
     stream = Stream(samples, lockstep.chunk, lockstep.seed)
     _check_that_all_have_the_same(world, (stream, kitchen.layout, *map(_checksum, kitchen.sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
@@ -118,7 +118,7 @@ def _opened(world: Any, kitchen: Kitchen, lockstep: Lockstep, samples: int) -> E
     )
 
 
-def _outbox(kitchen: Kitchen, own: NodeStream) -> Ring:
+def _outbox(kitchen: PreprocessorPool, own: NodeStream) -> Ring:
     """Let the node's share be prepared, into a ring that nobody else reads."""
     name = f"{uuid.uuid4().hex}.ring"
     ring = kitchen.ring(name, 1, own, own.chunk)

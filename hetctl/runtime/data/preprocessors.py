@@ -17,7 +17,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.sampler import Chunk, Stream, sample_rng
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
-from hetctl.runtime.data.sources import Array, SampleSpec, Source
+from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 from hetctl.storage.processes import die_with_parent
 
 CLAIM_S = 0.25
@@ -28,7 +28,7 @@ LINE = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How the samples of a chunk lie in a slot: all x, then all y.
 
     Parameters
@@ -59,10 +59,10 @@ class Layout:
         return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def layout_of(source: Source) -> Layout:
+def layout_of(source: SampleSource) -> BatchLayout:
     """Find out what samples look like whose random part is done."""
     x, y = source.prepare(0)
-    return Layout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
+    return BatchLayout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
 
 
 class Preprocessors:
@@ -71,7 +71,7 @@ class Preprocessors:
     They must be forked before a framework or MPI has started threads.
     """
 
-    def __init__(self, source: Source, layout: Layout, count: int) -> None:
+    def __init__(self, source: SampleSource, layout: BatchLayout, count: int) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         context = get_context("fork")
@@ -145,7 +145,9 @@ class Preprocessors:
             raise said
 
 
-def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Callable[[], None]) -> None:
+def _serve(
+    source: SampleSource, layout: BatchLayout, pipe: Connection, end_with_parent: Callable[[], None]
+) -> None:
     """Prepare one stream after another; what goes wrong is sent to the parent."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -165,7 +167,9 @@ def _serve(source: Source, layout: Layout, pipe: Connection, end_with_parent: Ca
             )
 
 
-def _fill(claims: Iterator[int], ring: Ring, stream: Stream, source: Source, layout: Layout) -> None:
+def _fill(
+    claims: Iterator[int], ring: Ring, stream: Stream, source: SampleSource, layout: BatchLayout
+) -> None:
     for position in claims:
         chunk = stream.at(position)
         x, y = layout.views(ring.buffer(position), len(chunk.numbers))
@@ -188,7 +192,7 @@ def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
         yield position
 
 
-def _write(x: Array, y: Array, chunk: Chunk, source: Source) -> None:
+def _write(x: Array, y: Array, chunk: Chunk, source: SampleSource) -> None:
     seed, epoch = chunk.order
     for index, number in enumerate(chunk.numbers.tolist()):
         prepared, y[index] = source.prepare(number)

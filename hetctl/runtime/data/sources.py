@@ -76,7 +76,7 @@ class SampleSpec:
                 )
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples that can be read by number, from any process and in any order."""
 
     @property
@@ -96,7 +96,7 @@ class Source(Protocol):
         """
 
 
-def as_sources(data: Any) -> tuple[Source, Source]:
+def as_sources(data: Any) -> tuple[SampleSource, SampleSource]:
     """Check what ``input_fn`` returned: training and validation.
 
     Raises
@@ -115,7 +115,7 @@ def as_sources(data: Any) -> tuple[Source, Source]:
     return training, validation
 
 
-def as_source(value: Any, name: str) -> Source:
+def as_source(value: Any, name: str) -> SampleSource:
     """Adapt what ``input_fn`` returned for training or validation.
 
     Parameters
@@ -289,7 +289,7 @@ def _has_length(value: Any) -> bool:
 
 
 # Kinds are told apart by what they can do: no framework is imported for it.
-ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
+ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], SampleSource]], ...] = (
     (_is_images, ImageSource),
     (_is_tensorflow, _of_tensorflow),
     (_is_pair, _of_arrays),

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from hetctl.runtime.best_effort_io import say
+from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.driver.driver import Driver
 from hetctl.storage.paths import RunFolder
 
@@ -23,7 +23,7 @@ def main() -> int:
     folder = RunFolder(arguments.run_folder.resolve())
     driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id)
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
-    say(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
+    log_line(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hetctl.model.exit_reason import FAULTS, Why
+from hetctl.model.exit_reason import MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.runtime.driver.exit_causes import why_ended, with_peak
 from hetctl.runtime.driver.running_task import EndedGroup
@@ -84,7 +84,7 @@ class ActiveRound:
         now = time.time()
         return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
 
-    def close(self, step: EndedGroup, profiled_peak: int) -> Why:
+    def close(self, step: EndedGroup, profiled_peak: int) -> ExitReason:
         """Report a step that has ended, and why.
 
         Parameters
@@ -98,7 +98,7 @@ class ActiveRound:
         self.reports[step.name] = report
         why = self._why(step, report)
         cause = step.cause(why)
-        if why is Why.OUT_OF_MEMORY and not step.overuse:
+        if why is ExitReason.OUT_OF_MEMORY and not step.overuse:
             cause = with_peak(cause, report.peak_memory_bytes or profiled_peak)
         self.events.write(
             "step_ended",
@@ -106,22 +106,22 @@ class ActiveRound:
             exit_code=step.exit_code,
             why=why.value,
             cause=cause,
-            fault=why in FAULTS,
+            fault=why in MEMBER_FAULTS,
         )
         return why
 
-    def _why(self, step: EndedGroup, report: StepReport) -> Why:
+    def _why(self, step: EndedGroup, report: StepReport) -> ExitReason:
         """Say why a step ended; whoever was told to leave may also be killed on the way."""
         if step.hung:
-            return Why.HUNG
+            return ExitReason.HUNG
         if step.name in self.terminated:
-            return Why.TOLD
+            return ExitReason.TOLD
         if step.exit_code == 0 and report.left_as:
             return report.left_as
         why = why_ended(step.exit_code, step.output, report.failed_by)
-        if step.lost_nodes and why is Why.KILLED:
-            return Why.NODE_FAILURE
-        return Why.TOLD if why is Why.KILLED and step.name in self.leaving else why
+        if step.lost_nodes and why is ExitReason.KILLED:
+            return ExitReason.NODE_FAILURE
+        return ExitReason.TOLD if why is ExitReason.KILLED and step.name in self.leaving else why
 
     def end(self, reason: str) -> None:
         """Report the end of the round."""

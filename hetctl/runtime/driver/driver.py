@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from hetctl.model.events import DRIVER
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
-from hetctl.model.workload import Candidate
-from hetctl.runtime.best_effort_io import in_words, say
+from hetctl.model.workload import Workload
+from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
 from hetctl.runtime.driver.exit_causes import failed_nodes
@@ -24,7 +24,7 @@ from hetctl.runtime.driver.round_launcher import RoundLauncher
 from hetctl.runtime.driver.run_observer import RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.driver.workloads import Members
+from hetctl.runtime.driver.workloads import RunMembers
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
@@ -40,8 +40,8 @@ from hetctl.scheduling.events import (
 )
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
-from hetctl.storage.event_files import SteadyWriter
-from hetctl.storage.heartbeats import write_pulses
+from hetctl.storage.event_files import BestEffortEventWriter
+from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import read_spec
 
@@ -85,10 +85,10 @@ class Driver:
         self._nodes = [node.name for node in nodes]
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._members = Members(folder, self._spec, self._workers.gpus, self._workers.take_written)
+        self._members = RunMembers(folder, self._spec, self._workers.gpus, self._workers.take_written)
         self._began_at = self._members.began_at
         first_round = self._members.next_round
-        self._events = SteadyWriter(folder.events, DRIVER, first_round, self._end_by_disk)
+        self._events = BestEffortEventWriter(folder.events, DRIVER, first_round, self._end_by_disk)
         self._deadline = deadline
         self._opened = JobOpened(
             *(self._now_s(), self._workers.nodes, deadline - self._began_at, first_round, last_memory(folder))
@@ -106,7 +106,7 @@ class Driver:
         self._ended: str | None = None
 
     def _observer(self, options: Options) -> RunObserver:
-        def order(candidate: Candidate) -> Any:
+        def order(candidate: Workload) -> Any:
             return self._planner.order(candidate, options)
 
         return RunObserver(self._spec.budget, self._members, self._workers, self._open, order)
@@ -141,9 +141,9 @@ class Driver:
         self._told = self._told or reason
 
     def _end_by_disk(self, error: OSError) -> None:
-        reason = in_words(error)
+        reason = disk_error_reason(error)
         if self._told is None:
-            say(f"the job ends: {reason} ({error})")
+            log_line(f"the job ends: {reason} ({error})")
         self.end(reason)
 
     def _now_s(self) -> float:
@@ -194,10 +194,10 @@ class Driver:
         open_round = self._open[self._core.running[step.name].round]
         why = open_round.close(step, self._members.peak_memory(step.name))
         no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
-        if why is Why.NODE_FAILURE:
+        if why is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(step)
         self._send(StepEnded(self._now_s(), step.name, why, no_room))
-        if why is Why.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
+        if why is ExitReason.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
             # By the launcher's word, or needed again: Slurm starts no more steps in a job that lost a node.
             self._send(JobEnding(self._now_s(), why.value))
 
@@ -219,7 +219,7 @@ class Driver:
             return
         self._next_pulses = time.monotonic() + PULSES_EVERY_S
         with suppress(OSError):
-            write_pulses(self._files.pulses, self._workers.pulses())
+            write_heartbeats(self._files.pulses, self._workers.pulses())
 
     def _keep_state(self) -> None:
         """Spare readers what has been read here; without it they are slower, so a full disk is no matter."""
@@ -252,7 +252,7 @@ class Driver:
                 now_s = self._now_s()
                 self._send(StepStarted(now_s, task.name, now_s))
             else:
-                self._send(StepEnded(self._now_s(), task.name, Why.NOT_LAUNCHED))
+                self._send(StepEnded(self._now_s(), task.name, ExitReason.NOT_LAUNCHED))
 
     def _stop(self, command: Stop) -> None:
         open_round = self._open.get(command.round)

@@ -10,7 +10,7 @@ from hetctl.cluster.launchers.node_leaders import LEADERS
 from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Site
-from hetctl.runtime.best_effort_io import say
+from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.lineup import Lineup, write_lineup
 from hetctl.runtime.data.node_leaders import nodes_of
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
@@ -59,4 +59,4 @@ class Exchanges:
 def _say_which_failed(steps: Sequence[EndedStep]) -> None:
     for step in steps:
         if step.exit_code:
-            say(f"the {step.name} ended with {step.exit_code}: its trainers go on without it")
+            log_line(f"the {step.name} ended with {step.exit_code}: its trainers go on without it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, Why
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 
 SRUN_OUT_OF_MEMORY = 253
 GIBIBYTE = 2**30
@@ -16,44 +16,47 @@ SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
 OF_SLURM = tuple(
     (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), why)
     for text, why in (
-        ("DUE TO TIME LIMIT", Why.TIME),
-        ("DUE TO PREEMPTION", Why.PREEMPTED),
-        ("DUE TO JOB REQUEUE", Why.CANCELLED),
+        ("DUE TO TIME LIMIT", ExitReason.TIME),
+        ("DUE TO PREEMPTION", ExitReason.PREEMPTED),
+        ("DUE TO JOB REQUEUE", ExitReason.CANCELLED),
         # Of a job that ends with one of its nodes, the steps on the others say this.
-        ("DUE TO NODE FAILURE", Why.CANCELLED),
-        ("(already completing or completed|Job \\d+ has expired|Invalid job id specified)", Why.CANCELLED),
-        ("Job is pending execution", Why.CANCELLED),
-        ("(Node fail|Required node not available)", Why.NODE_FAILURE),
+        ("DUE TO NODE FAILURE", ExitReason.CANCELLED),
+        (
+            "(already completing or completed|Job \\d+ has expired|Invalid job id specified)",
+            ExitReason.CANCELLED,
+        ),
+        ("Job is pending execution", ExitReason.CANCELLED),
+        ("(Node fail|Required node not available)", ExitReason.NODE_FAILURE),
         # All that steps ask for was reserved, so that one of the nodes must be gone.
-        ("Requested node configuration is not available", Why.NODE_FAILURE),
-        (r"(oom.?kill|Out Of Memory|exceeded memory limit)", Why.OUT_OF_MEMORY),
-        ("(Unable to contact slurm controller|Socket timed out|connect failure)", Why.NOT_LAUNCHED),
+        ("Requested node configuration is not available", ExitReason.NODE_FAILURE),
+        (r"(oom.?kill|Out Of Memory|exceeded memory limit)", ExitReason.OUT_OF_MEMORY),
+        ("(Unable to contact slurm controller|Socket timed out|connect failure)", ExitReason.NOT_LAUNCHED),
     )
 )
 MISPLACED = "placement could not be kept"
 """Words in the log of a member whose agents are not where its plan has them."""
-EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), Why.NOT_LAUNCHED))
+EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), ExitReason.NOT_LAUNCHED))
 
 BY_CODE = {
-    SRUN_OUT_OF_MEMORY: Why.OUT_OF_MEMORY,
-    LOST_PEER: Why.KILLED,
+    SRUN_OUT_OF_MEMORY: ExitReason.OUT_OF_MEMORY,
+    LOST_PEER: ExitReason.KILLED,
     **{code: why for why, code in EXIT_CODES.items()},
 }
 
 CAUSES = {
-    Why.TIME: "the job's time was over",
-    Why.PREEMPTED: "the job was preempted",
-    Why.CANCELLED: "the batch system ended the job",
-    Why.NOT_LAUNCHED: "the batch system did not start it as planned",
-    Why.NODE_FAILURE: "node failure",
-    Why.OUT_OF_MEMORY: "out of memory",
-    Why.DISK_FULL: "disk full",
-    Why.HUNG: "no sign of life",
+    ExitReason.TIME: "the job's time was over",
+    ExitReason.PREEMPTED: "the job was preempted",
+    ExitReason.CANCELLED: "the batch system ended the job",
+    ExitReason.NOT_LAUNCHED: "the batch system did not start it as planned",
+    ExitReason.NODE_FAILURE: "node failure",
+    ExitReason.OUT_OF_MEMORY: "out of memory",
+    ExitReason.DISK_FULL: "disk full",
+    ExitReason.HUNG: "no sign of life",
 }
 """In words, where the exit code would say less."""
 
 
-def why_ended(exit_code: int, output: str, said: str | None = None) -> Why:
+def why_ended(exit_code: int, output: str, said: str | None = None) -> ExitReason:
     """Say why a step ended that did not get done what it was there for.
 
     Parameters
@@ -70,8 +73,8 @@ def why_ended(exit_code: int, output: str, said: str | None = None) -> Why:
         if pattern.search(output):
             return why
     if said is not None:
-        return Why(said)
-    return BY_CODE.get(exit_code, Why.KILLED if exit_code > 128 else Why.PROGRAM_ERROR)
+        return ExitReason(said)
+    return BY_CODE.get(exit_code, ExitReason.KILLED if exit_code > 128 else ExitReason.PROGRAM_ERROR)
 
 
 def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:

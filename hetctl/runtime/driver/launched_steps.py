@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.cluster.launchers import Step
+from hetctl.cluster.launchers import LaunchSpec
 from hetctl.runtime.rank_logs import end_of, private_log
 
 
@@ -38,7 +38,7 @@ class StepPool:
     def __init__(self) -> None:
         self._running: list[RunningStep] = []
 
-    def launch(self, step: Step, log: Path) -> None:
+    def launch(self, step: LaunchSpec, log: Path) -> None:
         """Start a step; its output is appended to `log`."""
         environment = {**os.environ, **step.environment}
         with private_log(log) as output:

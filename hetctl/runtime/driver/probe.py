@@ -24,7 +24,7 @@ from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.worker.all_reduce import all_gpus, groups_on
-from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, Task
+from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, TaskMessage
 from hetctl.storage.atomic_io import make_private_folder, write_json
 from hetctl.storage.paths import AgentFiles
 
@@ -126,9 +126,9 @@ def read_order(folder: Path) -> ProbeOrder:
     return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
 
 
-def all_reduce_task(folder: Path, group: str) -> Task:
+def all_reduce_task(folder: Path, group: str) -> TaskMessage:
     """Return the task of a group that all-reduces."""
-    return Task(ALL_REDUCE, str(folder), group)
+    return TaskMessage(ALL_REDUCE, str(folder), group)
 
 
 def drive(folder: Path) -> None:
@@ -167,7 +167,7 @@ def _start_ranks(
     workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), order.framework)
     try:
         until = time.monotonic() + START_S
-        exit_code = _work(workers, Task(PROBE, str(folder), NAME), all_gpus(nodes), until)
+        exit_code = _work(workers, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)
         can_go_on = exit_code == 0 and order.framework is not None
         groups = tuple(_all_reduce(workers, nodes, folder)) if can_go_on else ()
     finally:
@@ -184,7 +184,9 @@ def _all_reduce(workers: WorkerPool, nodes: Sequence[Node], folder: Path) -> Ite
             return
 
 
-def _work(workers: WorkerPool, task: Task, placement: tuple[Placement, ...], until: float) -> int | None:
+def _work(
+    workers: WorkerPool, task: TaskMessage, placement: tuple[Placement, ...], until: float
+) -> int | None:
     """Have a group do a task; return its exit code, or None if it is not done by then."""
     workers.start(task, placement)
     while not (over := workers.reap()) and time.monotonic() < until:

@@ -13,12 +13,12 @@ from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
-from hetctl.runtime.worker.messages import MEASURE, Task
+from hetctl.runtime.worker.messages import MEASURE, TaskMessage
 from hetctl.scheduling.planners.packing import pack
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import AgentFiles
-from hetctl.storage.profile_request import Measurements, Point, read_measurements
+from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 
 POLL_S = 0.05
 
@@ -66,13 +66,13 @@ class _ProfileJob:
             waiting = [point for point in waiting if not self._start(point)]
             self._workers.wait(POLL_S)
 
-    def _start(self, point: Point) -> bool:
+    def _start(self, point: ProfileTarget) -> bool:
         placed, left_out = pack(
             [(point.member, point.gpus)], self._workers.free_nodes(), 1, self._workers.nodes
         )
         if left_out:
             return False
-        self._workers.start(Task(MEASURE, str(self._folder), point.source), placed[point.member])
+        self._workers.start(TaskMessage(MEASURE, str(self._folder), point.source), placed[point.member])
         return True
 
     def _report(self, ended: EndedGroup) -> None:

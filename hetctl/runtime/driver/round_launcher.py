@@ -17,9 +17,9 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
 from hetctl.runtime.driver.planner_state import remember
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.worker.context import Share
-from hetctl.runtime.worker.messages import TRAIN, Task, TrainingSpec
-from hetctl.storage.event_files import EventWriter, SteadyWriter
+from hetctl.runtime.worker.context import InputShare
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
+from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import RunFolder
 
 
@@ -71,7 +71,7 @@ class RoundLauncher:
         EventWriter(self.folder.events, DRIVER, index).write(
             "round_started", job=self.job, predicted_s=predicted_s, members=names
         )
-        events = SteadyWriter(self.folder.events, DRIVER, index, self.on_failure)
+        events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
         opened = ActiveRound(self.folder, index, events, time.time(), self.workers.stop)
         lineup = self._lineup(index, allocations, members)
         try:
@@ -97,7 +97,7 @@ class RoundLauncher:
         )
 
     def _launch(
-        self, opened: ActiveRound, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+        self, opened: ActiveRound, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
     ) -> None:
         opened.events.write(
             "step_started",
@@ -112,7 +112,7 @@ class RoundLauncher:
         opened.expect_events_of(member.name)
         try:
             self.workers.start(
-                Task(TRAIN, str(self.folder.path), member.name, training), allocation.placement
+                TaskMessage(TRAIN, str(self.folder.path), member.name, training), allocation.placement
             )
         except OSError as error:
             self.on_failure(error)
@@ -120,7 +120,7 @@ class RoundLauncher:
             opened.active[member.name] = allocation
 
     def _training(
-        self, index: int, allocation: Allocation, member: Member, shares: tuple[Share, ...]
+        self, index: int, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
     ) -> TrainingSpec:
         site = self.spec.site
         return TrainingSpec(

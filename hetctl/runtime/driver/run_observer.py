@@ -10,10 +10,10 @@ from typing import Any
 from hetctl.model.plan import Allocation
 from hetctl.model.run import Budget
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.driver.workloads import Members, Seen
+from hetctl.runtime.driver.workloads import RunMembers, RunObservation
 from hetctl.scheduling.budget import exceeded
 from hetctl.scheduling.rounds import Running
 
@@ -31,16 +31,16 @@ class RunObserver:
     """
 
     budget: Budget
-    members: Members
+    members: RunMembers
     workers: WorkerPool
     open_rounds: Mapping[int, ActiveRound]
     order: Any
 
-    def left(self, _now_s: float) -> Mapping[str, Candidate]:
+    def left(self, _now_s: float) -> Mapping[str, Workload]:
         """Return all members that need training, as their finished epochs and checkpoints tell."""
         return self.members.left()
 
-    def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> Seen:
+    def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
         """Return all members; those that wait come in the planner's order, without `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
         waiting = (candidate for candidate in seen.waiting if candidate.name not in deferred)

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import Gpu
-from hetctl.model.exit_reason import LOST_PEER, Why
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.exit_reason import LOST_PEER, ExitReason
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
 from hetctl.runtime.rank_logs import append, end_of
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.messages import Task
+from hetctl.runtime.worker.messages import TaskMessage
 
 
 @dataclass
-class Seat:
+class WorkerSlot:
     """The rank on one GPU.
 
     Parameters
@@ -74,9 +74,9 @@ class EndedGroup:
         """True if SIGTERM made it leave, or ended it."""
         return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
-    def cause(self, why: Why) -> str:
+    def cause(self, why: ExitReason) -> str:
         """Say in words how it ended."""
-        if why is Why.OUT_OF_MEMORY and self.overuse:
+        if why is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _in_words(self.overuse)
         if why in CAUSES:
             return CAUSES[why]
@@ -99,7 +99,7 @@ class RunningTask:
         Seconds since the epoch.
     heard : float
         When any of the ranks gave its last sign of life, by the monotonic clock, as all that follows.
-    pulse : Pulse or None
+    pulse : Heartbeat or None
         Last live metrics of its rank 0.
     stop : str or None
         Why it is to leave with a checkpoint, if it is.
@@ -121,16 +121,16 @@ class RunningTask:
         Whether what was left of it was killed after it had failed.
     """
 
-    task: Task
+    task: TaskMessage
     placement: tuple[Placement, ...]
-    seats: list[Seat]
+    seats: list[WorkerSlot]
     steps: tuple[str, ...]
     key: str
     log_start: int
     started_at: float
     heard: float
     master: Address | None = None
-    pulse: Pulse | None = None
+    pulse: Heartbeat | None = None
     stop: str | None = None
     told: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -150,17 +150,17 @@ class RunningTask:
         return len(self.done | self.gone) == len(self.seats)
 
     @property
-    def working(self) -> Iterator[Seat]:
+    def working(self) -> Iterator[WorkerSlot]:
         """The ranks that are."""
         return (s for rank, s in enumerate(self.seats) if rank not in self.done | self.gone)
 
-    def hear(self, seat: Seat, message: Any) -> None:
+    def hear(self, seat: WorkerSlot, message: Any) -> None:
         """Note what a rank says: a sign of life at least."""
         self.heard = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
         if "pulse" in message:
-            self.pulse = decode(Pulse, message["pulse"])
+            self.pulse = decode(Heartbeat, message["pulse"])
         if "signalled" in message:
             self.signalled = True
         if "done" in message:
@@ -172,7 +172,7 @@ class RunningTask:
         with suppress(OSError):
             append(self.task.log, f"{who} was ended: {_in_words(overuse)}\n")
 
-    def lose(self, seat: Seat, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
+    def lose(self, seat: WorkerSlot, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
         """Note the end of a rank; one that was lost with another says nothing about the cause.
 
         Parameters
@@ -209,7 +209,7 @@ class RunningTask:
 
 
 def _in_words(overuse: Overuse) -> str:
-    return with_peak(CAUSES[Why.OUT_OF_MEMORY], overuse.peak, overuse.share)
+    return with_peak(CAUSES[ExitReason.OUT_OF_MEMORY], overuse.peak, overuse.share)
 
 
 def _signal_name(number: int) -> str:

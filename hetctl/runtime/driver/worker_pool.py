@@ -29,8 +29,8 @@ from hetctl.cluster.launchers.agents import (
     gpus_of,
     sets_by_step,
 )
-from hetctl.model.exit_reason import EXIT_CODES, Why
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
@@ -43,19 +43,19 @@ from hetctl.runtime.agent.messages import (
     SIGNAL,
     START,
     TO,
-    NodeFacts,
+    AgentFacts,
     Overuse,
     Welcome,
 )
-from hetctl.runtime.best_effort_io import say
+from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.driver.exit_causes import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
-from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, Seat
+from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.rank_logs import append, end_of
-from hetctl.runtime.transport import Door, Wire
-from hetctl.runtime.worker.group import Place
-from hetctl.runtime.worker.messages import Assignment, Stop, Task, write_address
+from hetctl.runtime.transport import Connection, Listener
+from hetctl.runtime.worker.group import RankInfo
+from hetctl.runtime.worker.messages import Assignment, StopMessage, TaskMessage, write_address
 from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
@@ -92,7 +92,7 @@ class _Agent:
 
     held: ResourceSet
     node: str
-    wire: Wire
+    wire: Connection
     lost_at: float
     gone: bool = False
     killed: dict[Gpu, float] = field(default_factory=dict)
@@ -161,14 +161,14 @@ class WorkerPool:
         self._timeouts = site.timeouts
         self._steps = StepPool()
         self._started: dict[str, _Started] = {}
-        self._seats: dict[Gpu, Seat] = {}
+        self._seats: dict[Gpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[Gpu, RunningTask] = {}
         self._written: dict[str, int] = {}
         self._next_watch = 0.0
         self._has_news = False
         self._selector = selectors.DefaultSelector()
-        self._door = Door(secrets.token_hex(32), control_address(site.network.control))
+        self._door = Listener(secrets.token_hex(32), control_address(site.network.control))
         write_address(files.address, self._door.address)
 
     @property
@@ -192,7 +192,7 @@ class WorkerPool:
         gpus = gpus_of(allocation.placement)
         return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
 
-    def start(self, task: Task, placement: tuple[Placement, ...]) -> None:
+    def start(self, task: TaskMessage, placement: tuple[Placement, ...]) -> None:
         """Let the ranks on some GPUs form a group and do a task; start those that are not there.
 
         Raises
@@ -257,12 +257,12 @@ class WorkerPool:
         for rank in running.told:
             self._pass_on_stop(running, running.seats[rank])
 
-    def _pass_on_stop(self, running: RunningTask, seat: Seat) -> None:
+    def _pass_on_stop(self, running: RunningTask, seat: WorkerSlot) -> None:
         if agent := self._agent_of(seat):
-            stop = Stop(running.key, running.stop or "")
+            stop = StopMessage(running.key, running.stop or "")
             self._send(agent, {TO: seat.gpu[1], "message": {"stop": encode(stop)}})
 
-    def pulses(self) -> dict[str, Pulse]:
+    def pulses(self) -> dict[str, Heartbeat]:
         """Return the live metrics of the groups that have sent any, by the names of their tasks."""
         return {name: group.pulse for name, group in self._running.items() if group.pulse}
 
@@ -297,7 +297,7 @@ class WorkerPool:
             self._selector.unregister(agent.wire)
         agent.wire.close()
 
-    def _agent_of(self, seat: Seat) -> _Agent | None:
+    def _agent_of(self, seat: WorkerSlot) -> _Agent | None:
         started = self._started.get(seat.step)
         return started.agents.get(seat.gpu[0]) if started else None
 
@@ -322,9 +322,9 @@ class WorkerPool:
         for agent in started.agents.values():
             self._send(agent, {LEAVE: True})
 
-    def _start(self, gpu: Gpu, step: str) -> Seat:
+    def _start(self, gpu: Gpu, step: str) -> WorkerSlot:
         """Let a rank be forked on a GPU, now or when its agent has come."""
-        seat = self._seats[gpu] = Seat(gpu, step)
+        seat = self._seats[gpu] = WorkerSlot(gpu, step)
         if agent := self._agent_of(seat):
             self._send(agent, {START: gpu[1]})
         return seat
@@ -377,14 +377,16 @@ class WorkerPool:
         for node in [node for node in started.sets if node not in started.agents]:
             self._do_without(name, started, node, f"no agent of {name} came from {node}")
 
-    def _welcome(self, facts: Any, wire: Wire) -> None:
+    def _welcome(self, facts: Any, wire: Connection) -> None:
         """Give an agent its resource set and let it fork the ranks that wait for it."""
-        said = decode(NodeFacts, facts)
+        said = decode(AgentFacts, facts)
         node = node_of_agent([node.name for node in self.nodes], said.variables, said.host)
         started = self._started.get(said.step)
         if node is None or started is None or not started.expects(node):
             names = ", ".join(node.name for node in self.nodes)
-            say(f"an agent of step {said.step} on {said.host} {said.variables} is none of the job's: {names}")
+            log_line(
+                f"an agent of step {said.step} on {said.host} {said.variables} is none of the job's: {names}"
+            )
             wire.close()
         elif held := self._set_on(node, started):
             self._seat_agent(held, node, started, said, wire)
@@ -401,7 +403,7 @@ class WorkerPool:
         return free.get(node) or free.get(other)
 
     def _seat_agent(
-        self, held: ResourceSet, node: str, started: _Started, said: NodeFacts, wire: Wire
+        self, held: ResourceSet, node: str, started: _Started, said: AgentFacts, wire: Connection
     ) -> None:
         seen, given = len(said.gpus), len(held.gpus)
         too_many = started.member and seen > given
@@ -412,7 +414,7 @@ class WorkerPool:
             return
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({said.host}){planned}"
-        say(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
+        log_line(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
         lost_at = time.monotonic() + self._timeouts.silence_s
         agent = started.agents[held.node] = _Agent(held, node, wire, lost_at)
         self._selector.register(wire, selectors.EVENT_READ, agent)
@@ -429,16 +431,16 @@ class WorkerPool:
         if started.member:
             self._give_up(name, started, words)
         else:
-            say(words)
+            log_line(words)
             self._lose_node(node)
 
     def _give_up(self, name: str, started: _Started, words: str) -> None:
         """End the step of a member that is not as planned, and its group; the log says why."""
-        say(f"{MISPLACED}: {words}")
+        log_line(f"{MISPLACED}: {words}")
         append(started.log, f"{MISPLACED}: {words}\n")
         self._let_go(name)
         for gpu in [gpu for gpu, seat in self._seats.items() if seat.step == name]:
-            self._lose_rank(gpu, EXIT_CODES[Why.PROGRAM_ERROR])
+            self._lose_rank(gpu, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _send(self, agent: _Agent, *messages: Any) -> None:
         """Send messages; that an agent is gone shows when it is heard."""
@@ -464,7 +466,7 @@ class WorkerPool:
         else:
             self._lose_rank(gpu, exit_code)
 
-    def _hear_rank(self, seat: Seat, message: Any) -> None:
+    def _hear_rank(self, seat: WorkerSlot, message: Any) -> None:
         # Signs of life and pulses call for nothing, and come from all ranks all the time.
         self._has_news |= not NEWS.isdisjoint(message)
         if "ready" in message:
@@ -488,7 +490,7 @@ class WorkerPool:
     def _lose_node(self, node: str) -> None:
         """Count a node as lost for this job: its groups end, and nothing is placed there any more."""
         self.nodes = tuple(other for other in self.nodes if other.name != node)
-        say(f"the agent on {node} is gone, or did not come")
+        log_line(f"the agent on {node} is gone, or did not come")
         for name, started in self._started.items():
             for planned in started.sets_on(node):
                 del started.sets[planned]
@@ -519,7 +521,7 @@ class WorkerPool:
             if not ready or not agent or rank in running.told:
                 continue
             master = running.master if rank else None
-            place = Place(rank, len(running.seats), running.key, master)
+            place = RankInfo(rank, len(running.seats), running.key, master)
             running.told.add(rank)
             assignment = encode(Assignment(running.task, place, running.started_at, bool(running.steps)))
             self._send(agent, {TO: seat.gpu[1], "message": {"task": assignment}})
@@ -545,7 +547,7 @@ class WorkerPool:
                 self._send(agent, {SIGNAL: int(number), "gpu": seat.gpu[1]})
 
 
-def _gpu_list(facts: NodeFacts) -> str:
+def _gpu_list(facts: AgentFacts) -> str:
     variables = (f", {name}={value}" for name, value in facts.devices.items())
     gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
     return "".join((*variables, *gpus))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetctl.model.ensemble import Member
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.scheduling.planners.base import Held
@@ -18,7 +18,7 @@ from hetctl.storage.step_fold import StepReport
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunObservation:
     """The members of a run at one moment.
 
     Parameters
@@ -31,12 +31,12 @@ class Seen:
         Those in training that were not told to leave, with what they are likely to have left.
     """
 
-    left: Mapping[str, Candidate]
-    waiting: tuple[Candidate, ...]
+    left: Mapping[str, Workload]
+    waiting: tuple[Workload, ...]
     held: tuple[Held, ...]
 
 
-class Members:
+class RunMembers:
     """The members of a run that still need training.
 
     `left`, `seen` and `rates_seen` take in what has been written until they are called, as far as trainers
@@ -76,7 +76,7 @@ class Members:
         self._look()
         self._state.keep()
 
-    def left(self) -> Mapping[str, Candidate]:
+    def left(self) -> Mapping[str, Workload]:
         """Return all, in training or not, as their finished epochs and their checkpoints tell."""
         self._look()
         return self._workloads.left
@@ -95,14 +95,14 @@ class Members:
         """Return what the run has used; `now` is in seconds since the epoch."""
         return self._state.used(now)
 
-    def seen(self, rounds: Iterable[ActiveRound], now: float) -> Seen:
+    def seen(self, rounds: Iterable[ActiveRound], now: float) -> RunObservation:
         """Look at all members; `now` is in seconds since the epoch."""
         self._look()
         left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
         waiting = tuple([candidate for name, candidate in left.items() if name not in busy])
         in_training = (held for open_round in rounds for held in self._held(open_round, now))
-        return Seen(left, waiting, tuple(in_training))
+        return RunObservation(left, waiting, tuple(in_training))
 
     def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
         """Return the rate, in samples/s, of the last epoch of each member in training that has one."""
@@ -141,8 +141,8 @@ class Members:
 
 
 def as_of_now(
-    candidate: Candidate, part_samples: int, rate: float, epoch_since: float | None, now: float
-) -> Candidate:
+    candidate: Workload, part_samples: int, rate: float, epoch_since: float | None, now: float
+) -> Workload:
     """Return a member in training with what it is likely to have left.
 
     Since its last epoch, or since its first step, it has trained at the predicted rate, but for no
@@ -151,7 +151,7 @@ def as_of_now(
 
     Parameters
     ----------
-    candidate : Candidate
+    candidate : Workload
         As its finished epochs and its last checkpoint tell.
     part_samples : int
         Samples of the unfinished epoch in that checkpoint.

@@ -14,7 +14,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.worker.group import Group, Link
+from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 MODULES = {
@@ -34,7 +34,7 @@ BEFORE_A_FORK = {
 """Modules that ranks share with the template from which they are forked."""
 
 
-class Network(Protocol):
+class TrainableNetwork(Protocol):
     """A built network with its optimizer, on this rank."""
 
     def train(self, batches: Batches) -> float:
@@ -62,7 +62,7 @@ class Network(Protocol):
         """Multiply the learning rate."""
 
 
-class Framework(Link, Protocol):
+class Framework(CollectiveBackend, Protocol):
     """What a module of this package provides under the name ``FRAMEWORK``."""
 
     def version(self) -> str:
@@ -102,7 +102,9 @@ class Framework(Link, Protocol):
             How many the node has.
         """
 
-    def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> Network:
+    def build(
+        self, member: Member, functions: UserFunctions, group: Group, sample: Samples
+    ) -> TrainableNetwork:
         """Build a member's network; `sample` is one batch, for layers that wait for their input."""
 
 

@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenFeed, Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.loaders import Feed, Lockstep
+from hetctl.runtime.data.loaders import Loader, Lockstep
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
-from hetctl.runtime.frameworks import Framework, Network, load_framework
+from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.group import Group, Place, SingleRank, join_group
+from hetctl.runtime.worker.group import Group, RankInfo, SingleRank, join_group
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 
 DATA_SEED = 0
@@ -26,7 +26,7 @@ DATA_SEED = 0
 
 
 @dataclass(frozen=True)
-class Share:
+class InputShare:
     """How a member comes by its batches on this rank.
 
     Parameters
@@ -40,18 +40,18 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltMember:
     """A member on this rank, ready to be trained."""
 
     group: Group
     framework: Framework
-    network: Network
-    training: Feed
-    validation: Feed
+    network: TrainableNetwork
+    training: Loader
+    validation: Loader
 
 
 @dataclass(frozen=True)
-class Supplies:
+class WorkerResources:
     """Data and functions that all members of an ensemble need.
 
     Parameters
@@ -96,7 +96,7 @@ class WorkerContext:
         told: Callable[[str], str | None] = lambda _: None,
         announce: Callable[[Address], None] = lambda _: None,
         give_sign: Callable[[], None] = lambda: None,
-        send_pulse: Callable[[Pulse], None] = lambda _: None,
+        send_pulse: Callable[[Heartbeat], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.group: Group = SingleRank()
@@ -108,14 +108,14 @@ class WorkerContext:
         self.send_written = send_written
         self.told = told
         self._next_sign = 0.0
-        self._supplies: Supplies | None = None
+        self._supplies: WorkerResources | None = None
 
     @property
     def is_supplied(self) -> bool:
         """Return true if what all members need is there."""
         return self._supplies is not None
 
-    def supply(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
+    def supply(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         """Get what all members of the ensemble need, unless it is there."""
         self._supplies = self._supplies or self._get_supplies(ensemble, sharing)
         self.sign()
@@ -125,13 +125,13 @@ class WorkerContext:
         self,
         ensemble: Ensemble,
         member: Member,
-        place: Place,
+        place: RankInfo,
         sharing: Sharing,
-        share: Share,
+        share: InputShare,
         stack: ExitStack,
         interfaces: NetworkInterfaces = ANY_INTERFACES,
         timeouts: Timeouts = USUAL_TIMEOUTS,
-    ) -> Built:
+    ) -> BuiltMember:
         """Get supplies; meet the group; build the network.
 
         Parameters
@@ -157,10 +157,12 @@ class WorkerContext:
         validation = self._open_validation(supplies, member, place, share)
         stack.callback(validation.close)
         self.sign()
-        return Built(self.group, supplies.framework, network, feed, validation)
+        return BuiltMember(self.group, supplies.framework, network, feed, validation)
 
     @staticmethod
-    def _open_validation(supplies: Supplies, member: Member, place: Place, share: Share) -> Feed:
+    def _open_validation(
+        supplies: WorkerResources, member: Member, place: RankInfo, share: InputShare
+    ) -> Loader:
         chunk = member.rows_evaluated * place.size
         stream = Stream(supplies.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
         # In lockstep a rank may have no preprocessor for training samples, but nobody evaluates for it.
@@ -182,7 +184,7 @@ class WorkerContext:
     def _prepare(self, framework: Framework, seed: int) -> None:
         framework.prepare(self.binding.cores, self.binding.device, seed)
 
-    def _get_supplies(self, ensemble: Ensemble, sharing: Sharing) -> Supplies:
+    def _get_supplies(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         framework = load_framework(ensemble.framework)
         self._prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
@@ -192,4 +194,4 @@ class WorkerContext:
         # What stays need not be looked through each time that a member's leavings are collected.
         gc.collect()
         gc.freeze()
-        return Supplies(framework, functions, len(training), open_feed, len(validation), open_held_out)
+        return WorkerResources(framework, functions, len(training), open_feed, len(validation), open_held_out)

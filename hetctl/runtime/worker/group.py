@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
-from hetctl.runtime.transport import LOCALHOST, Address, Door, Wire, knock
+from hetctl.runtime.transport import LOCALHOST, Address, Connection, Listener, connect
 
 BROKEN_S = 1.0
 """Who fails looks so long whether another rank failed before."""
@@ -64,7 +64,7 @@ class WiredGroup(Protocol):
         """As of any group."""
 
 
-class Link(Protocol):
+class CollectiveBackend(Protocol):
     """How the ranks of a group exchange gradients; each framework has its own.
 
     Attributes
@@ -86,7 +86,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """A rank's place in a group.
 
     Parameters
@@ -121,7 +121,7 @@ class SingleRank:
         """Nobody to wait for."""
 
 
-class Ranks:
+class ProcessGroup:
     """A group of several: rank 0 has a wire to each of the others.
 
     Parameters
@@ -136,10 +136,10 @@ class Ranks:
         self,
         rank: int,
         size: int,
-        wires: Sequence[Wire],
+        wires: Sequence[Connection],
         host: str,
         interface: str,
-        link: Link,
+        link: CollectiveBackend,
         hang_s: float,
     ) -> None:
         self.rank = rank
@@ -191,8 +191,8 @@ class Ranks:
 
 
 def join_group(
-    place: Place,
-    link: Link,
+    place: RankInfo,
+    link: CollectiveBackend,
     announce: Callable[[Address], None],
     interfaces: NetworkInterfaces = ANY_INTERFACES,
     timeouts: Timeouts = USUAL_TIMEOUTS,
@@ -232,15 +232,15 @@ def join_group(
 
 
 def _lead(
-    place: Place,
-    link: Link,
+    place: RankInfo,
+    link: CollectiveBackend,
     announce: Callable[[Address], None],
     interfaces: NetworkInterfaces,
     timeouts: Timeouts,
-) -> Ranks:
+) -> ProcessGroup:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
-    door = Door(place.key, control_address(interfaces.control))
+    door = Listener(place.key, control_address(interfaces.control))
     address = door.address
     try:
         announce(address)
@@ -252,17 +252,21 @@ def _lead(
     interface = named or interface_of(far[0].local_host if far else LOCALHOST)
     for wire in wires:
         wire.send({"host": here, "address": address.host, "interface": interface})
-    return Ranks(0, place.size, wires, LOCALHOST, interface, link, timeouts.hang_s)
+    return ProcessGroup(0, place.size, wires, LOCALHOST, interface, link, timeouts.hang_s)
 
 
 def _follow(
-    place: Place, master: Address, link: Link, interfaces: NetworkInterfaces, timeouts: Timeouts
-) -> Ranks:
+    place: RankInfo,
+    master: Address,
+    link: CollectiveBackend,
+    interfaces: NetworkInterfaces,
+    timeouts: Timeouts,
+) -> ProcessGroup:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
-    wire = knock(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
+    wire = connect(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
     theirs = wire.receive(timeouts.meeting_s)
     near = theirs["host"] == here
     host = LOCALHOST if near else theirs["address"]
     interface = named or (theirs["interface"] if near else interface_of(wire.local_host))
-    return Ranks(place.rank, place.size, [wire], host, interface, link, timeouts.hang_s)
+    return ProcessGroup(place.rank, place.size, [wire], host, interface, link, timeouts.hang_s)

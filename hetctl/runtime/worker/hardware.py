@@ -22,11 +22,11 @@ def gpu_and_driver() -> tuple[str, str]:
 
 
 def peak_memory() -> int:
-    """Return the most bytes held since `forget_peak`, on the GPU or of the node's memory."""
+    """Return the most bytes held since `reset_peak_memory`, on the GPU or of the node's memory."""
     return max(peak_gpu_memory(), _peak_of_the_node())
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Begin anew to look for the most memory in use, as far as the kernel and the framework can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
 
 EVERY_S = 2.0
 
-Send = Callable[[Pulse], None]
+Send = Callable[[Heartbeat], None]
 Busy = Callable[[], float | None]
 """Says which share of its device a process has used since it was last asked; None if nobody knows."""
 
@@ -61,7 +61,7 @@ class _Heart:
             if last[0]:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
-                pulse = Pulse(now, epoch, position, self._samples, rate, _number(loss), self._busy())
+                pulse = Heartbeat(now, epoch, position, self._samples, rate, _number(loss), self._busy())
                 with contextlib.suppress(ConnectionError):
                     self._send(pulse)
             last_at, last = now, (epoch, position)

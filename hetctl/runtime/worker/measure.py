@@ -12,21 +12,21 @@ from itertools import count
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.loaders import Batch, Feed
+from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.async_checkpoint import Saver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
-from hetctl.runtime.worker.context import Built, Share, WorkerContext
+from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.runtime.worker.trainer import check_metrics
-from hetctl.storage.profile_request import Measurements, Point, read_measurements
+from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 
 NO_END = 2**62
 SAVES = 2
@@ -46,14 +46,18 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
 
 
 def _measure_point(
-    measurements: Measurements, point: Point, assignment: Assignment, context: WorkerContext, stack: ExitStack
-) -> tuple[ProfilePoint, Built]:
+    measurements: Measurements,
+    point: ProfileTarget,
+    assignment: Assignment,
+    context: WorkerContext,
+    stack: ExitStack,
+) -> tuple[ProfilePoint, BuiltMember]:
     member, site = measurements.ensemble.member(point.member), measurements.site
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     context.supply(measurements.ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
-        *(measurements.ensemble, member, assignment.place, sharing, Share(), stack),
+        *(measurements.ensemble, member, assignment.place, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
     )
     built_s = time.perf_counter() - began
@@ -77,7 +81,7 @@ def _measure_point(
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
-        machine=Machine(site.gpu_type or gpu_type, driver, built.framework.version()),
+        machine=Hardware(site.gpu_type or gpu_type, driver, built.framework.version()),
         samples_per_epoch=built.training.samples,
         startup_s=built_s + once_s,
         evaluate_s=evaluate_s,
@@ -93,7 +97,7 @@ def _measure_point(
     return result, built
 
 
-def _train_steadily(built: Built, member: Member, context: WorkerContext) -> SteadyClock:
+def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
     """Train full batches until their rate is known."""
     clock = SteadyClock()
     feed = FullBatches(built.training, member.batch_size * built.group.size)
@@ -107,7 +111,9 @@ def _train_steadily(built: Built, member: Member, context: WorkerContext) -> Ste
     return clock
 
 
-def _epoch_ends(built: Built, member: Member, context: WorkerContext, step_s: float) -> tuple[float, float]:
+def _epoch_ends(
+    built: BuiltMember, member: Member, context: WorkerContext, step_s: float
+) -> tuple[float, float]:
     """Train the last full batch of an epoch and what is left behind it, a few times.
 
     Returns
@@ -129,14 +135,18 @@ def _epoch_ends(built: Built, member: Member, context: WorkerContext, step_s: fl
     return max(0.0, beyond[0]), max(0.0, statistics.fmean(beyond[1:]))
 
 
-def _save_seconds(built: Built, member: Member, context: WorkerContext, step_s: float, folder: Path) -> float:
+def _save_seconds(
+    built: BuiltMember, member: Member, context: WorkerContext, step_s: float, folder: Path
+) -> float:
     """Return what training loses by a checkpoint that is written beside it, a few times on average."""
     lost = [_save_beside(built, member, context, step_s, folder) for _ in range(SAVES)]
     shutil.rmtree(folder, ignore_errors=True)
     return max(0.0, statistics.fmean(lost))
 
 
-def _save_beside(built: Built, member: Member, context: WorkerContext, step_s: float, folder: Path) -> float:
+def _save_beside(
+    built: BuiltMember, member: Member, context: WorkerContext, step_s: float, folder: Path
+) -> float:
     written, steps = threading.Event(), 0
 
     def after_step(_position: int) -> None:
@@ -158,7 +168,7 @@ def _save_beside(built: Built, member: Member, context: WorkerContext, step_s: f
 class FullBatches:
     """One epoch without an end, of a feed's full batches alone; a smaller epoch is one batch."""
 
-    def __init__(self, feed: Feed, chunk: int) -> None:
+    def __init__(self, feed: Loader, chunk: int) -> None:
         self._feed = feed
         self._chunk = min(chunk, feed.samples)
         self.samples = NO_END
@@ -183,7 +193,7 @@ class FullBatches:
 class TimedFeed:
     """A feed that notes when it gave its first batch."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Loader) -> None:
         self._feed = feed
         self.samples = feed.samples
         self.sample = feed.sample
@@ -204,13 +214,15 @@ class TimedFeed:
             yield batch
 
 
-def _timed_evaluation(built: Built, epoch: int, context: WorkerContext) -> tuple[float, dict[str, float]]:
+def _timed_evaluation(
+    built: BuiltMember, epoch: int, context: WorkerContext
+) -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
     metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.sign))
     return time.perf_counter() - began, metrics
 
 
-def _checkpoint_seconds(built: Built, folder: Path) -> float:
+def _checkpoint_seconds(built: BuiltMember, folder: Path) -> float:
     if built.group.rank != 0:
         return 0.0
     began = time.perf_counter()

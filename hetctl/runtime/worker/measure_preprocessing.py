@@ -13,7 +13,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.sampler import sample_rng
-from hetctl.runtime.data.sources import ArraySource, Source, as_sources
+from hetctl.runtime.data.sources import ArraySource, SampleSource, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.event_files import EventWriter
@@ -62,7 +62,7 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     return samples, start, time.perf_counter()
 
 
-def _prepare(source: Source) -> tuple[int, float, float]:
+def _prepare(source: SampleSource) -> tuple[int, float, float]:
     samples, start = 0, time.perf_counter()
     while time.perf_counter() - start < PREPROCESS_S:
         number = samples % len(source)

@@ -13,8 +13,8 @@ from hetctl.model.run import NONE
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.context import Share
-from hetctl.runtime.worker.group import Place
+from hetctl.runtime.worker.context import InputShare
+from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json
 
 TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
@@ -54,7 +54,7 @@ class TrainingSpec:
     allocation: Allocation
     checkpoints: str
     deadline: float
-    shares: tuple[Share, ...]
+    shares: tuple[InputShare, ...]
     longest_s: float | None = None
     sharing: str = NONE
     preprocessors: int = 1
@@ -64,7 +64,7 @@ class TrainingSpec:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskMessage:
     """Work that the ranks of one group do together.
 
     Parameters
@@ -117,20 +117,20 @@ class Assignment:
         Whether the rank is one of a step that was started for this task.
     """
 
-    task: Task
-    place: Place
+    task: TaskMessage
+    place: RankInfo
     launched_at: float
     own_step: bool = False
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopMessage:
     """The end of a task for the ranks of its group: they leave with a checkpoint.
 
     Parameters
     ----------
     key : str
-        Of the group, as in its `Place`: the message may come when a rank has gone on to another task.
+        Of the group, as in its `RankInfo`: the message may come when a rank has gone on to another task.
     """
 
     key: str

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hetctl.model.errors import HetctlError
-from hetctl.model.exit_reason import EXIT_CODES, Why
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.runtime.best_effort_io import DISK_FULL_ERRORS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
-from hetctl.runtime.worker.messages import Task
+from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.storage.event_files import EventWriter
 
 OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
@@ -29,7 +29,7 @@ class _Silent:
         """Ranks other than 0 report nothing."""
 
 
-def writer_of(task: Task, send_written: Callable[[int], None]) -> EventWriter:
+def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWriter:
     """Return what writes the events of a task.
 
     Parameters
@@ -45,7 +45,7 @@ def writer_of(task: Task, send_written: Callable[[int], None]) -> EventWriter:
     return EventWriter(task.events, task.name, task.round, tell)
 
 
-def reporter(task: Task, group: Group, send_written: Callable[[int], None]) -> Any:
+def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None]) -> Any:
     """Return rank 0's event writer, as of `writer_of`, and a silent one for the others."""
     return writer_of(task, send_written) if group.rank == 0 else _Silent()
 
@@ -59,14 +59,14 @@ def report_failure(error: Exception, events: EventWriter) -> int:
     return EXIT_CODES[why]
 
 
-def why_failed(error: BaseException) -> Why:
+def why_failed(error: BaseException) -> ExitReason:
     """Tell a full memory or disk from an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
-        return Why.DISK_FULL
+        return ExitReason.DISK_FULL
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & OUT_OF_MEMORY_ERRORS or FULL_MEMORY in str(error):
-        return Why.OUT_OF_MEMORY
-    return Why.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
+        return ExitReason.OUT_OF_MEMORY
+    return ExitReason.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
 
 
 def _summary(error: Exception) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hetctl.runtime.worker.messages import Stop
+from hetctl.runtime.worker.messages import StopMessage
 from hetctl.scheduling.rounds import SIGNAL
 
 
@@ -26,7 +26,7 @@ class Stops:
         self._report = report
         self._to_report = False
 
-    def add(self, stop: Stop) -> None:
+    def add(self, stop: StopMessage) -> None:
         """Note the driver's word; the first reason stands."""
         self._reasons.setdefault(stop.key, stop.reason)
 

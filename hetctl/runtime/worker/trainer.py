@@ -16,8 +16,8 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.data.loaders import Feed
-from hetctl.runtime.frameworks import Network
+from hetctl.runtime.data.loaders import Loader
+from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.async_checkpoint import Report, Saver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.group import Group
@@ -93,9 +93,9 @@ class Trainer:
     """
 
     member: Member
-    network: Network
-    training: Feed
-    validation: Feed
+    network: TrainableNetwork
+    training: Loader
+    validation: Loader
     checkpoints: CheckpointFolder
     group: Group
     events: Reporter

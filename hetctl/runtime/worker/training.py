@@ -9,7 +9,7 @@ from pathlib import Path
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.node_leaders import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.context import Built, Share, WorkerContext
+from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.heartbeat import beating, cores_used, gpu_used
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
@@ -44,7 +44,7 @@ def _restarted_at(assignment: Assignment, context: WorkerContext) -> float | Non
 def _run(
     spec: TrainingSpec,
     assignment: Assignment,
-    built: Built,
+    built: BuiltMember,
     context: WorkerContext,
     restarted_at: float | None,
 ) -> None:
@@ -76,7 +76,7 @@ def _run(
         trainer.run()
 
 
-def _sharing(spec: TrainingSpec, share: Share, node: str) -> Sharing:
+def _sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
     """Say how this process comes by samples; a later member may want more preprocessors than this one."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
     return Sharing(spec.sharing, folder_of(spec.run, node), most, spec.timeouts)

@@ -21,12 +21,12 @@ from hetctl.model.exit_reason import LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.rank_logs import private_log
-from hetctl.runtime.transport import Wire
+from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
-from hetctl.runtime.worker.hardware import forget_peak
+from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
-from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, Stop
+from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, StopMessage
 from hetctl.runtime.worker.report_node import report_node
 from hetctl.runtime.worker.reporting import report_failure, writer_of
 from hetctl.runtime.worker.stops import Stops
@@ -56,7 +56,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.sched_setaffinity(0, binding.cores)
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
-    wire = Wire(channel)
+    wire = Connection(channel)
     stops = Stops(lambda: wire.send({"signalled": True}))
     inbox = Inbox(wire, stops)
     with ExitStack() as keep:
@@ -96,7 +96,7 @@ class Inbox:
         Takes the driver's word that a group is to leave.
     """
 
-    def __init__(self, wire: Wire, stops: Stops) -> None:
+    def __init__(self, wire: Connection, stops: Stops) -> None:
         self._wire = wire
         self._stops = stops
         self._queue: queue.Queue[Assignment | None] = queue.Queue()
@@ -120,7 +120,7 @@ class Inbox:
 
     def _take(self, message: Any) -> None:
         if "stop" in message:
-            self._stops.add(decode(Stop, message["stop"]))
+            self._stops.add(decode(StopMessage, message["stop"]))
         else:
             self._queue.put(decode(Assignment, message["task"]))
 
@@ -128,7 +128,7 @@ class Inbox:
 def work(assignment: Assignment, context: WorkerContext) -> int:
     """Do one task, its output in its log; return what to exit with, or 0 to go on."""
     with output_to(assignment.task.log):
-        forget_peak()
+        reset_peak_memory()
         try:
             WORK[assignment.task.kind](assignment, context)
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
 MAKESPAN, MEAN_JCT = "makespan", "mean-jct"
 OBJECTIVES = (MAKESPAN, MEAN_JCT)
@@ -62,7 +62,7 @@ class Held:
 
     Parameters
     ----------
-    candidate : Candidate
+    candidate : Workload
         As it is now: `startup_s` is what a new start would take.
     since_s : float
         When it got these GPUs.
@@ -70,7 +70,7 @@ class Held:
         It can be neither stopped nor moved.
     """
 
-    candidate: Candidate
+    candidate: Workload
     allocation: Allocation
     since_s: float
     fixed: bool = False
@@ -100,7 +100,7 @@ class Request:
         interruption of the run perhaps again.
     """
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[Workload]
     nodes: tuple[Node, ...]
     gpus: int
     round_index: int
@@ -144,7 +144,7 @@ class Decision:
     memory: Any = None
 
 
-def in_order_of_arrival(_candidate: Candidate, _options: Options) -> Any:
+def in_order_of_arrival(_candidate: Workload, _options: Options) -> Any:
     """Return the same for all: first come, first served."""
     return 0
 
@@ -179,7 +179,7 @@ class Planner:
     paradigm: Literal["global", "local", "elastic"]
     decide: Callable[[Request], Decision]
     shares: bool = False
-    order: Callable[[Candidate, Options], Any] = in_order_of_arrival
+    order: Callable[[Workload, Options], Any] = in_order_of_arrival
     reasons: Callable[[Request, Decision], Mapping[str, str]] = no_reasons
     alpha: float | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hetctl.model.site import Node
 
 
-class Room:
+class NodeCapacity:
     """Wishes that fit on nodes together, each on as few nodes as it needs.
 
     Fitting is judged by first-fit decreasing on counts alone, which is exact for nodes of up to 4

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.model.site import Node
-from hetctl.scheduling.planners.capacity import Room
-from hetctl.scheduling.planners.elastic import Job, allot, by_gain
+from hetctl.scheduling.planners.capacity import NodeCapacity
+from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
 from hetctl.scheduling.planners.knapsack_exchange import exchange
 
 
@@ -22,7 +22,7 @@ def twice(gpus: int) -> int:
     return 2 * gpus
 
 
-def double(jobs: Sequence[Job], nodes: Sequence[Node]) -> dict[str, int]:
+def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member, powers of two but for what fixed ones hold."""
     counts = allot(jobs, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
@@ -31,7 +31,7 @@ def double(jobs: Sequence[Job], nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
-    room = Room(nodes)
+    room = NodeCapacity(nodes)
     return all(room.change(0, gpus) for gpus in counts.values())
 
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request
-from hetctl.scheduling.planners.capacity import Room
-from hetctl.scheduling.planners.placement import realise
+from hetctl.scheduling.planners.capacity import NodeCapacity
+from hetctl.scheduling.planners.placement import place_members
 
 Step = Callable[[int], int]
 """From a number of GPUs to the next one that is looked at."""
 
 
 @dataclass(frozen=True)
-class Job:
+class ResizeCandidate:
     """A member, and what numbers of GPUs would mean to it.
 
     Parameters
@@ -33,7 +33,7 @@ class Job:
         GPUs that it gets at once, or none.
     """
 
-    candidate: Candidate
+    candidate: Workload
     rates: Mapping[int, float]
     holds: int = 0
     fixed: bool = False
@@ -54,14 +54,14 @@ class Job:
         return (self.seconds(before) - self.seconds(after)) / (after - before)
 
 
-Choose = Callable[[Sequence[Job], Sequence[Node]], dict[str, int]]
+Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
 """From members, and nodes with the GPUs that are to be had, to GPUs by member."""
 
 
-def jobs_of(request: Request) -> list[Job]:
+def jobs_of(request: Request) -> list[ResizeCandidate]:
     """Return all members: first those in training, then those that wait in the order they came."""
-    held = [Job(h.candidate, h.candidate.rates, h.allocation.gpus, h.fixed) for h in request.held]
-    return held + [Job(candidate, candidate.rates) for candidate in request.candidates]
+    held = [ResizeCandidate(h.candidate, h.candidate.rates, h.allocation.gpus, h.fixed) for h in request.held]
+    return held + [ResizeCandidate(candidate, candidate.rates) for candidate in request.candidates]
 
 
 def movable_nodes(request: Request) -> list[Node]:
@@ -75,7 +75,7 @@ def movable_nodes(request: Request) -> list[Node]:
     return [Node(name, tuple(here)) for name, here in gpus.items()]
 
 
-def allot(jobs: Sequence[Job], nodes: Sequence[Node], step: Step) -> dict[str, int]:
+def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) -> dict[str, int]:
     """Return GPUs by member: the least for each as long as there are any, then steps for who gains most.
 
     Members in training come first, as far as they are to keep what they have: nobody is made smaller
@@ -83,7 +83,7 @@ def allot(jobs: Sequence[Job], nodes: Sequence[Node], step: Step) -> dict[str, i
     step gains nothing, or if there are not enough GPUs for it on as few nodes as the member then
     needs. Fixed members are left out.
     """
-    room = Room(nodes)
+    room = NodeCapacity(nodes)
     growing = [job for job in jobs if not job.fixed and room.left and room.change(0, job.least)]
     counts = {job.name: job.least for job in growing}
     kept = {job.name: _kept(job, step) for job in growing}
@@ -92,7 +92,7 @@ def allot(jobs: Sequence[Job], nodes: Sequence[Node], step: Step) -> dict[str, i
     return counts
 
 
-def _kept(job: Job, step: Step) -> int:
+def _kept(job: ResizeCandidate, step: Step) -> int:
     """Return the number up to what a member holds that is best for it, a restart counted."""
     best = gpus = job.least
     while (gpus := step(gpus)) <= job.holds and gpus in job.rates:
@@ -102,7 +102,11 @@ def _kept(job: Job, step: Step) -> int:
 
 
 def _grow(
-    jobs: Sequence[Job], counts: dict[str, int], room: Room, step: Step, kept: Mapping[str, int]
+    jobs: Sequence[ResizeCandidate],
+    counts: dict[str, int],
+    room: NodeCapacity,
+    step: Step,
+    kept: Mapping[str, int],
 ) -> None:
     """Take step after step, that with the greatest gain first: all up to what is kept, else who gains."""
 
@@ -129,7 +133,7 @@ def _grow(
 def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
     """Place members; who finds no room all the same goes back by as many steps as it must."""
     while True:
-        decision, given = realise(request, counts)
+        decision, given = place_members(request, counts)
         short = {name: _reached(given[name], step) for name in counts if given[name] < counts[name]}
         if all(given[name] == gpus for name, gpus in short.items()):
             return decision
@@ -156,7 +160,9 @@ def by_gain(name: str, step: Step, choose: Choose) -> Planner:
     return Planner(name, "elastic", decide, reasons=reasons)
 
 
-def explain(request: Request, decision: Decision, jobs: Sequence[Job], step: Step) -> dict[str, str]:
+def explain(
+    request: Request, decision: Decision, jobs: Sequence[ResizeCandidate], step: Step
+) -> dict[str, str]:
     """Say of each member with GPUs what its next step would save, and who waits."""
     given = given_by(request, decision)
     words = {job.name: _holds(job, given[job.name], step) for job in jobs if job.name in given}
@@ -174,7 +180,7 @@ def given_by(request: Request, decision: Decision) -> dict[str, int]:
     return given | {allocation.member: allocation.gpus for allocation in decision.start}
 
 
-def _holds(job: Job, gpus: int, step: Step) -> str:
+def _holds(job: ResizeCandidate, gpus: int, step: Step) -> str:
     count = count_of(gpus)
     if job.fixed:
         return f"{count}: it can be neither stopped nor moved"

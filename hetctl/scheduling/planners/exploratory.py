@@ -16,11 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request
-from hetctl.scheduling.planners.capacity import Room
+from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.doubling import double, twice
-from hetctl.scheduling.planners.elastic import Job, count_of, explain, give, given_by, jobs_of, movable_nodes
+from hetctl.scheduling.planners.elastic import (
+    ResizeCandidate,
+    count_of,
+    explain,
+    give,
+    given_by,
+    jobs_of,
+    movable_nodes,
+)
 from hetctl.scheduling.planners.rate_learning import EXPLORED, STAGE_S, Known, powers_of_two, ready_s
 
 Parts = tuple[Placement, ...]
@@ -82,8 +90,8 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     stages = {job.name: known.next_stage(job.candidate) for job in jobs if not job.fixed}
     if not any(stages.values()):
         return {}
-    room = Room(movable_nodes(request))
-    explorers: dict[str, tuple[Job, int]] = {}
+    room = NodeCapacity(movable_nodes(request))
+    explorers: dict[str, tuple[ResizeCandidate, int]] = {}
     for job in jobs:
         if job.fixed or not room.left or not room.change(0, 1):
             continue
@@ -130,7 +138,7 @@ def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts],
     return kept, stages
 
 
-def _stage(candidate: Candidate, known: Known, kept: Parts) -> Allocation:
+def _stage(candidate: Workload, known: Known, kept: Parts) -> Allocation:
     """Return the allocation of a member's next stage, on the first of the GPUs that it keeps."""
     size = sum(len(part.gpus) for part in kept)
     gpus = known.next_stage(candidate, size) or size
@@ -161,7 +169,7 @@ def _placements(request: Request, decision: Decision) -> dict[str, Parts]:
 
 def _most(request: Request) -> int:
     """Return on how many GPUs a member can explore if the whole cluster is its own."""
-    sizes = [gpus for gpus in powers_of_two(EXPLORED) if Room(request.all_nodes).change(0, gpus)]
+    sizes = [gpus for gpus in powers_of_two(EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
     return max(sizes, default=1)
 
 

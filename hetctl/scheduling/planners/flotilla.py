@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
 
@@ -25,7 +25,7 @@ def decide(request: Request) -> Decision:
     )
 
 
-def create_flotilla(candidates: Sequence[Candidate], gpus: int, options: Options) -> dict[str, int]:
+def create_flotilla(candidates: Sequence[Workload], gpus: int, options: Options) -> dict[str, int]:
     """Return the members of the flotilla with their GPUs (Algorithm 2, lines 1 to 11).
 
     The paper searches all candidates for the best next member again and again (Equation 3). As the
@@ -48,7 +48,7 @@ def create_flotilla(candidates: Sequence[Candidate], gpus: int, options: Options
     return counts
 
 
-def share_leftover(candidates: Sequence[Candidate], counts: dict[str, int], gpus: int) -> None:
+def share_leftover(candidates: Sequence[Workload], counts: dict[str, int], gpus: int) -> None:
     """Give GPUs that are left to the slowest member, one by one (Algorithm 2, lines 12 to 16).
 
     A member gets no more at its limit, or where one more would not make it faster; GPUs that make
@@ -69,7 +69,7 @@ def share_leftover(candidates: Sequence[Candidate], counts: dict[str, int], gpus
             heapq.heappop(slowest)
 
 
-def _near(candidate: Candidate, reference: float, delta: float, limit: int) -> Iterator[tuple[int, float]]:
+def _near(candidate: Workload, reference: float, delta: float, limit: int) -> Iterator[tuple[int, float]]:
     """Yield the counts of GPUs whose rate is within `delta` of the reference rate.
 
     The search ends where the rate first passes that window: beyond it, a member could only come
@@ -99,7 +99,7 @@ def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placeme
         counts = {name: count for name, count in counts.items() if count}
 
 
-def _allocation(candidate: Candidate, placement: tuple[Placement, ...]) -> Allocation:
+def _allocation(candidate: Workload, placement: tuple[Placement, ...]) -> Allocation:
     gpus = sum(len(part.gpus) for part in placement)
     return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.fluid_bound import Envelope, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request
-from hetctl.scheduling.planners.capacity import Room
-from hetctl.scheduling.planners.placement import realise
+from hetctl.scheduling.planners.capacity import NodeCapacity
+from hetctl.scheduling.planners.placement import place_members
 
 URGENT = 0.999
 """A member whose share of the time left is at least this cannot wait any longer."""
@@ -30,7 +30,7 @@ LEAST_SHARE_S = 1.0
 
 
 @dataclass
-class Job:
+class FluidCandidate:
     """A member beside the fluid optimum.
 
     Parameters
@@ -44,7 +44,7 @@ class Job:
         What it is to have now.
     """
 
-    candidate: Candidate
+    candidate: Workload
     held: Held | None
     envelope: Envelope
     low: int = 0
@@ -71,7 +71,7 @@ class Job:
         """Return how long the work left takes on so many GPUs, start-up left out."""
         return self.candidate.samples_left / self.candidate.rates[gpus]
 
-    def grow(self, room: Room, gpus: int) -> None:
+    def grow(self, room: NodeCapacity, gpus: int) -> None:
         """Take as many GPUs as there is room for, up to `gpus`."""
         for wish in range(gpus, self.gpus, -1):
             if room.change(self.gpus, wish):
@@ -87,22 +87,25 @@ def decide(request: Request) -> Decision:
     if request.options.objective == MEAN_JCT:
         return mean_jct.decide(request)
     jobs, time_s = mixtures(request)
-    choose(jobs, Room(request.all_nodes), time_s)
-    decision, given = realise(request, {job.candidate.name: job.gpus for job in jobs})
+    choose(jobs, NodeCapacity(request.all_nodes), time_s)
+    decision, given = place_members(request, {job.candidate.name: job.gpus for job in jobs})
     for job in jobs:
         job.gpus = given.get(job.candidate.name, 0)
     again_s = _next_change(jobs, request.now_s, time_s)
     return replace(decision, again_s=again_s, memory=request.now_s + time_s)
 
 
-def mixtures(request: Request) -> tuple[list[Job], float]:
+def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
     """Return each member with its corners and share, and the fluid bound of the work left in seconds."""
     jobs = [
         *(
-            Job(held.candidate, held, envelope_of(held.candidate.rates, request.gpus))
+            FluidCandidate(held.candidate, held, envelope_of(held.candidate.rates, request.gpus))
             for held in request.held
         ),
-        *(Job(waiting, None, envelope_of(waiting.rates, request.gpus)) for waiting in request.candidates),
+        *(
+            FluidCandidate(waiting, None, envelope_of(waiting.rates, request.gpus))
+            for waiting in request.candidates
+        ),
     ]
     works = [(job.candidate.samples_left, job.envelope) for job in jobs if job.candidate.samples_left > 0]
     time_s = fluid_time(works, request.gpus, _expected_s(request))
@@ -116,7 +119,7 @@ def _expected_s(request: Request) -> float:
     return float(request.memory) - request.now_s if request.memory is not None else 0.0
 
 
-def _mix(job: Job, time_s: float) -> None:
+def _mix(job: FluidCandidate, time_s: float) -> None:
     """Solve slow * (time on `low`) + fast * (time on `high`) = work left, restarts taken off either time."""
     left, curve, start_s = job.candidate.samples_left, job.envelope, job.start_s
     at = curve.corner_above(left / time_s) if time_s else 1
@@ -129,7 +132,7 @@ def _mix(job: Job, time_s: float) -> None:
     job.share_s = work / (fast - slow)
 
 
-def choose(jobs: list[Job], room: Room, time_s: float) -> None:
+def choose(jobs: list[FluidCandidate], room: NodeCapacity, time_s: float) -> None:
     """Set the GPUs of each job, as far as they fit on the nodes together."""
     for job in jobs:
         if job.fixed:
@@ -142,7 +145,7 @@ def choose(jobs: list[Job], room: Room, time_s: float) -> None:
         _finish(free, room)
 
 
-def _follow_the_optimum(jobs: list[Job], room: Room, time_s: float) -> None:
+def _follow_the_optimum(jobs: list[FluidCandidate], room: NodeCapacity, time_s: float) -> None:
     for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
         job.grow(room, job.low)
     for job in sorted(
@@ -154,7 +157,7 @@ def _follow_the_optimum(jobs: list[Job], room: Room, time_s: float) -> None:
         job.grow(room, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
 
 
-def _finish(jobs: list[Job], room: Room) -> None:
+def _finish(jobs: list[FluidCandidate], room: NodeCapacity) -> None:
     """Near the end stop nobody: let who waits start, the longest first, and who is last grow if it gains."""
     for job in jobs:
         job.grow(room, job.holds)
@@ -167,7 +170,7 @@ def _finish(jobs: list[Job], room: Room) -> None:
             job.grow(room, most)
 
 
-def _next_change(jobs: list[Job], now_s: float, time_s: float) -> float | None:
+def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> float | None:
     """When a member will have had its share, or cannot wait for it any longer.
 
     Who has no lower corner is done with its share, and that is noticed anyway.
@@ -196,7 +199,7 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     return {job.candidate.name: _reason(job, gpus[job.candidate.name], time_s) for job in jobs}
 
 
-def _reason(job: Job, gpus: int, time_s: float) -> str:
+def _reason(job: FluidCandidate, gpus: int, time_s: float) -> str:
     needed = job.candidate.samples_left / time_s if time_s else 0.0
     share = min(max(job.share_s / time_s, 0.0), 1.0) if time_s else 0.0
     text = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request
 
 
@@ -101,7 +101,7 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
     return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
 
 
-def _on_types(candidate: Candidate, gpus: Mapping[str, int], balance: bool) -> Candidate:
+def _on_types(candidate: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
     """Return the member as it is on so many GPUs of each type at once."""
     return candidate.on_balanced(gpus) if balance else candidate.on_slowest(gpus)
 
@@ -119,7 +119,7 @@ class _Line:
     nodes: list[Node] = field(default_factory=list)
     free: list[Node] = field(default_factory=list)
     held: set[str] = field(default_factory=set)
-    waiting: dict[str, Candidate] = field(default_factory=dict)
+    waiting: dict[str, Workload] = field(default_factory=dict)
     work: float = 0.0
 
     @property
@@ -157,7 +157,7 @@ def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
     return {gpu_type: _part(request, gpu_type, line) for gpu_type, line in lines.items()}
 
 
-def _assign(candidates: Iterable[Candidate], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
+def _assign(candidates: Iterable[Workload], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
     """Let each member wait where it did, and new ones, the longest first, where they would be done first."""
     new = []
     for candidate in candidates:
@@ -168,7 +168,7 @@ def _assign(candidates: Iterable[Candidate], lines: Mapping[str, _Line], before:
     gpus = {gpu_type: max(line.gpus, 1) for gpu_type, line in lines.items()}
     alone = {c.name: {gpu_type: _single_s(c.on_type(gpu_type)) for gpu_type in gpus} for c in new}
 
-    def done_s(candidate: Candidate, gpu_type: str) -> float:
+    def done_s(candidate: Workload, gpu_type: str) -> float:
         on_all = (lines[gpu_type].work + alone[candidate.name][gpu_type]) / gpus[gpu_type]
         return max(on_all, _least_s(candidate.on_type(gpu_type), gpus[gpu_type]))
 
@@ -176,7 +176,7 @@ def _assign(candidates: Iterable[Candidate], lines: Mapping[str, _Line], before:
         _join(lines, min(gpus, key=lambda gpu_type: done_s(candidate, gpu_type)), candidate)
 
 
-def _join(lines: Mapping[str, _Line], gpu_type: str, candidate: Candidate) -> None:
+def _join(lines: Mapping[str, _Line], gpu_type: str, candidate: Workload) -> None:
     lines[gpu_type].waiting[candidate.name] = candidate
     lines[gpu_type].work += _single_s(candidate.on_type(gpu_type))
 
@@ -241,9 +241,9 @@ def _remembered(memory: Any, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _single_s(candidate: Candidate) -> float:
+def _single_s(candidate: Workload) -> float:
     return candidate.samples_left / candidate.rates[1]
 
 
-def _least_s(candidate: Candidate, gpus: int) -> float:
+def _least_s(candidate: Workload, gpus: int) -> float:
     return candidate.samples_left / max(rate for m, rate in candidate.rates.items() if m <= gpus)

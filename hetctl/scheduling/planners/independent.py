@@ -6,7 +6,7 @@ import hashlib
 from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 
 
@@ -21,7 +21,7 @@ def decide(request: Request) -> Decision:
     )
 
 
-def drawn(candidate: Candidate, options: Options) -> bytes:
+def drawn(candidate: Workload, options: Options) -> bytes:
     """Return a candidate's place in an order drawn from the seed and the members' names alone.
 
     The order of two members never depends on who else is left, so refills and later jobs go on in

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.job import JobSize, Prospect
+from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound
 
 FAST_ENOUGH = 1.05
@@ -60,10 +60,10 @@ def grace_of(wall_s: int) -> int:
 def prospects(
     site: Site,
     bins: Sequence[Bin],
-    members: Sequence[Candidate],
+    members: Sequence[Workload],
     gpus: int | None = None,
     wall_s: int | None = None,
-) -> list[Prospect]:
+) -> list[JobSizeOption]:
     """Return what each size comes to, by rising numbers of nodes.
 
     Parameters
@@ -92,7 +92,7 @@ def prospects(
     return sorted(found, key=lambda p: (p.size.nodes, p.makespan_s))
 
 
-def best_of(found: Sequence[Prospect], budget: Budget) -> Prospect:
+def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
     """Return the smallest that is nearly the fastest of those that waste little and keep the budget.
 
     If none keeps the budget, the one that uses fewest GPU-hours is taken: the run then stops there.
@@ -106,13 +106,13 @@ def best_of(found: Sequence[Prospect], budget: Budget) -> Prospect:
     return next(p for p in thrifty if p.makespan_s <= FAST_ENOUGH * least_s)
 
 
-def _keeps(prospect: Prospect, budget: Budget) -> bool:
+def _keeps(prospect: JobSizeOption, budget: Budget) -> bool:
     return prospect.gpu_hours <= (budget.gpu_hours or math.inf) and prospect.jobs <= (
         budget.max_jobs or math.inf
     )
 
 
-def _node_counts(site: Site, b: Bin, members: Sequence[Candidate], gpus: int | None) -> list[int]:
+def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | None) -> list[int]:
     """Return powers of two and the bin's ends, up to the GPUs that members could use at all."""
     if gpus is not None:
         nodes = -(-gpus // site.gpus_per_node)
@@ -124,8 +124,8 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Candidate], gpus: int | N
 
 
 def _prospect(
-    site: Site, b: Bin, nodes: int, members: Sequence[Candidate], gpus: int | None, wall_s: int | None
-) -> Prospect | None:
+    site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
+) -> JobSizeOption | None:
     """Return what jobs of so many nodes come to; None if they are too short to train in."""
     held = gpus or nodes * site.gpus_per_node
     start_s = _startup_s(members)
@@ -139,10 +139,10 @@ def _prospect(
     wanted_s = SLACK * makespan_s / jobs + start_s + LONGEST_GRACE_S
     asked_s = wall_s or min(longest_s, max(LEAST_WALL_S, _round_up(wanted_s)))
     size = JobSize(b.queue, held, nodes, asked_s, grace_of(asked_s))
-    return Prospect(size, jobs, makespan_s, held * makespan_s / 3600)
+    return JobSizeOption(size, jobs, makespan_s, held * makespan_s / 3600)
 
 
-def _startup_s(members: Sequence[Candidate]) -> float:
+def _startup_s(members: Sequence[Workload]) -> float:
     return max((member.startup_s for member in members), default=0.0)
 
 

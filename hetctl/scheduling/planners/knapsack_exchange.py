@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.scheduling.planners.elastic import Job
+from hetctl.scheduling.planners.elastic import ResizeCandidate
 
 LOOKED_AT = 8
 """Members that are looked at of those that would gain, or lose, equally many GPUs."""
@@ -44,7 +44,7 @@ class _Plan:
         return found
 
 
-def exchange(jobs: Sequence[Job], counts: Mapping[str, int], left: int) -> dict[str, int]:
+def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
     """Return counts with a total time that no further exchange makes shorter.
 
     Members that keep the GPUs they have do not get fewer.
@@ -65,7 +65,7 @@ def exchange(jobs: Sequence[Job], counts: Mapping[str, int], left: int) -> dict[
     return better
 
 
-def _changes(jobs: Sequence[Job], counts: Mapping[str, int]) -> dict[str, list[Change]]:
+def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict[str, list[Change]]:
     """Return the changes that matter, by member."""
     by_gpus: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
     for job in jobs:
@@ -79,7 +79,7 @@ def _changes(jobs: Sequence[Job], counts: Mapping[str, int]) -> dict[str, list[C
     return changes
 
 
-def _worth_trying(job: Job, gpus: int) -> list[int]:
+def _worth_trying(job: ResizeCandidate, gpus: int) -> list[int]:
     """Return twice and four times as many GPUs where that gains anything, and a half and a quarter."""
     fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
     more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]

@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.fluid_bound import Envelope, envelope_of
 from hetctl.scheduling.planners.base import Decision, Request
-from hetctl.scheduling.planners.capacity import Room
-from hetctl.scheduling.planners.placement import realise
+from hetctl.scheduling.planners.capacity import NodeCapacity
+from hetctl.scheduling.planners.placement import place_members
 
 POWER = 1.5
 """Of the work left, by which saved seconds are divided. At 1 only a member's scaling would count; the best
@@ -26,10 +26,10 @@ mean times on Capes' Table 3 are between 1.25 and 1.6."""
 
 
 @dataclass
-class Job:
+class JctCandidate:
     """A member, the GPUs that it has now (`holds`) and those that it is to have."""
 
-    candidate: Candidate
+    candidate: Workload
     envelope: Envelope
     holds: int
     fixed: bool
@@ -58,7 +58,7 @@ class Job:
 def decide(request: Request) -> Decision:
     """Give a GPU to each, the least work first, then let grow who gains most."""
     jobs = _jobs(request)
-    room = Room(request.all_nodes)
+    room = NodeCapacity(request.all_nodes)
     for job in jobs:
         if job.fixed and room.change(0, job.holds):
             job.gpus = job.holds
@@ -67,20 +67,20 @@ def decide(request: Request) -> Decision:
         if room.left and room.change(0, 1):
             job.gpus = 1
     _grow([job for job in growing if job.gpus], room)
-    return realise(request, {job.candidate.name: job.gpus for job in jobs})[0]
+    return place_members(request, {job.candidate.name: job.gpus for job in jobs})[0]
 
 
-def _jobs(request: Request) -> list[Job]:
+def _jobs(request: Request) -> list[JctCandidate]:
     """Return the members by their work left; who trains is overtaken only if stopping it pays."""
     jobs = [
-        Job(h.candidate, envelope_of(h.candidate.rates, request.gpus), h.allocation.gpus, h.fixed)
+        JctCandidate(h.candidate, envelope_of(h.candidate.rates, request.gpus), h.allocation.gpus, h.fixed)
         for h in request.held
     ]
-    jobs += [Job(c, envelope_of(c.rates, request.gpus), 0, False) for c in request.candidates]
+    jobs += [JctCandidate(c, envelope_of(c.rates, request.gpus), 0, False) for c in request.candidates]
     return sorted(jobs, key=lambda job: job.work + (0.0 if job.holds else job.candidate.interruption_s))
 
 
-def _grow(jobs: list[Job], room: Room) -> None:
+def _grow(jobs: list[JctCandidate], room: NodeCapacity) -> None:
     queue = [entry for order, job in enumerate(jobs) for entry in _growth(job, order)]
     heapq.heapify(queue)
     while queue and room.left:
@@ -96,7 +96,7 @@ def _grow(jobs: list[Job], room: Room) -> None:
                 heapq.heappush(queue, (-job.gain(half), order, half))
 
 
-def _growth(job: Job, order: int) -> list[tuple[float, int, int]]:
+def _growth(job: JctCandidate, order: int) -> list[tuple[float, int, int]]:
     """Return the next corner as an entry of the queue, the greatest gain first, if it gains anything."""
     gpus = job.next_corner()
     gain = job.gain(gpus) if gpus else 0.0
@@ -115,7 +115,7 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     return words
 
 
-def _reason(job: Job, ahead: int) -> str:
+def _reason(job: JctCandidate, ahead: int) -> str:
     if not job.gpus:
         return f"waits: {ahead} members have less work left than its {job.work:.0f} GPU-seconds"
     count = f"{job.gpus} GPU{'s' * (job.gpus != 1)} for {job.work:.0f} GPU-seconds of work left"

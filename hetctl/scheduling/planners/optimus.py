@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.model.site import Node
-from hetctl.scheduling.planners.elastic import Job, allot, by_gain
+from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
 
 
 def one_more(gpus: int) -> int:
@@ -18,7 +18,7 @@ def one_more(gpus: int) -> int:
     return gpus + 1
 
 
-def add(jobs: Sequence[Job], nodes: Sequence[Node]) -> dict[str, int]:
+def add(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member."""
     return allot(jobs, nodes, one_more)
 

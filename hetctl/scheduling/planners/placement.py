@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Held, Request
 
 NODES_LOOKED_AT = 64
@@ -22,7 +22,7 @@ class _Place:
     movable: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def realise(request: Request, counts: Mapping[str, int]) -> tuple[Decision, dict[str, int]]:
+def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision, dict[str, int]]:
     """Return the decision by which members get their `counts`, and what each of them really gets.
 
     Who has as many GPUs as it is to have keeps them, unless it has to make room for a larger member;
@@ -190,6 +190,6 @@ class _Board:
         return Decision(start, stop)
 
 
-def _allocation(candidate: Candidate, placement: tuple[Placement, ...]) -> Allocation:
+def _allocation(candidate: Workload, placement: tuple[Placement, ...]) -> Allocation:
     gpus = sum(len(part.gpus) for part in placement)
     return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.allreduce_model import fitted_rates
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.planners.elastic import Job
+from hetctl.scheduling.planners.elastic import ResizeCandidate
 
 STAGE_S = 150.0
 """A rate is known after so long on that number of GPUs: the paper's 2.5 minutes."""
@@ -32,19 +32,19 @@ class Known:
             if now_s >= ready_s(member):
                 self._counts[self.key(member.candidate)].add(member.allocation.gpus)
 
-    def key(self, candidate: Candidate) -> str:
+    def key(self, candidate: Workload) -> str:
         """Return what has the same rates as the candidate: its family, or only itself."""
         if self._shared and candidate.family:
             return f"family {candidate.family}"
         return f"member {candidate.name}"
 
-    def next_stage(self, candidate: Candidate, limit: int = EXPLORED) -> int | None:
+    def next_stage(self, candidate: Workload, limit: int = EXPLORED) -> int | None:
         """Return the first power of two whose rate is to be explored; None if all are known."""
         known = self._counts[self.key(candidate)]
         stages = powers_of_two(min(limit, EXPLORED, candidate.max_gpus))
         return next((gpus for gpus in stages if gpus not in known), None)
 
-    def rates(self, candidate: Candidate) -> dict[int, float]:
+    def rates(self, candidate: Workload) -> dict[int, float]:
         """Return the rates on powers of two up to the first one that is still to be explored.
 
         Beyond what is explored stands Equation 5 of Capes et al., fitted to what is known.
@@ -61,7 +61,7 @@ class Known:
                 break
         return rates
 
-    def job(self, job: Job) -> Job:
+    def job(self, job: ResizeCandidate) -> ResizeCandidate:
         """Return a member as one with known rates alone."""
         return replace(job, rates=self.rates(job.candidate))
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.exit_reason import Why
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import Core, JobOptions
@@ -26,9 +26,9 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
-from hetctl.scheduling.simulate.simulated_members import Members
-from hetctl.scheduling.simulate.simulated_step import Step, begin_at_pace, lost, paced, stopped
+from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
+from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pace, lost, paced, stopped
 
 Note = Callable[[Request, Decision], None]
 
@@ -52,11 +52,11 @@ class Engine:
         self,
         planner: Planner,
         arrivals: Iterable[Arrival],
-        world: World,
+        world: Scenario,
         options: Options,
         note: Note | None = None,
     ) -> None:
-        self._members = Members(planner, options, world.seen)
+        self._members = SimulatedMembers(planner, options, world.seen)
         self.steps = self._members.steps
         self.planning_s: list[float] = []
         self.now = 0.0
@@ -156,7 +156,9 @@ class Engine:
     def _is_lockstep(self) -> bool:
         return self._planner.shares and self._world.lockstep
 
-    def _begun(self, allocation: Allocation, number: int, start_s: float, rate: float | None) -> Step:
+    def _begun(
+        self, allocation: Allocation, number: int, start_s: float, rate: float | None
+    ) -> SimulatedStep:
         """Return the step of a member."""
         candidate = self._members.unfinished[allocation.member]
         step = begin_at_pace(candidate, allocation, number, start_s, *self._limits, rate)
@@ -204,7 +206,7 @@ class Engine:
             yield MemberArrived(self.now, candidate.name)
 
     def _step_ends(self, index: int, _node: str) -> Iterator[Event]:
-        yield self._end(index, Why.TOLD)
+        yield self._end(index, ExitReason.TOLD)
 
     def _node_fails(self, _index: int, node: str) -> Iterator[Event]:
         """Let a node fail, and with it the steps that it has a part of."""
@@ -235,19 +237,19 @@ class Engine:
         """End a step whose node has failed."""
         assert self._world.failures is not None
         self.steps[index] = lost(self.steps[index], self.now, self._world.failures.checkpoint_every_s)
-        return self._end(index, Why.NODE_FAILURE)
+        return self._end(index, ExitReason.NODE_FAILURE)
 
-    def _end(self, index: int, why: Why) -> StepEnded:
+    def _end(self, index: int, why: ExitReason) -> StepEnded:
         """End a step: for that reason, if the member has not converged."""
         step = self._members.end(index)
         self._rounds[step.round_index].discard(index)
         self._touched.add(step.round_index)
         if step.converged:
-            return StepEnded(self.now, step.candidate.name, Why.FINISHED)
-        no_room = why is Why.TOLD and not self._was_told(step)
+            return StepEnded(self.now, step.candidate.name, ExitReason.FINISHED)
+        no_room = why is ExitReason.TOLD and not self._was_told(step)
         return StepEnded(self.now, step.candidate.name, why, no_room)
 
-    def _was_told(self, step: Step) -> bool:
+    def _was_told(self, step: SimulatedStep) -> bool:
         """Return true if the member in training was told to leave."""
         return self._core.running[step.candidate.name].leaving
 
@@ -287,7 +289,7 @@ _WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[Event
 }
 
 
-def _too_short(clock: Clock, member: str, needed_s: float) -> InfeasibleError:
+def _too_short(clock: JobTiming, member: str, needed_s: float) -> InfeasibleError:
     wall_s = math.floor(clock.wall_s or 0.0)
     return InfeasibleError(
         f"round limit {_limit(wall_s)} is shorter than start-up, checkpoint and grace of {member}"

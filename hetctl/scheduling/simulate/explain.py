@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request
 
 MOST_NAMED = 3
@@ -40,7 +40,7 @@ def _given(request: Request, decision: Decision) -> dict[str, Allocation]:
     return left | {allocation.member: allocation for allocation in decision.start}
 
 
-def _reason(candidate: Candidate, allocation: Allocation, whole_s: float) -> str:
+def _reason(candidate: Workload, allocation: Allocation, whole_s: float) -> str:
     efficiency = allocation.rate / (allocation.gpus * candidate.rates[1])
     share = _single_s(candidate) / whole_s if whole_s else 0.0
     return (
@@ -49,7 +49,7 @@ def _reason(candidate: Candidate, allocation: Allocation, whole_s: float) -> str
     )
 
 
-def _single_s(candidate: Candidate) -> float:
+def _single_s(candidate: Workload) -> float:
     """Return the seconds that the rest takes on one GPU, in which unlike members can be compared."""
     return candidate.samples_left / candidate.rates[1]
 

@@ -9,19 +9,19 @@ from dataclasses import asdict
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Forecast, Plan, Round
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.explain import reasons_for
-from hetctl.scheduling.simulate.scenario import Arrival, World
-from hetctl.scheduling.simulate.simulated_step import Step
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 
 def forecast(
     planner: Planner,
-    candidates: Sequence[Candidate],
-    world: World,
+    candidates: Sequence[Workload],
+    world: Scenario,
     options: Options,
     *,
     explain: bool = False,
@@ -67,8 +67,8 @@ def forecast(
     )
 
 
-def _rounds(steps: Sequence[Step], reasons: dict[int, dict[str, str]]) -> tuple[Round, ...]:
-    by_round: dict[int, list[Step]] = defaultdict(list)
+def _rounds(steps: Sequence[SimulatedStep], reasons: dict[int, dict[str, str]]) -> tuple[Round, ...]:
+    by_round: dict[int, list[SimulatedStep]] = defaultdict(list)
     for step in steps:
         by_round[step.round_index].append(step)
     # Who waits for GPUs that are to become free starts in a later round than was decided on.
@@ -85,7 +85,7 @@ def _rounds(steps: Sequence[Step], reasons: dict[int, dict[str, str]]) -> tuple[
     )
 
 
-def _members(candidates: Sequence[Candidate], steps: Sequence[Step]) -> tuple[Forecast, ...]:
+def _members(candidates: Sequence[Workload], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
     done_s: dict[str, float] = {}
     training_s: dict[str, float] = defaultdict(float)
     for step in steps:

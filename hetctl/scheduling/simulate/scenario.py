@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
-Seen = Callable[[Sequence[Candidate]], Sequence[Candidate]]
+WorkEstimate = Callable[[Sequence[Workload]], Sequence[Workload]]
 """From members as they are to members as a planner may know them, in the same order."""
 
 
 @dataclass(frozen=True)
-class Clock:
+class JobTiming:
     """What time a job has, and what goes by without training.
 
     Parameters
@@ -63,7 +63,7 @@ class Failures:
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """Where the planners' decisions are carried out.
 
     Parameters
@@ -76,15 +76,15 @@ class World:
     """
 
     cluster: Cluster
-    clock: Clock = field(default_factory=Clock)
+    clock: JobTiming = field(default_factory=JobTiming)
     lockstep: bool = False
     failures: Failures | None = None
-    seen: Seen | None = None
+    seen: WorkEstimate | None = None
 
 
 @dataclass(frozen=True)
 class Arrival:
     """A member that needs training from `at_s` on."""
 
-    candidate: Candidate
+    candidate: Workload
     at_s: float = 0.0

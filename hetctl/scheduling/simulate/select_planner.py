@@ -9,7 +9,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.simulation import Simulation
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 TRIAL_S = 0.5
@@ -17,7 +17,7 @@ TRIAL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlannerChoice:
     """A planner, and why it was chosen; `why` is empty where a person named it."""
 
     planner: Planner
@@ -26,10 +26,10 @@ class Choice:
 
 def choose(
     arrivals: Sequence[Arrival],
-    world: World,
+    world: Scenario,
     options: Options,
     planners: Iterable[Planner] | None = None,
-) -> Choice:
+) -> PlannerChoice:
     """Simulate planners, by default all; return the best for the objective.
 
     Of equally good ones it is that with the fewest restarts, then the first. Those that find no plan
@@ -54,7 +54,7 @@ def choose(
         raise refusals[0]
     ranked = sorted(tried, key=lambda entry: entry[:2])
     figures = ", ".join(f"{planner.name} {_time(seconds)}" for seconds, _, planner in ranked)
-    return Choice(ranked[0][2], f"simulated {options.objective} of each planner: {figures}")
+    return PlannerChoice(ranked[0][2], f"simulated {options.objective} of each planner: {figures}")
 
 
 def _objective(result: Simulation) -> float:

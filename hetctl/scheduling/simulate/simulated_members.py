@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Planner
 from hetctl.scheduling.rounds import Running
 from hetctl.scheduling.simulate import scenario as world
-from hetctl.scheduling.simulate.simulated_step import Step, kept_at
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep, kept_at
 from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True)
-class Seen:
+class SimulatedObservation:
     """The members of a run at one moment (`hetctl.scheduling.observer.Seen`)."""
 
-    left: Mapping[str, Candidate]
-    waiting: Sequence[Candidate]
+    left: Mapping[str, Workload]
+    waiting: Sequence[Workload]
     held: tuple[Held, ...]
 
 
-class Members:
+class SimulatedMembers:
     """The members of a simulated run, and their steps (`hetctl.scheduling.observer.Observer`).
 
     Parameters
@@ -42,26 +42,26 @@ class Members:
         Numbers of the steps that have not ended, by member.
     """
 
-    def __init__(self, planner: Planner, options: Options, seen: world.Seen | None) -> None:
-        self.unfinished: dict[str, Candidate] = {}
-        self.steps: list[Step] = []
+    def __init__(self, planner: Planner, options: Options, seen: world.WorkEstimate | None) -> None:
+        self.unfinished: dict[str, Workload] = {}
+        self.steps: list[SimulatedStep] = []
         self.running: dict[str, int] = {}
         self._is_elastic, self._seen = planner.paradigm == "elastic", seen
         self._waiting = WaitingQueue(planner, options)
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Workload) -> None:
         """Let a member wait for GPUs."""
         self.unfinished[candidate.name] = candidate
         self._waiting.add(candidate)
 
-    def begin(self, step: Step) -> int:
+    def begin(self, step: SimulatedStep) -> int:
         """Let a member train; return the number of its step."""
         self._waiting.remove(step.candidate.name)
         self.running[step.candidate.name] = len(self.steps)
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def end(self, index: int) -> Step:
+    def end(self, index: int) -> SimulatedStep:
         """Let a member have trained, and wait if it has not converged; return its step."""
         step = self.steps[index]
         del self.running[step.candidate.name]
@@ -71,11 +71,11 @@ class Members:
             self.add(step.candidate.interrupted(step.samples_left))
         return step
 
-    def left(self, now_s: float) -> Mapping[str, Candidate]:
+    def left(self, now_s: float) -> Mapping[str, Workload]:
         """Return all that have not converged, with what they have left by their finished epochs alone."""
         return _Left(self, now_s)
 
-    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> Seen:
+    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> SimulatedObservation:
         """Return all members as a planner may know them; only an elastic one is told who trains."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
@@ -83,7 +83,7 @@ class Members:
             known = self._seen([*waiting, *(h.candidate for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
             held = tuple(replace(h, candidate=c) for h, c in zip(held, in_training, strict=True))
-        return Seen(self.left(now_s), waiting, held)
+        return SimulatedObservation(self.left(now_s), waiting, held)
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return all: nobody knows of a node that has failed without a group on it."""
@@ -103,11 +103,11 @@ class Members:
             Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s) for name, one in in_training
         )
 
-    def _as_of_now(self, name: str, now_s: float) -> Candidate:
+    def _as_of_now(self, name: str, now_s: float) -> Workload:
         step = self.steps[self.running[name]]
         return step.candidate.interrupted(step.left_at(now_s))
 
-    def as_finished(self, name: str, now_s: float) -> Candidate:
+    def as_finished(self, name: str, now_s: float) -> Workload:
         """Return a member with what it has left by its finished epochs alone."""
         if name not in self.running:
             return self.unfinished[name]
@@ -115,13 +115,13 @@ class Members:
         return step.candidate.interrupted(kept_at(step, now_s))
 
 
-class _Left(Mapping[str, Candidate]):
+class _Left(Mapping[str, Workload]):
     """`Members.left`, of which only what is looked at is computed."""
 
-    def __init__(self, members: Members, now_s: float) -> None:
+    def __init__(self, members: SimulatedMembers, now_s: float) -> None:
         self._members, self._now_s = members, now_s
 
-    def __getitem__(self, name: str) -> Candidate:
+    def __getitem__(self, name: str) -> Workload:
         return self._members.as_finished(name, self._now_s)
 
     def __contains__(self, name: object) -> bool:

@@ -6,17 +6,17 @@ import math
 from dataclasses import dataclass, replace
 
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Candidate
-from hetctl.perf.epoch_timeline import TOLERANCE, Course
+from hetctl.model.workload import Workload
+from hetctl.perf.epoch_timeline import TOLERANCE, EpochTimeline
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """What a member does in one round.
 
     Parameters
     ----------
-    candidate : Candidate
+    candidate : Workload
         As it was when the step started.
     samples_left : float
         When the step ends; 0 if the member has converged.
@@ -24,7 +24,7 @@ class Step:
         Samples/s from `paced_s` on, when `paced_left` samples were left.
     """
 
-    candidate: Candidate
+    candidate: Workload
     allocation: Allocation
     round_index: int
     start_s: float
@@ -58,18 +58,18 @@ class Step:
         """Return the samples that are left at `now`, before the step's end."""
         if now <= self.paced_s:
             return self.paced_left
-        return Course(self.candidate, self.rate, self.paced_left).left_at(now - self.paced_s)
+        return EpochTimeline(self.candidate, self.rate, self.paced_left).left_at(now - self.paced_s)
 
 
 def begin(
-    candidate: Candidate,
+    candidate: Workload,
     allocation: Allocation,
     round_index: int,
     start_s: float,
     deadline_s: float,
     longest_s: float = math.inf,
     rate: float | None = None,
-) -> Step | None:
+) -> SimulatedStep | None:
     """Return the step as it goes if nobody stops it; None if nothing could be done by the deadline.
 
     An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
@@ -84,7 +84,7 @@ def begin(
         Samples/s; None: the allocation's.
     """
     rate = allocation.rate if rate is None else rate
-    course = Course(candidate, rate)
+    course = EpochTimeline(candidate, rate)
     ready_s = start_s + candidate.startup_s
     training_s = deadline_s - ready_s
     epochs = course.epochs_within(training_s)
@@ -96,20 +96,20 @@ def begin(
     elif training_s < 0 or (epochs == 0 and course.count):
         return None
     end_s = ready_s + done_s
-    return Step(
+    return SimulatedStep(
         candidate, allocation, round_index, start_s, end_s, left, rate, ready_s, candidate.samples_left
     )
 
 
 def begin_at_pace(
-    candidate: Candidate,
+    candidate: Workload,
     allocation: Allocation,
     round_index: int,
     start_s: float,
     deadline_s: float,
     longest_s: float,
     rate: float | None,
-) -> Step | None:
+) -> SimulatedStep | None:
     """Return the step of a member that fits at its own rate.
 
     If it does not at the rate of its round, the deadline comes in the midst of an epoch.
@@ -118,7 +118,9 @@ def begin_at_pace(
     return epochs or begin(candidate, allocation, round_index, start_s, deadline_s, 0.0, rate)
 
 
-def paced(step: Step, now: float, rate: float, deadline_s: float, longest_s: float = math.inf) -> Step:
+def paced(
+    step: SimulatedStep, now: float, rate: float, deadline_s: float, longest_s: float = math.inf
+) -> SimulatedStep:
     """Return the step as it goes if it trains at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
@@ -131,17 +133,17 @@ def paced(step: Step, now: float, rate: float, deadline_s: float, longest_s: flo
     )
 
 
-def _trains_on_s(step: Step, now: float) -> float:
+def _trains_on_s(step: SimulatedStep, now: float) -> float:
     """Return when a step trains from `now` on: at once, or after the start-up or evaluation that it is in."""
     if now <= step.paced_s:
         return step.paced_s
-    course = Course(step.candidate, step.rate, step.paced_left)
+    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
     epochs = course.epochs_within(now - step.paced_s)
     trained = (now - step.paced_s - course.end_of(epochs)) * step.rate
     return now if trained < course.size_of(epochs) else step.paced_s + course.end_of(epochs + 1)
 
 
-def stopped(step: Step, now: float) -> Step:
+def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
     """Return the step as it goes if it is told to stop: it checkpoints in mid-epoch.
 
     A step that is starting up ends as soon as it has; one that has trained all samples of its epoch
@@ -152,7 +154,7 @@ def stopped(step: Step, now: float) -> Step:
         return step
     if now <= step.paced_s:
         return replace(step, end_s=step.paced_s, samples_left=step.paced_left)
-    course = Course(step.candidate, step.rate, step.paced_left)
+    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
     epochs = course.epochs_within(now - step.paced_s)
     trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
     if trained < course.size_of(epochs):
@@ -161,17 +163,17 @@ def stopped(step: Step, now: float) -> Step:
     return replace(step, end_s=end_s, samples_left=course.left_after(epochs + 1))
 
 
-def kept_at(step: Step, now: float) -> float:
+def kept_at(step: SimulatedStep, now: float) -> float:
     """Return the samples that are left if all is lost that came after the last finished epoch."""
     epoch = step.candidate.samples_per_epoch
     if not epoch or now <= step.ready_s:
         return step.candidate.samples_left
-    course = Course(step.candidate, step.rate, step.paced_left)
+    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
     left = course.left_after(course.epochs_within(now - step.paced_s))
     return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.candidate.samples_left)
 
 
-def lost(step: Step, now: float, checkpoint_every_s: float) -> Step:
+def lost(step: SimulatedStep, now: float, checkpoint_every_s: float) -> SimulatedStep:
     """Return the step if its GPUs fail at `now`: what came after the last checkpoint is lost.
 
     A checkpoint is written after each epoch, or every so many seconds by a member without epochs.

@@ -13,11 +13,11 @@ from hetctl.model.simulation import Interval, Simulation
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, World
-from hetctl.scheduling.simulate.simulated_step import Step
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 
-def simulate(planner: Planner, arrivals: Sequence[Arrival], world: World, options: Options) -> Simulation:
+def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> Simulation:
     """Run a planner on members as they arrive, until all have converged.
 
     Raises
@@ -59,7 +59,7 @@ def simulate(planner: Planner, arrivals: Sequence[Arrival], world: World, option
     )
 
 
-def _members(arrivals: Sequence[Arrival], steps: Sequence[Step]) -> tuple[Forecast, ...]:
+def _members(arrivals: Sequence[Arrival], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
     done_s: dict[str, float] = {}
     training_s: dict[str, float] = defaultdict(float)
     for step in steps:
@@ -69,7 +69,7 @@ def _members(arrivals: Sequence[Arrival], steps: Sequence[Step]) -> tuple[Foreca
     return tuple(Forecast(name, done_s[name], training_s[name]) for name in names)
 
 
-def _interval(step: Step) -> Interval:
+def _interval(step: SimulatedStep) -> Interval:
     return Interval(
         allocation=step.allocation,
         round_index=step.round_index,

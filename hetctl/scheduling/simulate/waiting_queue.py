@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence, Set
 from typing import Any
 
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Planner
 
 
@@ -18,9 +18,9 @@ class WaitingQueue:
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, tuple[Any, int]] = {}
         self._keys: list[tuple[Any, int]] = []
-        self.candidates: list[Candidate] = []
+        self.candidates: list[Workload] = []
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Workload) -> None:
         """Put a candidate in its place."""
         number = self._numbers.setdefault(candidate.name, len(self._numbers))
         key = self._waiting[candidate.name] = self._order(candidate, self._options), number
@@ -33,7 +33,7 @@ class WaitingQueue:
         at = bisect_left(self._keys, self._waiting.pop(name))
         del self._keys[at], self.candidates[at]
 
-    def without(self, names: Set[str]) -> Sequence[Candidate]:
+    def without(self, names: Set[str]) -> Sequence[Workload]:
         """Return the candidates but for those of `names`."""
         if not names:
             return self.candidates

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.model.ensemble import StopRule
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.convergence import (
     LEAST_POINTS,
     Guess,
@@ -60,7 +60,7 @@ class _Member:
         """To convergence."""
         return self.samples / self.epoch
 
-    def trained(self, candidate: Candidate) -> float:
+    def trained(self, candidate: Workload) -> float:
         """Return the epochs that are done."""
         return (self.samples - candidate.samples_left) / self.epoch
 
@@ -91,7 +91,7 @@ class _Member:
                 self.errors[share] = abs(predicted - self.epochs) / self.epochs
 
 
-class Sight:
+class WorkEstimator:
     """From members as they are to members as their losses let them appear (`world.Seen`).
 
     Each member's losses follow Equation 1 of Capes et al. with parameters drawn for it, such that
@@ -107,10 +107,10 @@ class Sight:
         With their true work, before anything is trained.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+    def __init__(self, candidates: Sequence[Workload], seed: int) -> None:
         self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in candidates}
 
-    def __call__(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def __call__(self, candidates: Sequence[Workload]) -> list[Workload]:
         """Return the members with the work that is predicted to be left."""
         trained = {c.name: self._members[c.name].trained(c) for c in candidates}
         for name, epochs in trained.items():
@@ -134,13 +134,13 @@ class Sight:
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
         return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
-    def _seen(self, candidate: Candidate, trained: float) -> Candidate:
+    def _seen(self, candidate: Workload, trained: float) -> Workload:
         member = self._members[candidate.name]
         left = max(member.predicted - trained, 0.25) * member.epoch
         return replace(candidate, samples_left=left)
 
 
-def _course(candidate: Candidate, draw: random.Random) -> _Member:
+def _course(candidate: Workload, draw: random.Random) -> _Member:
     epoch = float(candidate.samples_per_epoch or candidate.samples_left / draw.uniform(*EPOCHS_DRAWN))
     epochs = max(candidate.samples_left / epoch, 1.0)
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)

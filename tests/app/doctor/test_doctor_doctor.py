@@ -21,16 +21,16 @@ from hetctl.app.doctor.site_checks import (
     queue_finding,
 )
 from hetctl.cluster.batch import BATCH_SYSTEMS
-from hetctl.cluster.batch.queue_info import NodeFacts, QueueFacts
+from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.site_schema import SiteModel
-from hetctl.model.check_result import Blame, Finding, Outcome
+from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
 from hetctl.runtime.frameworks import MODULES
 from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
 
-OK, WARNING, FAILED = Outcome.OK, Outcome.WARNING, Outcome.FAILED
+OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
 END = ProbeEnd(("n1", "n2"), 4, 0, 0, (2, 2))
 
@@ -51,7 +51,7 @@ def test_commands_that_are_missing_are_the_batch_systems_business():
         ("launcher", OK),
     ]
     assert found[0].found == "not on the PATH of this machine: sinfo"
-    assert found[0].blame is Blame.BATCH_SYSTEM
+    assert found[0].blame is FaultDomain.BATCH_SYSTEM
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_queues(name, facts, outcome, words):
 @pytest.mark.parametrize(
     ("groups", "outcome"),
     [
-        ((NodeFacts(4, 8, 6000, 2),), OK),
-        ((NodeFacts(2, 8, 6000, 2), NodeFacts(2, 64, 90000, 8)), OK),
-        ((NodeFacts(3, 8, 6000, 2), NodeFacts(9, 8, 6000, 1)), WARNING),
-        ((NodeFacts(4, 8, 5999, 2),), FAILED),
-        ((NodeFacts(4, 7, 6000, 2),), FAILED),
-        ((NodeFacts(4, 8, 6000, 0),), FAILED),
+        ((NodeClass(4, 8, 6000, 2),), OK),
+        ((NodeClass(2, 8, 6000, 2), NodeClass(2, 64, 90000, 8)), OK),
+        ((NodeClass(3, 8, 6000, 2), NodeClass(9, 8, 6000, 1)), WARNING),
+        ((NodeClass(4, 8, 5999, 2),), FAILED),
+        ((NodeClass(4, 7, 6000, 2),), FAILED),
+        ((NodeClass(4, 8, 6000, 0),), FAILED),
         ((), WARNING),
     ],
 )
@@ -91,7 +91,7 @@ def test_nodes(groups, outcome):
 
 
 def test_a_site_with_slots_needs_no_gpus():
-    assert node_finding(replace(SITE, device="slot"), "main", [NodeFacts(4, 8, 6000, 0)]).outcome is OK
+    assert node_finding(replace(SITE, device="slot"), "main", [NodeClass(4, 8, 6000, 0)]).outcome is OK
 
 
 @pytest.mark.parametrize(
@@ -290,9 +290,9 @@ def test_nothing_is_said_of_one_gpu_or_if_ranks_did_not_start(end):
 @pytest.mark.parametrize(
     ("findings", "code"),
     [
-        ([Finding("a", OK, ""), Finding("b", WARNING, "")], None),
-        ([Finding("a", WARNING, ""), Finding("b", FAILED, "", "", Blame.BATCH_SYSTEM)], 4),
-        ([Finding("a", FAILED, ""), Finding("b", FAILED, "", "", Blame.BATCH_SYSTEM)], 2),
+        ([CheckResult("a", OK, ""), CheckResult("b", WARNING, "")], None),
+        ([CheckResult("a", WARNING, ""), CheckResult("b", FAILED, "", "", FaultDomain.BATCH_SYSTEM)], 4),
+        ([CheckResult("a", FAILED, ""), CheckResult("b", FAILED, "", "", FaultDomain.BATCH_SYSTEM)], 2),
     ],
 )
 def test_the_first_failure_gives_the_exit_code(findings, code):

@@ -30,11 +30,11 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.profile_request import Point, measurements_file, read_jobs
+from hetctl.storage.profile_request import ProfileTarget, measurements_file, read_jobs
 
 KILLS = 6
 SITE = Site("lab", "local", "local", 1, 2, 2, 2**30, (Queue("main", max_wall_s=3600),), device="slot")
-SHARES = ((Point("a", 1),), (Point("b", 1), Point("b", 2)))
+SHARES = ((ProfileTarget("a", 1),), (ProfileTarget("b", 1), ProfileTarget("b", 2)))
 
 
 class Batch:

@@ -15,7 +15,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.run import RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.storage.paths import Home
@@ -23,7 +23,7 @@ from hetctl.storage.paths import Home
 SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
 A, B = Member("a", {"units": 1}), Member("b", {"units": 2})
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (A, B), "/nowhere")
-MACHINE = Machine("V100", "535", "tensorflow 2.18")
+MACHINE = Hardware("V100", "535", "tensorflow 2.18")
 
 
 def point(member: Member, gpus: int = 1, **values: object) -> ProfilePoint:

@@ -13,10 +13,16 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.inputs.site_file import find_site
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.profile import Machine, PreprocessPoint, ProfilePoint
+from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.profile_request import Measurements, Point, ProfileJobs, write_jobs, write_measurements
+from hetctl.storage.profile_request import (
+    Measurements,
+    ProfileJobs,
+    ProfileTarget,
+    write_jobs,
+    write_measurements,
+)
 
 OLD = 1000.0
 
@@ -35,7 +41,7 @@ def project(tmp_path):
 
 def point(project, gpus, at, rate):
     (member,) = project.ensemble.members
-    machine = Machine("cpu", "none", "none")
+    machine = Hardware("cpu", "none", "none")
     return ProfilePoint("a", gpus, rate, member.fingerprint, 32, at, machine, samples_per_epoch=8)
 
 
@@ -43,7 +49,9 @@ def leave_job(project, *points, cores=(), name="t-0", **record):
     """Write what a job leaves that is for two points and has measured some."""
     folder = project.home.profiles / name
     (folder / "events").mkdir(parents=True)
-    wanted = Measurements(project.ensemble, project.site, (Point("a", 1), Point("a", 2)), (1, 2))
+    wanted = Measurements(
+        project.ensemble, project.site, (ProfileTarget("a", 1), ProfileTarget("a", 2)), (1, 2)
+    )
     write_measurements(folder, wanted)
     for one in points:
         EventWriter(folder / "events", f"a-{one.gpus}").write("point", **encode(one))

@@ -11,7 +11,7 @@ from workbench import alive, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.profile import Machine, ProfilePoint
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_measurements
 
@@ -79,7 +79,7 @@ def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(p
 def test_what_fails_when_measured_again_is_reported_although_it_was_known(project):
     members(project, bad=(1, "{fail: true}"))
     (member,) = read_ensemble(project.path / "ensemble.yaml").members
-    machine = Machine("cpu", "none", "none")
+    machine = Hardware("cpu", "none", "none")
     known = ProfilePoint("bad", 1, 50.0, member.fingerprint, 32, 1.0, machine, samples_per_epoch=8)
     with Catalog.open(project.home.catalog) as catalog:
         catalog.save_points("many", "local", [known])

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from hetctl.app.profile import follow as profile_following
 from hetctl.app.profile.profiling import split
-from hetctl.storage.profile_request import Point
+from hetctl.storage.profile_request import ProfileTarget
 
-POINTS = st.lists(st.builds(Point, st.sampled_from("abcdef"), st.integers(1, 16)), min_size=1, max_size=40)
+POINTS = st.lists(
+    st.builds(ProfileTarget, st.sampled_from("abcdef"), st.integers(1, 16)), min_size=1, max_size=40
+)
 
 
 @given(POINTS, st.integers(1, 12))

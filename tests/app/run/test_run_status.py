@@ -23,7 +23,7 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import StepSpan
-from hetctl.storage.step_fold import Step
+from hetctl.storage.step_fold import StepRecord
 
 ENSEMBLE = """\
 name: trio
@@ -256,7 +256,7 @@ def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_a
 
 
 def test_a_step_that_a_killed_driver_left_open_is_closed_in_a_run_that_has_ended():
-    step = Step(2.0, 1, [{"node": "n1", "gpus": [0]}])
+    step = StepRecord(2.0, 1, [{"node": "n1", "gpus": [0]}])
     (ended,) = step_spans(step, 0, "a", 1.0, 5.0)
     (going_on,) = step_spans(step, 0, "a", 1.0, None)
     assert (ended, going_on.end_s) == (StepSpan("a", 0, "n1", (0,), 1.0, 4.0, None), None)

@@ -14,7 +14,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import stamp_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
@@ -22,7 +22,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_status import foremost
 from hetctl.model.site import Queue, Site
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.heartbeats import write_pulses
+from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import Home
 from hetctl.storage.run_file import write_spec
 
@@ -90,7 +90,7 @@ def course(project):
     yield
     write(0, "a", "first_step", startup_s=1.0)
     yield
-    write_pulses(run.job(0).pulses, {"a": Pulse(time.time(), 1, 10, 100, 9.0)})
+    write_heartbeats(run.job(0).pulses, {"a": Heartbeat(time.time(), 1, 10, 100, 9.0)})
     yield
     epoch(0, "a", 1, 2.0)
     epoch(0, "b", 1, 10.0)

@@ -90,44 +90,44 @@ def test_the_users_own_defaults_for_the_commands_are_not_heeded(monkeypatch):
 def test_the_last_words_of_a_failing_order_are_quoted():
     code = "import sys; print('\\n'.join('line %d' % n for n in range(9)), file=sys.stderr); sys.exit(2)"
     with pytest.raises(BatchSystemError, match=r"failed \(2\): line 6 / line 7 / line 8$"):
-        process.order(python(code))
+        process.check_output(python(code))
 
 
 def test_an_order_that_fails_without_a_word():
     with pytest.raises(BatchSystemError, match=r"failed \(1\): it said nothing"):
-        process.order(["false"])
+        process.check_output(["false"])
 
 
 def test_an_order_returns_what_was_printed():
-    assert process.order(["echo", "12"]) == "12\n"
+    assert process.check_output(["echo", "12"]) == "12\n"
 
 
 def test_a_question_is_asked_again_until_it_is_answered(fails_first):
-    assert process.ask(fails_first(2), AWAY).stdout == "here\n"
+    assert process.run_with_retry(fails_first(2), AWAY).stdout == "here\n"
     assert fails_first.runs() == 3
 
 
 def test_the_last_refusal_is_the_answer(fails_first):
-    assert process.ask(fails_first(9), AWAY).code == 1
+    assert process.run_with_retry(fails_first(9), AWAY).code == 1
     assert fails_first.runs() == 4
 
 
 def test_a_refusal_that_stays_is_not_asked_again(fails_first):
-    assert process.ask(fails_first(9, "invalid user"), AWAY).stderr == "invalid user\n"
+    assert process.run_with_retry(fails_first(9, "invalid user"), AWAY).stderr == "invalid user\n"
     assert fails_first.runs() == 1
 
 
 def test_nobody_is_asked_longer_than_patience_lasts(fails_first, monkeypatch):
     monkeypatch.setattr(process, "ASK_AGAIN_S", (30.0,))
     monkeypatch.setattr(process, "PATIENCE_S", 1.0)
-    assert process.ask(fails_first(1), AWAY).code == 1
+    assert process.run_with_retry(fails_first(1), AWAY).code == 1
     assert fails_first.runs() == 1
 
 
 def test_a_command_that_hung_is_asked_again(monkeypatch, tmp_path):
     monkeypatch.setattr(process, "TIMEOUT_S", 0.3)
     again = f"[ -e {tmp_path}/asked ] && echo here && exit; touch {tmp_path}/asked; sleep 30"
-    assert process.ask(["bash", "-c", again], ()).stdout == "here\n"
+    assert process.run_with_retry(["bash", "-c", again], ()).stdout == "here\n"
 
 
 def test_a_submission_is_tried_once_and_in_doubt_if_the_words_say_so(fails_first):

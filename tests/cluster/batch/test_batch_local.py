@@ -21,7 +21,7 @@ from hetctl.model.job import JobState
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.processes import Machine, Process
+from hetctl.storage.processes import HostBoot, Process
 
 SITE = Site("s", "local", "local", 1, 3, 3, 2**30, (Queue("q"),), device="slot")
 SLOTS = ("--gpus=1", "--of=3", "--device=slot")
@@ -224,7 +224,7 @@ def test_a_process_with_the_number_of_a_supervisor_is_not_taken_for_it(batch, su
 def test_a_job_of_another_machine_is_unknown_and_one_from_before_a_restart_is_over(batch, tmp_path):
     folder, me = tmp_path / "jobs", Process.of(os.getpid())
     folder.mkdir()
-    here = Machine.this()
+    here = HostBoot.this()
     assert claim(folder, "elsewhere", Claim(replace(here, host="elsewhere"), me))
     assert claim(folder, "before", Claim(replace(here, boot="another"), me))
     statuses = batch.statuses(["elsewhere", "before"])
@@ -238,7 +238,7 @@ def test_a_job_that_ends_between_two_looks_is_not_taken_for_dead(batch, tmp_path
     """Its end is written just after it was looked for, and then its supervisor is gone."""
     folder = tmp_path / "jobs"
     folder.mkdir()
-    claim(folder, "job", Claim(Machine.this(), Process.of(os.getpid())))
+    claim(folder, "job", Claim(HostBoot.this(), Process.of(os.getpid())))
 
     def ends_now(_process):
         end_file(folder, "job").write_text(json.dumps(encode(End(0))))

@@ -209,7 +209,7 @@ def test_nothing_of_a_job_outlives_it_nor_the_cluster(cluster, batch, submit):
     cluster.stop()
     wait_for(lambda: not alive(f"601.{mark}"))
     with pytest.raises(BatchSystemError, match="Connection refused"):
-        process.order(["bjobs"])
+        process.check_output(["bjobs"])
 
 
 @pytest.mark.usefixtures("cluster")

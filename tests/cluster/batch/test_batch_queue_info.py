@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.cluster.batch.queue_info import (
-    NodeFacts,
+    NodeClass,
     QueueFacts,
     parse_accounts,
     parse_lsf_queue,
@@ -85,9 +85,9 @@ def test_a_qos():
 def test_nodes_of_a_partition():
     text = "4|8|8000|gpu:2\n12|64|515000+|gpu:a100:4(S:0-1),craynetwork:4\n1|2|900|(null)\nsinfo: error|\n"
     assert parse_nodes_of_partition(text) == (
-        NodeFacts(4, 8, 8000, 2),
-        NodeFacts(12, 64, 515000, 4),
-        NodeFacts(1, 2, 900, 0),
+        NodeClass(4, 8, 8000, 2),
+        NodeClass(12, 64, 515000, 4),
+        NodeClass(1, 2, 900, 0),
     )
 
 

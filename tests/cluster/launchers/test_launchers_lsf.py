@@ -11,7 +11,7 @@ import sys
 import pytest
 from workbench import wait_for
 
-from hetctl.cluster.launchers import LAUNCHERS, ResourceSet, Step, node_of_agent
+from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet, node_of_agent
 from hetctl.model.site import MEMBERS, Queue, Site
 
 HOSTS = {"a1": (8, 4), "a2": (8, 4)}
@@ -46,7 +46,7 @@ def test_one_step_starts_an_agent_on_each_node_with_all_of_its_gpus(start_lsf, t
     assert {cores for *_, cores in said} == {min(8, len(os.sched_getaffinity(0)))}
 
 
-def line_of(step: Step) -> str:
+def line_of(step: LaunchSpec) -> str:
     return shlex.join(["env", *(f"{name}={value}" for name, value in step.environment.items()), *step.argv])
 
 

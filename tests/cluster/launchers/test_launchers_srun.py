@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.cluster.launchers import LAUNCHERS, ResourceSet, Step
+from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
 from hetctl.model.site import Queue, Site
 
 COMMAND = ("python", "-m", "hetctl.runtime.agent", "driver.json")
@@ -23,7 +23,7 @@ def site(**changes: object) -> Site:
     return Site(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def step(site: Site, *names: str) -> Step:
+def step(site: Site, *names: str) -> LaunchSpec:
     gpus = tuple(range(site.gpus_per_node))
     return LAUNCHERS[site.launcher](site, "agents", [ResourceSet(name, gpus) for name in names], COMMAND)
 

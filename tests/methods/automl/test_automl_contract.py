@@ -21,22 +21,22 @@ from hetctl.methods.automl.optuna_source import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.random_search import RandomSource
-from hetctl.methods.automl.space import Choice, Range
+from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
 
 Begin = Callable[..., Procedure]
 
 GRID = {
-    "network": Choice(("resnet18", "resnet34", "resnet50")),
-    "lr": Choice((1e-2, 1e-4)),
-    "batch": Choice((16, 64)),
+    "network": Categorical(("resnet18", "resnet34", "resnet50")),
+    "lr": Categorical((1e-2, 1e-4)),
+    "batch": Categorical((16, 64)),
 }
 SPACE = {
-    "network": Choice(("resnet18", "resnet34", None)),
-    "lr": Range(1e-5, 1.0, log=True),
-    "layers": Range(1, 8, whole=True),
-    "momentum": Range(0.0, 1.0),
+    "network": Categorical(("resnet18", "resnet34", None)),
+    "lr": NumberRange(1e-5, 1.0, log=True),
+    "layers": NumberRange(1, 8, whole=True),
+    "momentum": NumberRange(0.0, 1.0),
 }
 MUTATIONS = {
     "lr": Mutation((0.8, 1.2), 1e-6, 1.0, multiply=True),

@@ -13,11 +13,11 @@ from hetctl.methods.automl.asha import Asha
 from hetctl.methods.automl.hyperband import Hyperband
 from hetctl.methods.automl.procedure import Method, Procedure
 from hetctl.methods.automl.random_search import RandomSource
-from hetctl.methods.automl.space import Range
+from hetctl.methods.automl.space import NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
 
-SOURCE = RandomSource({"x": Range(0.0, 1.0)})
+SOURCE = RandomSource({"x": NumberRange(0.0, 1.0)})
 
 
 def loss(number: int, epochs: int) -> float:

@@ -10,11 +10,15 @@ from hetctl.methods.automl.optuna_source import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.random_search import RandomSource
-from hetctl.methods.automl.space import Choice, Range
+from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report
 from hetctl.model.errors import BadInputError
 
-SPACE = {"x": Range(-10.0, 10.0), "layers": Range(1, 9, whole=True), "kind": Choice(("a", "b"))}
+SPACE = {
+    "x": NumberRange(-10.0, 10.0),
+    "layers": NumberRange(1, 9, whole=True),
+    "kind": Categorical(("a", "b")),
+}
 
 
 def test_without_optuna_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

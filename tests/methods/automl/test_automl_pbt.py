@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hetctl.methods.automl.grid import GridSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.space import Choice
+from hetctl.methods.automl.space import Categorical
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
 
 TABLE_6 = {
-    "network": Choice(("ResNet18", "ResNet34", "ResNet50")),
-    "batch_size": Choice((64,)),
-    "learning_rate": Choice((1e-2, 1e-4)),
-    "weight_decay": Choice((1e-2, 1e-4)),
+    "network": Categorical(("ResNet18", "ResNet34", "ResNet50")),
+    "batch_size": Categorical((64,)),
+    "learning_rate": Categorical((1e-2, 1e-4)),
+    "weight_decay": Categorical((1e-2, 1e-4)),
 }
 STEPS = tuple(sign * 5.0**-power for power in (4, 5, 6) for sign in (1, -1))
 MUTATIONS = {

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from hetctl.methods.balance.initial_batches import with_batches
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 
 TYPES = {"a": "V100", "b": "P100"}
 
 
 def member(fast, slow):
     curves = {"V100": dict.fromkeys(range(1, 9), fast), "P100": dict.fromkeys(range(1, 9), slow)}
-    return Candidate("m", curves["V100"], 1000.0, rates_by_type=curves)
+    return Workload("m", curves["V100"], 1000.0, rates_by_type=curves)
 
 
 def on(gpus_of_a, gpus_of_b):

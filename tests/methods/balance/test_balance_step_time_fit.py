@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.step_time_fit import POINTS, WINDOW, History, fit_lines
+from hetctl.methods.balance.step_time_fit import POINTS, WINDOW, StepTimeHistory, fit_lines
 
 NOISE = np.full(1, 0.03)
 
 
 def history_of(*points):
-    history = History(1)
+    history = StepTimeHistory(1)
     for batch, seconds in points:
         history.add(np.array([float(batch)]), np.array([seconds]), np.array([seconds]))
     return history
@@ -69,7 +69,7 @@ def test_a_restart_keeps_what_each_of_the_last_iterations_measured():
 
 
 def test_each_worker_is_restarted_for_itself():
-    history = History(2)
+    history = StepTimeHistory(2)
     for seconds in (1.0, 2.0):
         history.add(np.array([8.0, 8.0]), np.full(2, seconds), np.full(2, seconds))
     history.restart(np.array([0, 1]))

@@ -15,7 +15,7 @@ from hetctl.methods.hopper.mode_costs import price
 from hetctl.methods.hopper.parallelism_rule import DATA_PARALLEL, HOPPER, HYBRID
 from hetctl.methods.hopper.schedule import Hop, Schedule, in_sequence, violations
 from hetctl.methods.hopper.search_options import SearchOptions
-from hetctl.methods.hopper.simulate import Course, Outage
+from hetctl.methods.hopper.simulate import HopTrace, Outage
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.methods.hopper.visits import Unit, visits_of
 from hetctl.model.errors import InfeasibleError
@@ -36,7 +36,7 @@ def unit_times(draw: st.DrawFn, copies: bool = True) -> UnitTimes:
     return UnitTimes(names[0], names[1], names[2], seconds)
 
 
-def schedule_of(course: Course, units: UnitTimes, epoch: int = 0) -> Schedule:
+def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
     return Schedule(
         tuple(
             Hop(
@@ -183,7 +183,7 @@ def test_a_configuration_that_is_not_named_does_not_join():
     assert {visit.config for visit in simulate_hops(units, epochs={"c0": 2}).log} == {"c0"}
 
 
-def orders(course: Course, of: str) -> dict[str, list[tuple[Unit, str]]]:
+def orders(course: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
     """Return what each configuration, or worker, did, in the order of the starts."""
     done: dict[str, list[tuple[Unit, str]]] = {}
     for stay in course.stays:

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.simulate import Pass, Pipeline, PipelineRun, StageTimes, Task, simulate_pipelines
-from hetctl.methods.pipeline.wsp import Bounds, Clock, GlobalClock
+from hetctl.methods.pipeline.simulate import (
+    Pass,
+    Pipeline,
+    PipelineRun,
+    StagePass,
+    StageTimes,
+    simulate_pipelines,
+)
+from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
 
 
 def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> Pipeline:
@@ -28,7 +35,7 @@ PIPELINES = st.builds(
 BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(0, 2))
 
 
-def by_gpu(run: PipelineRun) -> list[list[Task]]:
+def by_gpu(run: PipelineRun) -> list[list[StagePass]]:
     gpus = defaultdict(list)
     for task in run.tasks:
         gpus[task.worker, task.stage].append(task)
@@ -151,10 +158,10 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
             sent = GlobalClock(
                 tuple(sum(at_s <= entry_s - one.pull_s for at_s in those) - 1 for those in sent_s)
             )
-            clock = Clock(bounds, minibatch - 1, completed, max(sent.now, 0))
+            clock = WspClock(bounds, minibatch - 1, completed, max(sent.now, 0))
             assert clock.may_start
             before = sum(at_s < entry_s for at_s in run.completed_s[number])
-            full = not Clock(bounds, minibatch - 1, before, minibatch).may_start
+            full = not WspClock(bounds, minibatch - 1, before, minibatch).may_start
             assert entry_s == 0 or full or bounds.waves_needed(minibatch) > 0
 
 
@@ -163,5 +170,5 @@ def later_by(push_s: float) -> Callable[[float, float], float]:
     return lambda before_s, end_s: max(before_s, end_s) + push_s
 
 
-def is_forward(task: Task) -> bool:
+def is_forward(task: StagePass) -> bool:
     return task.what is not Pass.BACKWARD

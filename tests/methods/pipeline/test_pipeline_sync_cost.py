@@ -19,7 +19,7 @@ from hetctl.methods.pipeline.pipeline_flow import wave_ends
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_memory import most_in_flight
 from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, synchronisation_s
-from hetctl.methods.pipeline.throughput import Sending, common_period_s, least_period_s, plenty
+from hetctl.methods.pipeline.throughput import WaveSync, common_period_s, least_period_s, sufficient_depth
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import InfeasibleError
 
@@ -30,7 +30,7 @@ CLUSTER = PipelineCluster(
     links=Links(intra_bytes_per_s=1000.0, intra_scaling=0.5, inter_latency_s=0.1, inter_s_per_byte=0.01),
 )
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=5).map(tuple)
-SENDINGS = st.builds(Sending, st.floats(0, 20), st.integers(0, 3))
+SENDINGS = st.builds(WaveSync, st.floats(0, 20), st.integers(0, 3))
 WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PLACEMENTS))
 
 
@@ -70,7 +70,7 @@ def test_waves_cost_time_and_no_period_is_below_its_limit(workers, in_flight, se
 @settings(max_examples=30, deadline=None)
 @given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), SENDINGS)
 def test_with_twice_what_is_plenty_only_the_slowest_stage_counts(workers, sending) -> None:
-    in_flight = 2 * max(plenty(passes, sending) for passes in workers)
+    in_flight = 2 * max(sufficient_depth(passes, sending) for passes in workers)
     ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 33))
     reached_s = max(last - first for last, first in zip(ends[-1], ends[2], strict=True)) / (30 * in_flight)
     assert reached_s <= common_period_s(workers, in_flight, sending) * 1.01

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.pipeline.stage_memory import minibatches_held
-from hetctl.methods.pipeline.throughput import bottleneck_s, enough, period_s, round_trip_s, tasks
+from hetctl.methods.pipeline.throughput import bottleneck_s, min_depth, period_s, round_trip_s, tasks
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)
 
@@ -13,7 +13,7 @@ PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=
 @settings(max_examples=30)
 @given(PASSES)
 def test_two_for_each_stage_but_the_last_are_enough(passes):
-    assert enough(passes, bottleneck_s(passes)) <= 2 * len(passes) - 1
+    assert min_depth(passes, bottleneck_s(passes)) <= 2 * len(passes) - 1
 
 
 @settings(max_examples=30)
@@ -33,7 +33,7 @@ def test_one_minibatch_goes_down_and_up_alone(passes):
 @settings(max_examples=30)
 @given(PASSES)
 def test_with_enough_the_slowest_stage_is_always_busy(passes):
-    in_flight = enough(passes, bottleneck_s(passes))
+    in_flight = min_depth(passes, bottleneck_s(passes))
     assert period_s(passes, in_flight) == pytest.approx(bottleneck_s(passes))
 
 

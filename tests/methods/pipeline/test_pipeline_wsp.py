@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.wsp import Bounds, Clock, GlobalClock, Version
+from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, Version, WspClock
 from hetctl.model.serialization import decode, encode
 
 FIGURE_1 = Bounds(in_flight=4, distance=0)
 
 
-def started(clock: Clock, count: int) -> Clock:
+def started(clock: WspClock, count: int) -> WspClock:
     """Start so many minibatches, completing others as the local bound needs it."""
     for _ in range(count):
         if clock.started - clock.completed == clock.bounds.in_flight:
@@ -31,7 +31,7 @@ def test_the_bounds_of_the_worked_example() -> None:
 
 
 def test_after_minibatch_4_it_waits_before_8_but_5_to_7_have_started() -> None:
-    clock = started(Clock(FIGURE_1), 7).complete()
+    clock = started(WspClock(FIGURE_1), 7).complete()
     assert (clock.started, clock.completed, clock.waves, clock.now) == (7, 4, 1, 0)
     assert clock.must_pull
     assert clock.waves_wanted == 1
@@ -43,11 +43,11 @@ def test_after_minibatch_4_it_waits_before_8_but_5_to_7_have_started() -> None:
 
 
 def test_minibatch_11_needs_wave_0_of_all_and_misses_wave_1_and_9_and_10() -> None:
-    clock = started(started(Clock(FIGURE_1), 7).complete().pull(1), 3)
+    clock = started(started(WspClock(FIGURE_1), 7).complete().pull(1), 3)
     assert clock.started == 10
     assert clock.complete().version == Version(minibatch=7, waves=1)
     assert clock.complete().start().started == 11
-    assert not Clock(FIGURE_1, started=10, completed=8, pulled=0).may_start
+    assert not WspClock(FIGURE_1, started=10, completed=8, pulled=0).may_start
 
 
 def test_the_global_clock_is_the_slowest_ones() -> None:
@@ -60,12 +60,12 @@ def test_the_global_clock_is_the_slowest_ones() -> None:
 
 
 def test_weights_never_get_older() -> None:
-    assert Clock(FIGURE_1, 8, 8, 2).pull(1).pulled == 2
+    assert WspClock(FIGURE_1, 8, 8, 2).pull(1).pulled == 2
 
 
 def test_nothing_completes_before_it_starts() -> None:
     with pytest.raises(ValueError, match="no minibatch is in flight"):
-        Clock(FIGURE_1).complete()
+        WspClock(FIGURE_1).complete()
 
 
 @pytest.mark.parametrize(("in_flight", "distance"), [(0, 0), (1, -1)])
@@ -75,14 +75,14 @@ def test_wrong_bounds_are_refused(in_flight: int, distance: int) -> None:
 
 
 def test_clocks_can_be_written_down_and_read_again() -> None:
-    for value in (Clock(FIGURE_1, 7, 4, 1), GlobalClock((2, 1))):
+    for value in (WspClock(FIGURE_1, 7, 4, 1), GlobalClock((2, 1))):
         assert decode(type(value), json.loads(json.dumps(encode(value)))) == value
 
 
 def test_one_in_flight_is_naive_model_parallelism() -> None:
     bounds = Bounds(1)
     assert bounds.local_staleness == 0
-    clock = Clock(bounds).start()
+    clock = WspClock(bounds).start()
     assert not clock.may_start
     assert not clock.complete().may_start
     assert clock.complete().pull(1).version == Version(1, 1)
@@ -93,7 +93,7 @@ class Run:
 
     def __init__(self, bounds: Bounds, workers: int) -> None:
         self.bounds = bounds
-        self.clocks = [Clock(bounds)] * workers
+        self.clocks = [WspClock(bounds)] * workers
         self.servers = GlobalClock((0,) * workers)
         self.underway: list[list[int]] = [[] for _ in range(workers)]
         self.used: list[tuple[int, Version]] = []

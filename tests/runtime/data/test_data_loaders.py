@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed, Kitchen, RingFeed, slots_of
+from hetctl.runtime.data.loaders import ArrayFeed, PreprocessorPool, RingFeed, slots_of
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sources import ArraySource, MapSource
@@ -52,7 +52,9 @@ def feed_of(tmp_path):
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        kitchen = Kitchen(layout, Preprocessors(source, layout, count), tmp_path, spare, timeouts=timeouts)
+        kitchen = PreprocessorPool(
+            layout, Preprocessors(source, layout, count), tmp_path, spare, timeouts=timeouts
+        )
         made.append(RingFeed(stream, kitchen))
         return made[-1]
 

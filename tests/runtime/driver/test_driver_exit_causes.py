@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.exit_reason import EXIT_CODES, FAULTS, IN_ORDER, Why
+from hetctl.model.exit_reason import CLEAN_EXITS, EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.runtime.driver.exit_causes import failed_nodes, why_ended, with_peak
 
 CANCELLED = "slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT 2026-01-02T03:04:05"
@@ -64,29 +64,29 @@ OUTPUTS = [
     ("code", "output", "why"), OUTPUTS, ids=[f"{o[2]}-{n}" for n, o in enumerate(OUTPUTS)]
 )
 def test_what_launchers_say_decides(code, output, why):
-    assert why_ended(code, f"epoch 1\n{output}\nsrun: Terminating StepId=7.0\n") is Why(why)
+    assert why_ended(code, f"epoch 1\n{output}\nsrun: Terminating StepId=7.0\n") is ExitReason(why)
 
 
 @pytest.mark.parametrize(
     "line", ["srun is out of memory", "I had a node failure: srun: error", "loss 0.1 DUE TO TIME LIMIT"]
 )
 def test_what_a_program_prints_is_no_evidence(line):
-    assert why_ended(1, line) is Why.PROGRAM_ERROR
+    assert why_ended(1, line) is ExitReason.PROGRAM_ERROR
 
 
 def test_the_trainers_word_counts_less_than_the_launchers_and_more_than_the_code():
-    assert why_ended(1, "srun: error: Node failure on n2", "program-error") is Why.NODE_FAILURE
-    assert why_ended(143, "", "out-of-memory") is Why.OUT_OF_MEMORY
+    assert why_ended(1, "srun: error: Node failure on n2", "program-error") is ExitReason.NODE_FAILURE
+    assert why_ended(143, "", "out-of-memory") is ExitReason.OUT_OF_MEMORY
 
 
 @given(st.integers(0, 255), st.text(max_size=200))
 def test_no_failure_is_taken_for_an_end_in_order(code, output):
-    assert why_ended(code, output) not in IN_ORDER
+    assert why_ended(code, output) not in CLEAN_EXITS
 
 
 def test_exit_codes_are_told_apart():
     assert {why_ended(code, "") for code in EXIT_CODES.values()} == set(EXIT_CODES)
-    assert Why.DISK_FULL not in FAULTS
+    assert ExitReason.DISK_FULL not in MEMBER_FAULTS
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from workbench import alive, wait_for
 
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, Why
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import Welcome
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.transport import Address, knock
-from hetctl.runtime.worker.messages import TRAIN, Task
+from hetctl.runtime.transport import Address, connect
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
 
 SLOTS = 4
@@ -135,7 +135,7 @@ class Job:
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
         assert self.workers.can_hold(allocation)
-        self.workers.start(Task(TRAIN, str(self.folder), name), allocation.placement)
+        self.workers.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement)
         assert not self.workers.can_hold(allocation)
 
     def end_of(self, *names: str):
@@ -203,7 +203,7 @@ def test_output_goes_to_the_log_of_whoever_is_at_work(job):
 
 
 FAULTS = {
-    "an error": ({"raise": True}, EXIT_CODES[Why.PROGRAM_ERROR]),
+    "an error": ({"raise": True}, EXIT_CODES[ExitReason.PROGRAM_ERROR]),
     "a crash": ({"signal": signal.SIGSEGV}, 128 + signal.SIGSEGV),
     "a kill": ({"signal": signal.SIGKILL}, 128 + signal.SIGKILL),
 }
@@ -450,7 +450,7 @@ def knock_as(job, step: str, node: str, **facts):
     """Come as an agent of a step on a node."""
     address = json.loads((AgentFiles.within(job.folder).address).read_text())
     who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
-    return knock(Address(address["host"], address["port"], address["key"]), who, 5)
+    return connect(Address(address["host"], address["port"], address["key"]), who, 5)
 
 
 GPUS_SEEN = [{"uuid": f"GPU-{number}", "name": "A100"} for number in range(2)]
@@ -477,7 +477,7 @@ def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(
     (step,) = job.end_of("m")
     assert _closed(stranger)
     assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
-    assert why_ended(step.exit_code, step.output) is Why.NOT_LAUNCHED
+    assert why_ended(step.exit_code, step.output) is ExitReason.NOT_LAUNCHED
     assert (step.lost_nodes, len(job.workers.free_nodes())) == ((), 2)
 
 

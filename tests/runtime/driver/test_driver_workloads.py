@@ -14,14 +14,14 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
-from hetctl.model.workload import Candidate
-from hetctl.runtime.driver.workloads import Members, as_of_now
+from hetctl.model.workload import Workload
+from hetctl.runtime.driver.workloads import RunMembers, as_of_now
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import write_spec
 from hetctl.storage.step_fold import report_of
 
-CANDIDATE = Candidate("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)
+CANDIDATE = Workload("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)
 
 
 def event(kind, time, **data):
@@ -55,7 +55,7 @@ def test_an_epoch_begins_when_the_one_before_is_reported():
 
 
 def test_without_known_epochs_nothing_is_guessed():
-    unknown = Candidate("m", {1: 10.0}, samples_left=340.0)
+    unknown = Workload("m", {1: 10.0}, samples_left=340.0)
     assert left(event("first_step", 0.0), now=9.0, candidate=unknown) == 340
 
 
@@ -100,7 +100,7 @@ def members_in(folder, *names):
         written.clear()
         return told
 
-    return Members(run, spec, 2, take_written), written
+    return RunMembers(run, spec, 2, take_written), written
 
 
 def samples_left(members):
@@ -109,5 +109,5 @@ def samples_left(members):
 
 @given(st.floats(-10, 1e6), st.integers(0, 150), st.floats(0, 1e6))
 def test_what_is_left_neither_grows_nor_falls_below_zero(now, part, samples):
-    candidate = Candidate("m", {1: 10.0}, samples, 100)
+    candidate = Workload("m", {1: 10.0}, samples, 100)
     assert 0 <= left(event("first_step", 0.0), now=now, part=part, candidate=candidate) <= samples

@@ -11,7 +11,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker import group
-from hetctl.runtime.worker.group import LostPeerError, Place, SingleRank, join_group
+from hetctl.runtime.worker.group import LostPeerError, RankInfo, SingleRank, join_group
 
 
 class LinkOfTests:
@@ -60,14 +60,16 @@ class Ranks:
             master = self.masters.get(timeout=10)
             self.masters.put(master)
         try:
-            group = join_group(Place(rank, size, "key", master), self.link, self.masters.put, self.interfaces)
+            group = join_group(
+                RankInfo(rank, size, "key", master), self.link, self.masters.put, self.interfaces
+            )
             self.results[rank] = body(group)
         except LostPeerError as error:
             self.results[rank] = error
 
 
 def test_one_gpu_needs_nobody():
-    group = join_group(Place(0, 1), LinkOfTests(missing="plugs"), unexpected)
+    group = join_group(RankInfo(0, 1), LinkOfTests(missing="plugs"), unexpected)
     assert isinstance(group, SingleRank)
     assert (group.rank, group.size, group.agree("value"), group.broken()) == (0, 1, "value", False)
     group.leave()
@@ -75,7 +77,7 @@ def test_one_gpu_needs_nobody():
 
 def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out():
     with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
-        join_group(Place(0, 2, "key"), LinkOfTests(missing="plugs"), unexpected)
+        join_group(RankInfo(0, 2, "key"), LinkOfTests(missing="plugs"), unexpected)
     assert "max_gpus: 1" in caught.value.hint
 
 
@@ -131,9 +133,12 @@ def test_nobody_waits_for_a_rank_that_is_gone(how):
 
 
 def test_ranks_that_do_not_meet_say_so():
-    soon, nowhere = {"timeouts": Timeouts(meeting_s=0.3)}, Place(1, 2, "key", Address("127.0.0.1", 9, "key"))
+    soon, nowhere = (
+        {"timeouts": Timeouts(meeting_s=0.3)},
+        RankInfo(1, 2, "key", Address("127.0.0.1", 9, "key")),
+    )
     with pytest.raises(LostPeerError, match=r"did not meet: nobody connected within 0.3 s"):
-        join_group(Place(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
+        join_group(RankInfo(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
     with pytest.raises(LostPeerError, match=r"did not meet: .* cannot be reached"):
         join_group(nowhere, LinkOfTests(), unexpected, **soon)
 
@@ -163,4 +168,4 @@ def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
 def test_a_node_without_the_named_interface_says_which_it_has(key):
     interfaces = NetworkInterfaces(**{key: ("none*", "ib7")})
     with pytest.raises(BadInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
-        join_group(Place(0, 2, "key"), LinkOfTests(), unexpected, interfaces)
+        join_group(RankInfo(0, 2, "key"), LinkOfTests(), unexpected, interfaces)

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.serialization import encode
 from hetctl.runtime.worker import heartbeat
-from hetctl.storage.heartbeats import STALE_S, read_pulses, write_pulses
+from hetctl.storage.heartbeats import STALE_S, read_heartbeats, write_heartbeats
 
-PULSE = Pulse(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
+PULSE = Heartbeat(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +80,12 @@ def test_without_a_gpu_nobody_knows_its_use(monkeypatch):
 
 def test_only_fresh_and_whole_pulses_are_read(tmp_path):
     path = tmp_path / "pulses.json"
-    assert read_pulses(path, 1000.0) == {}
-    write_pulses(path, {"m": PULSE})
+    assert read_heartbeats(path, 1000.0) == {}
+    write_heartbeats(path, {"m": PULSE})
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_pulses(path, 1000.0 + STALE_S / 2) == {"m": PULSE}
-    assert read_pulses(path, 1000.0 + STALE_S) == {}
+    assert read_heartbeats(path, 1000.0 + STALE_S / 2) == {"m": PULSE}
+    assert read_heartbeats(path, 1000.0 + STALE_S) == {}
     path.write_text(json.dumps({"m": {**encode(PULSE), "rate": math.inf}, "n": encode(PULSE)}))
-    assert read_pulses(path, 1000.0) == {"n": PULSE}
+    assert read_heartbeats(path, 1000.0) == {"n": PULSE}
     path.write_text(json.dumps({"m": encode(PULSE)})[:-5])
-    assert read_pulses(path, 1000.0) == {}
+    assert read_heartbeats(path, 1000.0) == {}

@@ -19,13 +19,13 @@ from hetctl.runtime.data.loaders import ArrayFeed
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import Place, SingleRank
+from hetctl.runtime.worker.group import RankInfo, SingleRank
 from hetctl.runtime.worker.measure import FullBatches, measure
-from hetctl.runtime.worker.messages import MEASURE, Assignment, Task
+from hetctl.runtime.worker.messages import MEASURE, Assignment, TaskMessage
 from hetctl.runtime.worker.step_clock import EpochClock, SteadyClock
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import read_folder
-from hetctl.storage.profile_request import Measurements, Point, write_measurements
+from hetctl.storage.profile_request import Measurements, ProfileTarget, write_measurements
 
 SITE = Site("here", "local", "local", 1, 1, 1, 2**30, (Queue("local"),), device="slot", gpu_type="test")
 PAUSE_S = 0.02
@@ -36,15 +36,15 @@ def measured(folder, framework, pause_s):
     member = Member("m", {"pause_s": pause_s}, 96, 5, StopRule(metric="val_accuracy", mode="max"))
     functions = functions_of(framework, "fit_train_fn")
     ensemble = Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES))
-    point = Point("m", 1)
+    point = ProfileTarget("m", 1)
     make_private_folder(folder)
     for name in ("events", "logs"):
         make_private_folder(folder / name)
     write_measurements(folder, Measurements(ensemble, SITE, (point,), ()))
     with ExitStack() as keep:
-        task = Task(MEASURE, str(folder), point.source)
+        task = TaskMessage(MEASURE, str(folder), point.source)
         measure(
-            Assignment(task, Place(0, 1), time.time()),
+            Assignment(task, RankInfo(0, 1), time.time()),
             WorkerContext(Binding("localhost", 0, None, (0,)), keep),
         )
     (event,) = (event for event in read_folder(folder / "events") if event.kind == "point")

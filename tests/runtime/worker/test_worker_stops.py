@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from hetctl.runtime.worker.messages import Stop
+from hetctl.runtime.worker.messages import StopMessage
 from hetctl.runtime.worker.stops import Stops
 
 
@@ -16,8 +16,8 @@ def stops_that_report():
 
 def test_the_drivers_first_word_stands_and_is_for_its_group_alone():
     stops, reports = stops_that_report()
-    stops.add(Stop("key", "resize"))
-    stops.add(Stop("key", "deadline"))
+    stops.add(StopMessage("key", "resize"))
+    stops.add(StopMessage("key", "deadline"))
     assert (stops.reason("key"), stops.reason("other"), reports) == ("resize", None, [])
 
 
@@ -36,7 +36,7 @@ def test_sigterm_is_a_reason_for_the_group_at_work_and_reported_once():
 def test_sigterm_does_not_change_what_the_driver_has_said():
     stops, reports = stops_that_report()
     with stops.heeding_sigterm("key"):
-        stops.add(Stop("key", "resize"))
+        stops.add(StopMessage("key", "resize"))
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason("key") == "resize"
     assert reports == [True]

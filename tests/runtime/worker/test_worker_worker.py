@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, Why
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import LostPeerError, Place
-from hetctl.runtime.worker.messages import MEASURE, Assignment, Task
+from hetctl.runtime.worker.group import LostPeerError, RankInfo
+from hetctl.runtime.worker.messages import MEASURE, Assignment, TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import WORK, work
 from hetctl.storage.event_files import read_folder
 
 FAILURES = {
     "a peer that is lost while the group meets": (LostPeerError("the others did not come"), LOST_PEER, []),
-    "an error of its own": (ValueError("no such layer"), EXIT_CODES[Why.PROGRAM_ERROR], ["failed"]),
+    "an error of its own": (ValueError("no such layer"), EXIT_CODES[ExitReason.PROGRAM_ERROR], ["failed"]),
 }
 
 
@@ -54,4 +54,4 @@ def test_an_event_that_cannot_be_told_is_on_the_disk(tmp_path: Path) -> None:
 def _assignment(folder: Path) -> Assignment:
     for name in ("events", "logs"):
         (folder / name).mkdir()
-    return Assignment(Task(MEASURE, str(folder), "m"), Place(1, 2), 0.0)
+    return Assignment(TaskMessage(MEASURE, str(folder), "m"), RankInfo(1, 2), 0.0)

@@ -7,7 +7,7 @@ import pytest
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import Decision, Options, Request, ask, options_from
 
@@ -52,7 +52,7 @@ def test_planners_go_by_their_names() -> None:
 
 
 def request_for(*names: str) -> Request:
-    candidates = tuple(Candidate(name, {1: 10.0, 2: 18.0}, 100.0) for name in names)
+    candidates = tuple(Workload(name, {1: 10.0, 2: 18.0}, 100.0) for name in names)
     return Request(candidates, Cluster.of(2, 2).nodes, 2, 0, Options())
 
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hetctl.model.plan import Allocation
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.perf.epoch_timeline import least_step_s
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 ALL = {**PLANNERS, **{name: planner_named(name) for name in ("fixed-1", "fixed-3")}}
@@ -54,7 +54,7 @@ curves = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=20).map(
 )
 members = st.lists(st.tuples(curves, st.floats(1.0, 1e6), st.floats(0.0, 100.0)), max_size=12).map(
     lambda found: tuple(
-        Candidate(f"m{i:02}", rates, left, startup_s=startup_s, family=f"f{i % 3}")
+        Workload(f"m{i:02}", rates, left, startup_s=startup_s, family=f"f{i % 3}")
         for i, (rates, left, startup_s) in enumerate(found)
     )
 )
@@ -103,7 +103,7 @@ def requests(draw: st.DrawFn, planner: Planner) -> Request:
     )
 
 
-def allocation(candidate: Candidate, parts: Any) -> Allocation:
+def allocation(candidate: Workload, parts: Any) -> Allocation:
     gpus = sum(len(part.gpus) for part in parts)
     return Allocation(candidate.name, gpus, "data-parallel", candidate.rates[gpus], parts)
 
@@ -233,7 +233,7 @@ def test_the_same_question_has_the_same_answer(planner: Planner) -> None:
 
 
 worlds = st.builds(
-    World,
+    Scenario,
     cluster=st.builds(Cluster.of, st.integers(1, 10), st.integers(1, 4)),
     lockstep=st.booleans(),
 )
@@ -246,7 +246,7 @@ def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
     arrivals = []
     for number in range(draw(st.integers(1, most))):
         single, power = draw(st.floats(1.0, 10.0)), draw(st.floats(0.3, 1.1))
-        member = Candidate(
+        member = Workload(
             f"m{number}",
             {gpus: single * gpus**power for gpus in range(1, draw(st.integers(1, 6)) + 1)},
             draw(st.floats(200.0, 3000.0)),
@@ -261,7 +261,7 @@ def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
     return arrivals
 
 
-def check_run(arrivals: list[Arrival], world: World, result: Simulation) -> None:
+def check_run(arrivals: list[Arrival], world: Scenario, result: Simulation) -> None:
     trained: dict[str, float] = defaultdict(float)
     busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for interval in result.intervals:
@@ -279,11 +279,11 @@ def check_run(arrivals: list[Arrival], world: World, result: Simulation) -> None
 @every_planner
 def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
     @examples(planner, 40, arrivals=arrivals_of(planner), world=worlds, options=options)
-    def check(arrivals: list[Arrival], world: World, options: Options) -> None:
+    def check(arrivals: list[Arrival], world: Scenario, options: Options) -> None:
         check_run(arrivals, world, simulate(planner, arrivals, world, options))
 
 
-def longest_step_s(candidate: Candidate) -> float:
+def longest_step_s(candidate: Workload) -> float:
     """Return the seconds for a whole epoch, at worst."""
     startup_s = max(candidate.startup_s, candidate.restart_s or 0.0)
     left = candidate.samples_per_epoch or candidate.samples_left
@@ -296,9 +296,9 @@ def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
     @examples(
         planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, spare=st.floats(1.1, 3.0)
     )
-    def check(arrivals: list[Arrival], world: World, options: Options, spare: float) -> None:
+    def check(arrivals: list[Arrival], world: Scenario, options: Options, spare: float) -> None:
         longest_s = max(longest_step_s(arrival.candidate) for arrival in arrivals)
-        world = replace(world, clock=Clock(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
+        world = replace(world, clock=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
         check_run(arrivals, world, simulate(planner, arrivals, world, options))
 
 
@@ -307,7 +307,7 @@ def test_so_does_one_whose_nodes_fail(planner: Planner) -> None:
     @examples(
         planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, seed=st.integers(0, 99)
     )
-    def check(arrivals: list[Arrival], world: World, options: Options, seed: int) -> None:
+    def check(arrivals: list[Arrival], world: Scenario, options: Options, seed: int) -> None:
         failures = Failures(3000.0, repair_s=100.0, checkpoint_every_s=60.0, seed=seed)
         world = replace(world, failures=failures)
         check_run(arrivals, world, simulate(planner, arrivals, world, options))
@@ -316,7 +316,7 @@ def test_so_does_one_whose_nodes_fail(planner: Planner) -> None:
 @every_planner
 def test_a_round_of_100_members_on_160_gpus_is_planned_in_milliseconds(planner: Planner) -> None:
     members = tuple(
-        Candidate(f"m{i}", {m: (21 + 1.55 * i) * m**0.85 for m in range(1, 161)}, 1e5) for i in range(100)
+        Workload(f"m{i}", {m: (21 + 1.55 * i) * m**0.85 for m in range(1, 161)}, 1e5) for i in range(100)
     )
     options = Options(plan_seconds=0.05)
     request = Request(members, Cluster.of(160, 4).nodes, 160, 0, options)

@@ -9,7 +9,7 @@ from doubling_exact import CURVES, GPUS, Curve, exact_s, instance, sublinear, to
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Held, Options, Request
 from hetctl.scheduling.planners.doubling import DOUBLING, double, twice
 from hetctl.scheduling.planners.elastic import allot
@@ -44,12 +44,12 @@ def test_the_papers_greedy_choice_alone_misses_what_exchanges_find() -> None:
     assert max(greedy) > BAR >= max(found)
 
 
-def member(name: str, samples: float = 1e6, restart_s: float = 10.0, **of: float) -> Candidate:
+def member(name: str, samples: float = 1e6, restart_s: float = 10.0, **of: float) -> Workload:
     rates = {gpus: 100.0 * gpus ** of.get("exponent", 0.9) for gpus in range(1, 9)}
-    return Candidate(name, rates, samples, restart_s=restart_s)
+    return Workload(name, rates, samples, restart_s=restart_s)
 
 
-def held(candidate: Candidate, node: str, *gpus: int, fixed: bool = False) -> Held:
+def held(candidate: Workload, node: str, *gpus: int, fixed: bool = False) -> Held:
     rate = candidate.rates[len(gpus)]
     allocation = Allocation(candidate.name, len(gpus), DATA_PARALLEL, rate, (Placement(node, gpus),))
     return Held(candidate, allocation, 0.0, fixed)
@@ -59,7 +59,7 @@ def given(decided: Decision) -> dict[str, int]:
     return {a.member: a.gpus for a in decided.start}
 
 
-def asked(waiting: tuple[Candidate, ...], training: tuple[Held, ...] = (), gpus: int = 8) -> Request:
+def asked(waiting: tuple[Workload, ...], training: tuple[Held, ...] = (), gpus: int = 8) -> Request:
     taken = {(p.node, gpu) for h in training for p in h.allocation.placement for gpu in p.gpus}
     cluster = Cluster.of(gpus, 8)
     nodes = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster.nodes)
@@ -99,7 +99,7 @@ def test_fixed_members_stay_as_they_are() -> None:
 
 def test_optimus_stays_where_one_more_worker_gains_nothing_and_doubling_does_not() -> None:
     rates = {gpus: 100.0 * (1 << gpus.bit_length() - 1) ** 0.9 for gpus in range(1, 9)}
-    waiting = (Candidate("a", rates, 1e6),)
+    waiting = (Workload("a", rates, 1e6),)
     assert given(OPTIMUS.decide(asked(waiting))) == {"a": 2}
     assert given(DOUBLING.decide(asked(waiting))) == {"a": 8}
     smooth = (member("a"), member("b"), member("c"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
@@ -37,7 +37,7 @@ def requests(draw: st.DrawFn, curves: st.SearchStrategy[dict[int, float]] = curv
     """A cluster on which some members train, the rest of its GPUs free, and others wait."""
     cluster = Cluster.of(draw(st.integers(1, 24)), draw(st.sampled_from([1, 4, 6, 8])))
     members = [
-        Candidate(
+        Workload(
             f"m{i}",
             curve,
             draw(st.floats(0.0, 1e6)),

@@ -8,13 +8,13 @@ import pytest
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Request
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY
 from hetctl.scheduling.planners.rate_learning import STAGE_S
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 CURVE = {gpus: 100.0 * gpus**0.9 for gpus in range(1, 17)}
@@ -37,14 +37,14 @@ class Watched(Mapping[int, float]):
         return len(CURVE)
 
 
-def member(name: str, family: str = "f", samples: float = 1e6) -> Candidate:
-    return Candidate(name, CURVE, samples, restart_s=10.0, family=family)
+def member(name: str, family: str = "f", samples: float = 1e6) -> Workload:
+    return Workload(name, CURVE, samples, restart_s=10.0, family=family)
 
 
-def simulated(exploration: str, members: list[Candidate], gpus: int = 16, gap_s: float = 0.0) -> Simulation:
+def simulated(exploration: str, members: list[Workload], gpus: int = 16, gap_s: float = 0.0) -> Simulation:
     arrivals = [Arrival(member, gap_s * i) for i, member in enumerate(members)]
     options = Options(exploration=exploration)
-    return simulate(EXPLORATORY, arrivals, World(Cluster.of(gpus, 8)), options)
+    return simulate(EXPLORATORY, arrivals, Scenario(Cluster.of(gpus, 8)), options)
 
 
 def held_by(result: Simulation, name: str) -> list[tuple[int, float]]:
@@ -85,13 +85,13 @@ def test_shared_nobody_waits_for_an_explorer() -> None:
 
 def test_only_rates_that_were_explored_are_looked_at() -> None:
     watched = Watched()
-    decision = EXPLORATORY.decide(asked((Candidate("a", watched, 1e6),)))
+    decision = EXPLORATORY.decide(asked((Workload("a", watched, 1e6),)))
     assert [allocation.gpus for allocation in decision.start] == [1]
     assert watched.seen == {1}
     assert decision.again_s == STAGE_S
 
 
-def asked(candidates: tuple[Candidate, ...]) -> Request:
+def asked(candidates: tuple[Workload, ...]) -> Request:
     return Request(candidates, Cluster.of(16, 8).nodes, 16, 0, Options())
 
 
@@ -103,7 +103,7 @@ def test_what_is_remembered_is_of_jsons_types(exploration: str) -> None:
         remembered.append(decision.memory)
 
     arrivals = [Arrival(member("a")), Arrival(member("b"), 30.0)]
-    Engine(EXPLORATORY, arrivals, World(Cluster.of(16, 8)), Options(exploration=exploration), note).run()
+    Engine(EXPLORATORY, arrivals, Scenario(Cluster.of(16, 8)), Options(exploration=exploration), note).run()
     assert all(json.loads(json.dumps(memory)) == memory for memory in remembered)
     assert any(memory["kept"] for memory in remembered) is (exploration == "each")
 
@@ -118,7 +118,7 @@ def test_reasons_name_explorers() -> None:
 def test_sharing_what_is_known_comes_close_to_knowing_it_before() -> None:
     members = [member(f"m{i}", samples=3e5) for i in range(30)]
     arrivals = [Arrival(m, 100.0 * i) for i, m in enumerate(members)]
-    world = World(Cluster.of(16, 8))
+    world = Scenario(Cluster.of(16, 8))
     before = simulate(DOUBLING, arrivals, world, Options()).mean_jct_s
     shared = simulate(EXPLORATORY, arrivals, world, Options()).mean_jct_s
     each = simulate(EXPLORATORY, arrivals, world, Options(exploration="each")).mean_jct_s

@@ -4,21 +4,21 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, Planner, Request
 from hetctl.scheduling.planners.fixed import fixed
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 CLUSTER = Cluster.of(16, 8)
 
 
-def member(name: str, most: int = 8, samples: float = 800.0) -> Candidate:
-    return Candidate(name, {gpus: 10.0 * gpus for gpus in range(1, most + 1)}, samples)
+def member(name: str, most: int = 8, samples: float = 800.0) -> Workload:
+    return Workload(name, {gpus: 10.0 * gpus for gpus in range(1, most + 1)}, samples)
 
 
-def asked(planner: Planner, *members: Candidate, free: tuple[Node, ...] = CLUSTER.nodes) -> dict[str, int]:
+def asked(planner: Planner, *members: Workload, free: tuple[Node, ...] = CLUSTER.nodes) -> dict[str, int]:
     decision = planner.decide(Request(members, free, 16, 0, Options(), cluster=CLUSTER.nodes))
     return {allocation.member: allocation.gpus for allocation in decision.start}
 
@@ -36,7 +36,7 @@ def test_nobody_overtakes_the_first_one() -> None:
 
 def test_members_are_done_in_waves() -> None:
     jobs = [Arrival(member(f"m{i}")) for i in range(5)]
-    result = simulate(fixed(8), jobs, World(CLUSTER), Options())
+    result = simulate(fixed(8), jobs, Scenario(CLUSTER), Options())
     assert [done.done_s for done in result.members] == pytest.approx([10, 10, 20, 20, 30])
     assert result.restarts == 0
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Request
 from hetctl.scheduling.planners.flotilla import create_flotilla, decide, share_leftover
 
@@ -14,11 +14,11 @@ def allocations(request: Request) -> tuple[Allocation, ...]:
     return decide(request).start
 
 
-def linear(name: str, rate: float, max_gpus: int = 16) -> Candidate:
-    return Candidate(name, {gpus: gpus * rate for gpus in range(1, max_gpus + 1)}, 1000.0)
+def linear(name: str, rate: float, max_gpus: int = 16) -> Workload:
+    return Workload(name, {gpus: gpus * rate for gpus in range(1, max_gpus + 1)}, 1000.0)
 
 
-def request(candidates: tuple[Candidate, ...], gpus: int, per_node: int = 4, **options: float) -> Request:
+def request(candidates: tuple[Workload, ...], gpus: int, per_node: int = 4, **options: float) -> Request:
     return Request(candidates, Cluster.of(gpus, per_node).nodes, gpus, 0, Options(**options))  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def test_members_join_nearest_first_while_gpus_last() -> None:
 
 def test_a_member_takes_its_second_best_count_when_few_gpus_are_left() -> None:
     # b would best have 3 GPUs (102), but with 2 left it may still join on 2 (85).
-    members = (linear("a", 100), Candidate("b", {1: 50.0, 2: 85.0, 3: 102.0}, 1.0))
+    members = (linear("a", 100), Workload("b", {1: 50.0, 2: 85.0, 3: 102.0}, 1.0))
     assert create_flotilla(members, 4, Options(delta=20)) == {"a": 1, "b": 3}
     assert create_flotilla(members, 3, Options(delta=20)) == {"a": 1, "b": 2}
 
@@ -59,7 +59,7 @@ def test_leftover_goes_to_the_slowest_one_by_one() -> None:
 
 
 def test_leftover_passes_by_members_that_gain_nothing() -> None:
-    flat = Candidate("flat", {1: 50.0, 2: 50.0, 3: 80.0}, 1.0)
+    flat = Workload("flat", {1: 50.0, 2: 50.0, 3: 80.0}, 1.0)
     members = (flat, linear("full", 60, max_gpus=1), linear("more", 90, max_gpus=3))
     counts = {"flat": 1, "full": 1, "more": 1}
     share_leftover(members, counts, 12)
@@ -89,13 +89,13 @@ def test_one_pass_finds_what_the_papers_search_finds(
     shapes: list[tuple[float, float, int]], gpus: int
 ) -> None:
     members = tuple(
-        Candidate(f"m{i}", {m: rate * m**power for m in range(1, most + 1)}, 1.0)
+        Workload(f"m{i}", {m: rate * m**power for m in range(1, most + 1)}, 1.0)
         for i, (rate, power, most) in enumerate(shapes)
     )
     assert create_flotilla(members, gpus, Options(delta=20)) == algorithm_2(members, gpus, 20.0)
 
 
-def algorithm_2(members: tuple[Candidate, ...], gpus: int, delta: float) -> dict[str, int]:
+def algorithm_2(members: tuple[Workload, ...], gpus: int, delta: float) -> dict[str, int]:
     """Lines 1 to 11 as they are printed, with findNext written out."""
     fast = max(members, key=lambda member: member.rates[1])
     counts = {fast.name: 1}

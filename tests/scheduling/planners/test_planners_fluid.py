@@ -6,36 +6,36 @@ import pytest
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Request
 from hetctl.scheduling.planners.fluid import FLUID, mixtures
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 
-def ensemble(count: int, seed: int, restart_s: float = 10.0) -> list[Candidate]:
+def ensemble(count: int, seed: int, restart_s: float = 10.0) -> list[Workload]:
     chance = random.Random(seed)
     members = []
     for index in range(count):
         single, power = 21 * (176 / 21) ** chance.random(), chance.uniform(0.8, 0.95)
         rates = {gpus: single * gpus**power for gpus in range(1, 33)}
         epochs = chance.randint(10, 40)
-        members.append(Candidate(f"d{index}", rates, 3000.0 * epochs, 3000, restart_s=restart_s))
+        members.append(Workload(f"d{index}", rates, 3000.0 * epochs, 3000, restart_s=restart_s))
     return members
 
 
-def run(members: list[Candidate], gpus: int, **options: object) -> Simulation:
+def run(members: list[Workload], gpus: int, **options: object) -> Simulation:
     arrivals = [Arrival(member) for member in members]
-    return simulate(FLUID, arrivals, World(Cluster.of(gpus, 4)), Options(**options))  # type: ignore[arg-type]
+    return simulate(FLUID, arrivals, Scenario(Cluster.of(gpus, 4)), Options(**options))  # type: ignore[arg-type]
 
 
-def ask(*members: Candidate, gpus: int) -> Request:
+def ask(*members: Workload, gpus: int) -> Request:
     return Request(members, Cluster.of(gpus, 4).nodes, gpus, 0, Options())
 
 
 def test_a_rate_between_two_corners_is_a_mixture_of_both() -> None:
     """T is 10 s: a needs 15 samples/s, which are 5 s on 1 GPU and 5 s on 2; b needs half a GPU."""
-    a, b = Candidate("a", {1: 10.0, 2: 20.0}, 150.0), Candidate("b", {1: 10.0}, 50.0)
+    a, b = Workload("a", {1: 10.0, 2: 20.0}, 150.0), Workload("b", {1: 10.0}, 50.0)
     jobs, time_s = mixtures(ask(a, b, gpus=2))
     assert time_s == pytest.approx(10)
     found = [(job.low, job.high, job.share_s) for job in jobs]
@@ -43,7 +43,7 @@ def test_a_rate_between_two_corners_is_a_mixture_of_both() -> None:
 
 
 def test_one_goes_on_with_its_share_before_the_other_begins() -> None:
-    a, b = Candidate("a", {1: 10.0, 2: 20.0}, 150.0), Candidate("b", {1: 10.0}, 50.0)
+    a, b = Workload("a", {1: 10.0, 2: 20.0}, 150.0), Workload("b", {1: 10.0}, 50.0)
     decision = FLUID.decide(ask(a, b, gpus=2))
     assert {given.member: given.gpus for given in decision.start} in ({"a": 2}, {"a": 1, "b": 1})
     assert run([a, b], 2).makespan_s == pytest.approx(10, rel=1e-3)
@@ -64,14 +64,14 @@ def test_restarts_that_cost_more_are_fewer() -> None:
 
 
 def test_a_single_long_member_gets_its_best_number_of_gpus() -> None:
-    long, short = Candidate("a", {1: 10.0, 2: 18.0, 3: 17.0}, 1800.0), Candidate("b", {1: 10.0}, 100.0)
+    long, short = Workload("a", {1: 10.0, 2: 18.0, 3: 17.0}, 1800.0), Workload("b", {1: 10.0}, 100.0)
     result = run([long, short], 4)
     assert result.makespan_s == pytest.approx(100)
     assert result.restarts == 0
 
 
 def test_it_says_what_each_member_needs_and_why_one_waits() -> None:
-    a, b = Candidate("a", {1: 10.0}, 200.0), Candidate("b", {1: 10.0}, 100.0)
+    a, b = Workload("a", {1: 10.0}, 200.0), Workload("b", {1: 10.0}, 100.0)
     asked = ask(a, b, gpus=1)
     words = FLUID.reasons(asked, FLUID.decide(asked))
     assert words["a"] == (

@@ -8,13 +8,13 @@ import pytest
 from hetctl.inputs.gpu_spec import parse_gpus
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request, options_from
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
-from hetctl.scheduling.simulate.scenario import Arrival, Failures, World
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 SLOW = {1: 10.0, 2: 19.0, 3: 27.0, 4: 34.0}
@@ -23,12 +23,12 @@ CLUSTER = Cluster.of_types({"v100": (8, 4), "p100": (8, 4)})
 every_planner = pytest.mark.parametrize("name", [*PLANNERS, "fixed-2"])
 
 
-def member(name: str, samples: float = 1000.0) -> Candidate:
-    return Candidate(name, SLOW, samples, restart_s=1.0, rates_by_type={"v100": FAST, "p100": SLOW})
+def member(name: str, samples: float = 1000.0) -> Workload:
+    return Workload(name, SLOW, samples, restart_s=1.0, rates_by_type={"v100": FAST, "p100": SLOW})
 
 
 def asked(
-    *members: Candidate, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
+    *members: Workload, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
 ) -> Request:
     flags = {name: bool(values.pop(name, False)) for name in ("mix_types", "balance")}
     options = Options(plan_seconds=0.05, **flags)
@@ -85,7 +85,7 @@ def test_rates_are_those_of_the_type_or_else_the_general_ones() -> None:
     assert candidate.on_type("k80").rates == SLOW
     assert candidate.on_slowest(["v100", "p100"]).rates == SLOW
     assert candidate.highest_rates == FAST
-    plain = Candidate("b", SLOW, 1.0)
+    plain = Workload("b", SLOW, 1.0)
     assert plain.on_type("v100") is plain
 
 
@@ -188,7 +188,7 @@ def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
     members = [member(f"m{i}", 500.0 + 97 * i) for i in range(15)]
     arrivals = [Arrival(m, 3.0 * i) for i, m in enumerate(members)]
     options = Options(plan_seconds=0.05, mix_types=mix_types)
-    world = World(CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0))
+    world = Scenario(CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0))
     result = simulate(planner_named(name), arrivals, world, options)
     assert result.makespan_s >= makespan_bound([(a.at_s, a.candidate) for a in arrivals], 16) - 1e-6
     done = {m.name: sum(i.samples for i in result.intervals if i.member == m.name) for m in members}
@@ -197,7 +197,7 @@ def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
 
 def test_a_round_in_lockstep_goes_at_the_pace_of_its_slowest_type() -> None:
     members = [member(f"m{i}") for i in range(8)]
-    world = World(CLUSTER, lockstep=True)
+    world = Scenario(CLUSTER, lockstep=True)
     result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], world, Options())
     types = {node.name: node.gpu_type for node in CLUSTER.nodes}
     assert {types[i.allocation.placement[0].node] for i in result.intervals} == {"v100", "p100"}

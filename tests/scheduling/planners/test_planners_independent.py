@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Request
 from hetctl.scheduling.planners.independent import decide, drawn
 
@@ -11,7 +11,7 @@ NAMES = tuple(f"m{index}" for index in range(8))
 
 
 def order(names: tuple[str, ...], gpus: int, seed: int = 0) -> list[str]:
-    members = tuple(Candidate(name, {1: 10.0, 2: 18.0}, 1.0) for name in names)
+    members = tuple(Workload(name, {1: 10.0, 2: 18.0}, 1.0) for name in names)
     options = Options(seed=seed)
     queue = sorted(members, key=lambda member: drawn(member, options))
     request = Request(queue, Cluster.of(gpus, 4).nodes, gpus, 0, options)
@@ -32,6 +32,6 @@ def test_refills_and_restarts_go_on_in_the_same_order() -> None:
 
 
 def test_everybody_gets_one_gpu() -> None:
-    members = tuple(Candidate(name, {1: 10.0, 2: 18.0}, 1.0) for name in NAMES)
+    members = tuple(Workload(name, {1: 10.0, 2: 18.0}, 1.0) for name in NAMES)
     given = decide(Request(members, Cluster.of(12, 4).nodes, 12, 0, Options())).start
     assert [(a.gpus, a.rate) for a in given] == [(1, 10.0)] * 8

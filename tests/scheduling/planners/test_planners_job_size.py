@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.job_size import LEAST_WALL_S, best_of, bins_of, grace_of, prospects
 
 HOUR = 3600
@@ -27,7 +27,7 @@ def site(queues=SUMMIT, nodes=921, gpus=6):
 def member(name="m", hours=1.0, most=6, startup_s=10.0):
     """Scale perfectly up to `most` GPUs, and take so many hours on one."""
     rates = {gpus: 100.0 * gpus for gpus in range(1, most + 1)}
-    return Candidate(name, rates, 100.0 * hours * HOUR, startup_s=startup_s)
+    return Workload(name, rates, 100.0 * hours * HOUR, startup_s=startup_s)
 
 
 def members(count, **how):
@@ -71,13 +71,13 @@ def test_a_long_run_takes_several_jobs_of_the_queues_limit():
 
 def test_more_nodes_are_not_taken_where_they_waste():
     """Rates that hardly grow: a second GPU would double the GPU-hours."""
-    slow = [Candidate(f"m{i}", {1: 100.0, 2: 104.0, 3: 106.0, 4: 107.0}, 100.0 * HOUR) for i in range(12)]
+    slow = [Workload(f"m{i}", {1: 100.0, 2: 104.0, 3: 106.0, 4: 107.0}, 100.0 * HOUR) for i in range(12)]
     assert chosen(site(), slow).size.nodes == 2
 
 
 def test_a_budget_of_gpu_hours_is_kept_where_that_is_possible():
     sublinear = [
-        Candidate(f"m{i}", {k: 100 * k**0.6 for k in range(1, 25)}, 100.0 * 5 * HOUR) for i in range(6)
+        Workload(f"m{i}", {k: 100 * k**0.6 for k in range(1, 25)}, 100.0 * 5 * HOUR) for i in range(6)
     ]
     free = chosen(site(), sublinear)
     kept = chosen(site(), sublinear, Budget(gpu_hours=0.8 * free.gpu_hours))

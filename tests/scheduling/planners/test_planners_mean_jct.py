@@ -3,21 +3,21 @@ from __future__ import annotations
 import random
 
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Held, Options, Request
 from hetctl.scheduling.planners.fluid import FLUID
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 OPTIONS = Options(objective="mean-jct")
 
 
-def member(name: str, samples: float) -> Candidate:
-    return Candidate(name, {1: 10.0, 2: 17.0, 3: 17.0, 4: 28.0}, samples, restart_s=1.0)
+def member(name: str, samples: float) -> Workload:
+    return Workload(name, {1: 10.0, 2: 17.0, 3: 17.0, 4: 28.0}, samples, restart_s=1.0)
 
 
-def counts(gpus: int, *members: Candidate) -> dict[str, int]:
+def counts(gpus: int, *members: Workload) -> dict[str, int]:
     asked = Request(members, Cluster.of(gpus, 4).nodes, gpus, 0, OPTIONS)
     return {given.member: given.gpus for given in FLUID.decide(asked).start}
 
@@ -49,7 +49,7 @@ def test_under_contention_members_are_done_earlier_than_by_doubling() -> None:
     for number in range(60):
         at_s += chance.expovariate(1 / 40)
         arrivals.append(Arrival(member(f"m{number}", chance.lognormvariate(8, 1)), at_s))
-    world = World(Cluster.of(16, 4))
+    world = Scenario(Cluster.of(16, 4))
     ours = simulate(FLUID, arrivals, world, OPTIONS)
     theirs = simulate(planner_named("doubling"), arrivals, world, OPTIONS)
     assert ours.lower_bound_s <= ours.mean_jct_s < theirs.mean_jct_s

@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Request
-from hetctl.scheduling.planners.placement import realise
+from hetctl.scheduling.planners.placement import place_members
 
 RATES = {gpus: 10.0 * gpus for gpus in range(1, 17)}
 
 
-def member(name: str) -> Candidate:
-    return Candidate(name, RATES, 1000.0)
+def member(name: str) -> Workload:
+    return Workload(name, RATES, 1000.0)
 
 
 def held(name: str, *parts: tuple[str, tuple[int, ...]], fixed: bool = False) -> Held:
@@ -39,21 +39,21 @@ def request(holders: tuple[Held, ...], waiting: str, nodes: int = 2, size: int =
 
 def test_who_keeps_its_count_keeps_its_gpus() -> None:
     asked = request((held("a", ("node-0", (1, 2))),), "b")
-    decision, given_ = realise(asked, {"a": 2, "b": 2})
+    decision, given_ = place_members(asked, {"a": 2, "b": 2})
     assert [(a.member, a.placement) for a in decision.start] == [("b", (Placement("node-0", (0, 3)),))]
     assert (decision.stop, given_) == ((), {"a": 2, "b": 2})
 
 
 def test_who_gets_nothing_stops_and_its_gpus_are_given_away() -> None:
     asked = request((held("a", ("node-0", (0, 1, 2, 3))), held("b", ("node-1", (0, 1, 2, 3)))), "c")
-    decision, _ = realise(asked, {"b": 4, "c": 4})
+    decision, _ = place_members(asked, {"b": 4, "c": 4})
     assert decision.stop == ("a",)
     assert [(a.member, a.placement) for a in decision.start] == [("c", (Placement("node-0", (0, 1, 2, 3)),))]
 
 
 def test_small_members_make_room_for_a_larger_one() -> None:
     asked = request((held("a", ("node-0", (0,))), held("b", ("node-1", (0,)))), "c")
-    decision, given_ = realise(asked, {"a": 1, "b": 1, "c": 4})
+    decision, given_ = place_members(asked, {"a": 1, "b": 1, "c": 4})
     moved = {a.member: a.placement for a in decision.start}
     assert moved["c"] == (Placement("node-0", (0, 1, 2, 3)),)
     assert moved["a"] == (Placement("node-1", (1,)),)
@@ -63,13 +63,13 @@ def test_small_members_make_room_for_a_larger_one() -> None:
 
 def test_fixed_members_neither_move_nor_stop() -> None:
     holders = (held("a", ("node-0", (0,)), fixed=True), held("b", ("node-1", (0,)), fixed=True))
-    decision, given_ = realise(request(holders, "c"), {"c": 4})
+    decision, given_ = place_members(request(holders, "c"), {"c": 4})
     assert [(a.member, a.gpus) for a in decision.start] == [("c", 3)]
     assert (decision.stop, given_) == ((), {"a": 1, "b": 1, "c": 3})
 
 
 def test_more_than_a_node_is_whole_nodes_and_a_part() -> None:
-    decision, _ = realise(request((held("a", ("node-1", (0, 1))),), "b", nodes=3), {"a": 2, "b": 6})
+    decision, _ = place_members(request((held("a", ("node-1", (0, 1))),), "b", nodes=3), {"a": 2, "b": 6})
     assert [[len(p.gpus) for p in a.placement] for a in decision.start] == [[4, 2]]
 
 
@@ -79,11 +79,11 @@ counts = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 7))
 @settings(deadline=None)
 @given(counts, counts, st.integers(1, 4))
 def test_from_any_state_to_any_other(before: dict[str, int], after: dict[str, int], nodes: int) -> None:
-    first, _ = realise(request((), "abcdefgh", nodes), before)
+    first, _ = place_members(request((), "abcdefgh", nodes), before)
     holders = tuple(Held(member(a.member), a, 0.0) for a in first.start)
     names = {holder.candidate.name for holder in holders}
     asked = request(holders, "".join(n for n in "abcdefgh" if n not in names), nodes)
-    decision, given_ = realise(asked, after)
+    decision, given_ = place_members(asked, after)
     changed = {a.member: a for a in decision.start}
     kept = [h.allocation for h in holders if h.candidate.name not in {*changed, *decision.stop}]
     final = [*changed.values(), *kept]

@@ -8,21 +8,21 @@ import pytest
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, Request
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 
-def simulated(planner: str, members: list[Candidate], gpus: int = 4, seed: int = 0) -> Simulation:
+def simulated(planner: str, members: list[Workload], gpus: int = 4, seed: int = 0) -> Simulation:
     arrivals = [Arrival(member) for member in members]
-    return simulate(planner_named(planner), arrivals, World(Cluster.of(gpus, 4)), Options(seed=seed))
+    return simulate(planner_named(planner), arrivals, Scenario(Cluster.of(gpus, 4)), Options(seed=seed))
 
 
-def unlike(count: int) -> list[Candidate]:
+def unlike(count: int) -> list[Workload]:
     rates = {gpus: 10.0 * gpus**0.9 for gpus in range(1, 5)}
-    return [Candidate(f"m{i:02}", rates, 100.0 * (1 + i), 50) for i in range(count)]
+    return [Workload(f"m{i:02}", rates, 100.0 * (1 + i), 50) for i in range(count)]
 
 
 def test_a_homogeneous_set_begins_when_the_one_before_is_done() -> None:
@@ -53,8 +53,8 @@ def test_local_flotillas_refill_freed_gpus_at_once_and_stop_nobody() -> None:
 
 
 def test_a_freed_gpu_takes_the_fastest_member_left_and_what_is_near_to_it() -> None:
-    members = [Candidate("first", {1: 100.0}, 100.0), Candidate("slow", {1: 20.0, 2: 36.0}, 1000.0)]
-    members += [Candidate("fast", {1: 90.0}, 900.0), Candidate("near", {1: 88.0}, 880.0)]
+    members = [Workload("first", {1: 100.0}, 100.0), Workload("slow", {1: 20.0, 2: 36.0}, 1000.0)]
+    members += [Workload("fast", {1: 90.0}, 900.0), Workload("near", {1: 88.0}, 880.0)]
     result = simulated("flotilla-local", members, gpus=1)
     assert [interval.member for interval in result.intervals] == ["first", "fast", "near", "slow"]
 

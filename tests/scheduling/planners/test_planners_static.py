@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.allotments import allotment_bound, allotments_of, constant_bound
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
@@ -24,38 +24,38 @@ from hetctl.scheduling.planners.static_nodes import improve_nodes
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
 from hetctl.scheduling.planners.static_search import search
 from hetctl.scheduling.planners.static_solver import Model, can_refine, refine
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 
 QUICK = Options(plan_seconds=0.05)
 
 
-def some_members(seed: int, count: int, gpus: int, **fields: float) -> list[Candidate]:
+def some_members(seed: int, count: int, gpus: int, **fields: float) -> list[Workload]:
     draw = random.Random(seed)
     members = []
     for number in range(count):
         rate, power = draw.uniform(20, 200), draw.uniform(0.3, 1.1)
         rates = {m: rate * m**power for m in range(1, gpus + 1)}
         members.append(
-            Candidate(f"m{number:02}", rates, draw.lognormvariate(0, 1) * 3600 * rate, **fields)  # type: ignore[arg-type]
+            Workload(f"m{number:02}", rates, draw.lognormvariate(0, 1) * 3600 * rate, **fields)  # type: ignore[arg-type]
         )
     return members
 
 
 def run(
-    members: Sequence[Candidate], cluster: Cluster, options: Options = QUICK, planner: str = "static"
+    members: Sequence[Workload], cluster: Cluster, options: Options = QUICK, planner: str = "static"
 ) -> Simulation:
-    return simulate(planner_named(planner), [Arrival(m) for m in members], World(cluster), options)
+    return simulate(planner_named(planner), [Arrival(m) for m in members], Scenario(cluster), options)
 
 
-def problem_of(members: Sequence[Candidate], gpus: int, per_node: int, mean: bool = False) -> Problem:
+def problem_of(members: Sequence[Workload], gpus: int, per_node: int, mean: bool = False) -> Problem:
     sizes = [len(node.gpus) for node in Cluster.of(gpus, per_node).nodes]
     allotments = tuple(allotments_of(member, placeable(sizes)) for member in members)
     bound_s = allotment_bound(allotments, gpus)
     return Problem(allotments, tuple((0.0,) * size for size in sizes), bound_s, mean)
 
 
-def assert_valid(result: Simulation, members: Sequence[Candidate], gpus: int, per_node: int) -> None:
+def assert_valid(result: Simulation, members: Sequence[Workload], gpus: int, per_node: int) -> None:
     """Each member once, on as few nodes as its GPUs can be on, and nobody on another one's GPU."""
     assert sorted(i.member for i in result.intervals) == sorted(m.name for m in members)
     assert result.restarts == 0
@@ -151,7 +151,7 @@ def test_a_large_problem_is_not_for_the_solver() -> None:
 
 def test_annealing_moves_members_between_nodes() -> None:
     """Two members of 4 hours and four of 2 fill four GPUs, but not with the shortest first."""
-    members = [Candidate(f"m{i}", {1: 1.0}, hours * 3600.0) for i, hours in enumerate((2, 2, 2, 2, 4, 4))]
+    members = [Workload(f"m{i}", {1: 1.0}, hours * 3600.0) for i, hours in enumerate((2, 2, 2, 2, 4, 4))]
     problem = problem_of(members, 4, 2)
     poor = [problem.run(i, 0) for i in range(6)]
     assert problem.cost(list_schedule(poor, problem.heads)[0]) == pytest.approx(6 * 3600.0)
@@ -159,7 +159,7 @@ def test_annealing_moves_members_between_nodes() -> None:
 
 
 def test_annealing_gives_members_more_gpus() -> None:
-    members = [Candidate(f"m{i}", {1: 1.0, 2: 1.8}, 36000.0) for i in range(2)]
+    members = [Workload(f"m{i}", {1: 1.0, 2: 1.8}, 36000.0) for i in range(2)]
     problem = problem_of(members, 4, 2)
     poor = [problem.run(i, 0) for i in range(2)]
     assert problem.cost(improve_nodes(problem, poor, 0.05, random.Random(0))) == pytest.approx(20000.0)
@@ -213,11 +213,11 @@ def test_wrong_predictions_change_the_times_but_not_the_order() -> None:
     draw = random.Random(0)
     factors = {m.name: draw.uniform(0.5, 2.0) for m in members}
 
-    def seen(known: Sequence[Candidate]) -> list[Candidate]:
+    def seen(known: Sequence[Workload]) -> list[Workload]:
         return [replace(c, samples_left=c.samples_left * factors[c.name]) for c in known]
 
     arrivals = [Arrival(m) for m in members]
-    result = simulate(STATIC, arrivals, World(cluster, seen=seen), QUICK)
+    result = simulate(STATIC, arrivals, Scenario(cluster, seen=seen), QUICK)
     assert_valid(result, members, 16, 4)
     assert result.makespan_s < 1.9 * constant_bound(members, 16)
 
@@ -225,7 +225,7 @@ def test_wrong_predictions_change_the_times_but_not_the_order() -> None:
 def test_members_that_arrive_are_planned_with_those_that_wait() -> None:
     members = some_members(7, 30, 16)
     arrivals = [Arrival(member, 400.0 * at) for at, member in enumerate(members)]
-    result = simulate(STATIC, arrivals, World(Cluster.of(16, 4)), QUICK)
+    result = simulate(STATIC, arrivals, Scenario(Cluster.of(16, 4)), QUICK)
     assert_valid(result, members, 16, 4)
     assert all(i.start_s >= 400.0 * int(i.member[1:]) for i in result.intervals)
 
@@ -233,8 +233,8 @@ def test_members_that_arrive_are_planned_with_those_that_wait() -> None:
 def test_nodes_that_fail_and_jobs_that_end_do_not_stop_a_run() -> None:
     members = some_members(8, 12, 8, samples_per_epoch=20000)
     arrivals, cluster = [Arrival(m) for m in members], Cluster.of(8, 4)
-    failing = simulate(STATIC, arrivals, World(cluster, failures=Failures(5000.0)), QUICK)
-    in_jobs = simulate(STATIC, arrivals, World(cluster, Clock(7200.0)), QUICK)
+    failing = simulate(STATIC, arrivals, Scenario(cluster, failures=Failures(5000.0)), QUICK)
+    in_jobs = simulate(STATIC, arrivals, Scenario(cluster, JobTiming(7200.0)), QUICK)
     for result in (failing, in_jobs):
         assert result.restarts > 0
         assert {m.member for m in result.members} == {m.name for m in members}
@@ -273,9 +273,7 @@ def test_reasons_say_how_many_gpus_and_when() -> None:
 def test_ten_thousand_members_on_a_hundred_thousand_gpus() -> None:
     curves = [{m: 50.0 * m**power for m in range(1, 17)} for power in (0.7, 0.8, 0.9)]
     draw = random.Random(0)
-    members = [
-        Candidate(f"m{i}", draw.choice(curves), draw.lognormvariate(0, 1) * 1e6) for i in range(10_000)
-    ]
+    members = [Workload(f"m{i}", draw.choice(curves), draw.lognormvariate(0, 1) * 1e6) for i in range(10_000)]
     request = Request(members, Cluster.of(100_000, 4).nodes, 100_000, 0, Options(plan_seconds=0.5))
     began = time.process_time()
     assert len(decide(request).start) == 10_000

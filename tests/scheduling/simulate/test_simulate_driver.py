@@ -26,8 +26,8 @@ from hetctl.scheduling.events import Event, StepEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
-from hetctl.scheduling.simulate.simulated_step import Step
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 ONE = Cluster.of(4, 2)
 TWO_TYPES = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
@@ -72,7 +72,7 @@ class RunCase:
     options: Mapping[str, Any]
 
 
-def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedStep]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
     members = candidates(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
@@ -81,7 +81,7 @@ def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) 
         Drawn.times = [run.failed_at_s.get(node.name, 1e12) for node in cluster.nodes]
         monkeypatch.setattr("hetctl.scheduling.simulate.engine.random.Random", Drawn)
         failures = Failures(1.0, repair_s=1e9)
-    world = World(cluster, Clock(run.usable_s), run.lockstep, failures)
+    world = Scenario(cluster, JobTiming(run.usable_s), run.lockstep, failures)
     arrivals = [Arrival(member) for member in members]
     return Engine(planner_named(run.planner), arrivals, world, options_from(run.options)).run().steps
 

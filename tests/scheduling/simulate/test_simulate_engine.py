@@ -10,11 +10,11 @@ import pytest
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, Failures, World
+from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
 from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
 
@@ -22,12 +22,12 @@ Row = tuple[str, int, float, float, float]
 """Member, GPUs, start, end, samples."""
 
 
-def member(name: str, samples: float, **values: float) -> Candidate:
+def member(name: str, samples: float, **values: float) -> Workload:
     rates = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}
-    return Candidate(name, rates, samples, **values)  # type: ignore[arg-type]
+    return Workload(name, rates, samples, **values)  # type: ignore[arg-type]
 
 
-def given(candidate: Candidate, *gpus: int, node: str = "node-0") -> Allocation:
+def given(candidate: Workload, *gpus: int, node: str = "node-0") -> Allocation:
     count = len(gpus)
     return Allocation(
         candidate.name, count, "data-parallel", candidate.rates[count], (Placement(node, gpus),)
@@ -51,7 +51,7 @@ def elastic(decide: Callable[[Request], Decision]) -> Planner:
 def run(
     planner: Planner, arrivals: Sequence[Arrival], gpus: int = 4, per_node: int = 4, **world: object
 ) -> list[Row]:
-    engine = Engine(planner, arrivals, World(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
+    engine = Engine(planner, arrivals, Scenario(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
     return [
         (s.candidate.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
         for s in engine.steps
@@ -132,7 +132,7 @@ def test_a_planner_cannot_ask_for_the_past() -> None:
 
 def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
     """Slow has 5 samples/s and ends at 20; fast has done 100 of 300 by then and does 200 more at 10."""
-    slow = Candidate("slow", {1: 5.0}, 100)
+    slow = Workload("slow", {1: 5.0}, 100)
     arrivals = [Arrival(slow), Arrival(member("fast", 300))]
     assert run(GROUP, arrivals, lockstep=True) == [
         ("slow", 1, 0.0, 20.0, 100),
@@ -142,7 +142,7 @@ def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
 
 
 def test_lockstep_is_for_groups_alone() -> None:
-    arrivals = [Arrival(Candidate("slow", {1: 5.0}, 100)), Arrival(member("fast", 300))]
+    arrivals = [Arrival(Workload("slow", {1: 5.0}, 100)), Arrival(member("fast", 300))]
     assert run(LOCAL, arrivals, lockstep=True)[1] == ("fast", 1, 0.0, 30.0, 300)
 
 
@@ -151,7 +151,7 @@ def test_the_pace_changes_twice_in_mid_epoch() -> None:
 
     fast: 100 done at 50, checkpoint until 51, 45 done by 60, 55 more by 65.5, checkpoint until 66.5.
     """
-    slowest, slow = Candidate("slowest", {1: 2.0}, 100), Candidate("slow", {1: 5.0}, 150)
+    slowest, slow = Workload("slowest", {1: 2.0}, 100), Workload("slow", {1: 5.0}, 150)
     fast = member("fast", 200, samples_per_epoch=100, checkpoint_s=1.0)
     rows = run(GROUP, [Arrival(slowest), Arrival(slow), Arrival(fast)], lockstep=True)
     assert rows == [
@@ -223,7 +223,7 @@ def test_a_job_ends_with_its_last_node_and_the_next_one_has_those_that_are_back(
     """Nodes fail at 3 s and 8 s, and are back a second later; the next job is there at 12 s."""
     arrivals = [Arrival(member(name, 100)) for name in "ab"]
     failures = failing(3.0, 8.0, repair_s=1.0)
-    clock = Clock(job_overhead_s=4.0)
+    clock = JobTiming(job_overhead_s=4.0)
     assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures, clock=clock) == [
         ("a", 1, 0.0, 3.0, 0),
         ("b", 1, 0.0, 8.0, 0),
@@ -246,7 +246,7 @@ def test_a_node_that_comes_back_is_there_for_the_next_job_only(failing: Callable
 
 def test_without_any_node_the_next_job_waits_for_one(failing: Callable[..., Failures]) -> None:
     failures = failing(3.0, repair_s=10.0)
-    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, clock=Clock(wall_s=50.0))
+    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, clock=JobTiming(wall_s=50.0))
     assert rows == [("a", 1, 0.0, 3.0, 0), ("a", 1, 13.0, 23.0, 100)]
 
 
@@ -258,7 +258,9 @@ def test_the_next_job_remembers_what_was_decided_when_the_last_round_began() -> 
         remembered.append(request.memory)
         return Decision(one_each(request).start, memory=len(remembered))
 
-    rows = run(elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=Clock(wall_s=15.0))
+    rows = run(
+        elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=JobTiming(wall_s=15.0)
+    )
     assert [start_s for _, _, start_s, _, _ in rows] == [0.0, 10.0]
     assert remembered == [None, 1, 1, 1]
 
@@ -287,7 +289,7 @@ def test_an_epoch_that_is_being_evaluated_is_lost(failing: Callable[..., Failure
 
 def test_a_group_is_stopped_only_after_an_evaluation_that_is_going_on() -> None:
     """At 50 the first two are done, and fast, which has just changed its pace, is in its evaluation."""
-    alike = [Arrival(Candidate(name, {1: 2.0}, 100)) for name in ("a", "b")]
+    alike = [Arrival(Workload(name, {1: 2.0}, 100)) for name in ("a", "b")]
     fast = member("fast", 200, samples_per_epoch=100, evaluate_s=3.0)
     planner = Planner("group", "global", one_each, shares=True, alpha=0.5)
     rows = run(planner, [*alike, Arrival(fast), Arrival(member("later", 10))], gpus=3, lockstep=True)
@@ -318,7 +320,7 @@ def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Cal
 def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
     """Epochs of 10 s, a limit of 26 s with 1 s of grace: two in the first job; 3 s later the third."""
     a = member("a", 300, samples_per_epoch=100)
-    clock = Clock(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
+    clock = JobTiming(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
     assert run(LOCAL, [Arrival(a)], clock=clock) == [
         ("a", 1, 0.0, 20.0, 200),
         ("a", 1, 23.0, 33.0, 100),
@@ -327,7 +329,7 @@ def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
 
 def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint() -> None:
     a = member("a", 300, checkpoint_s=2.0)
-    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+    assert run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0)) == [
         ("a", 1, 0.0, 20.0, 180),
         ("a", 1, 20.0, 34.0, 120),
     ]
@@ -336,7 +338,7 @@ def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint()
 def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
     a = member("a", 300, samples_per_epoch=300, startup_s=18.0, checkpoint_s=4.0)
     with pytest.raises(InfeasibleError, match=r"limit 0:00:20 is shorter than .* of a \(22 s\)"):
-        run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0))
+        run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0))
 
 
 def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None:
@@ -353,7 +355,7 @@ def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    assert run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0)) == [
+    assert run(elastic(decide), arrivals, gpus=2, clock=JobTiming(wall_s=40.0)) == [
         ("a", 1, 0.0, 15.0, 150),
         ("b", 1, 0.0, 20.0, 200),
         ("c", 2, 20.0, 35.0, 300),
@@ -374,21 +376,21 @@ def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again()
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    rows = run(elastic(decide), arrivals, gpus=2, clock=Clock(wall_s=40.0))
+    rows = run(elastic(decide), arrivals, gpus=2, clock=JobTiming(wall_s=40.0))
     assert rows[2] == ("c", 2, 20.0, 35.0, 300)
 
 
 def test_nobody_starts_again_on_as_many_gpus_as_it_had_no_room_on() -> None:
     """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
-    slow, fast = Candidate("slow", {1: 4.0}, 100, 100), Candidate("fast", {1: 10.0}, 120, 40)
+    slow, fast = Workload("slow", {1: 4.0}, 100, 100), Workload("fast", {1: 10.0}, 120, 40)
     local = Planner("local", "local", one_each, shares=True, alpha=0.0)
-    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, clock=Clock(wall_s=29.0))
+    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, clock=JobTiming(wall_s=29.0))
     assert rows == [("slow", 1, 0.0, 25.0, 100), ("fast", 1, 0.0, 20.0, 80), ("fast", 1, 25.0, 29.0, 40)]
 
 
 def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
     a = member("a", 600, samples_per_epoch=300, startup_s=2.0, checkpoint_s=1.0)
-    assert run(LOCAL, [Arrival(a)], clock=Clock(wall_s=20.0)) == [
+    assert run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0)) == [
         ("a", 1, 0.0, 20.0, 170),  # 2 s of start-up, 17 s of training, 1 s for the checkpoint
         ("a", 1, 20.0, 40.0, 160),  # the rest of the epoch until 36 s, and a part of the next
         ("a", 1, 40.0, 60.0, 170),
@@ -398,12 +400,12 @@ def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
 
 def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:
     a = member("a", 200, samples_per_epoch=100)
-    assert run(LOCAL, [Arrival(a, 15.0)], clock=Clock(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
+    assert run(LOCAL, [Arrival(a, 15.0)], clock=JobTiming(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
 
 
 def test_what_a_run_comes_to() -> None:
     arrivals = [Arrival(member("a", 100, restart_s=1.0)), Arrival(member("b", 50), 5.0)]
-    result = simulate(LOCAL, arrivals, World(Cluster.of(1, 1)), Options())
+    result = simulate(LOCAL, arrivals, Scenario(Cluster.of(1, 1)), Options())
     assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
     assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
 

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.simulate.explain import reasons_for
 from hetctl.scheduling.simulate.forecast import forecast
-from hetctl.scheduling.simulate.scenario import World
+from hetctl.scheduling.simulate.scenario import Scenario
 
 A, B, C = (
-    Candidate("a", {1: 10.0, 2: 18.0}, 300.0),
-    Candidate("b", {1: 10.0, 2: 20.0}, 100.0, notes=("proportional above 1 GPU: one point was measured",)),
-    Candidate("c", {1: 10.0}, 600.0),
+    Workload("a", {1: 10.0, 2: 18.0}, 300.0),
+    Workload("b", {1: 10.0, 2: 20.0}, 100.0, notes=("proportional above 1 GPU: one point was measured",)),
+    Workload("c", {1: 10.0}, 600.0),
 )
 CLUSTER = Cluster.of(4, 4)
 SILENT = Planner("silent", "global", lambda _: Decision())
 
 
-def on(candidate: Candidate, *gpus: int) -> Allocation:
+def on(candidate: Workload, *gpus: int) -> Allocation:
     rate = candidate.rates[len(gpus)]
     return Allocation(candidate.name, len(gpus), DATA_PARALLEL, rate, (Placement("node-0", gpus),))
 
 
-def request(*candidates: Candidate, **values: object) -> Request:
+def request(*candidates: Workload, **values: object) -> Request:
     return Request(candidates, CLUSTER.nodes, 4, 0, Options(), **values)  # type: ignore[arg-type]
 
 
@@ -77,9 +77,9 @@ def test_a_plan_asks_for_reasons_only_to_be_explained() -> None:
         return Decision((on(request.candidates[0], 0),))
 
     planner = Planner("speaking", "global", decide, reasons=reasons)
-    plain = forecast(planner, (A, C), World(CLUSTER), Options())
+    plain = forecast(planner, (A, C), Scenario(CLUSTER), Options())
     assert (asked, [one.reasons for one in plain.rounds]) == ([], [{}, {}])
-    told = forecast(planner, (A, C), World(CLUSTER), Options(), explain=True)
+    told = forecast(planner, (A, C), Scenario(CLUSTER), Options(), explain=True)
     assert [one.reasons["c"] for one in told.rounds] == [
         "waits: 3 of 4 GPUs stay idle, the rest is taken by a (1)",
         "round 1",

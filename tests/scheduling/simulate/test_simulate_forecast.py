@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement, Plan
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import least_step_s
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.forecast import forecast
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
-from hetctl.scheduling.simulate.simulated_step import Step
+from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 
@@ -42,19 +42,19 @@ GLOBAL = Planner("global", "global", in_order, shares=False)
 
 def predict(
     planner: Planner,
-    members: Sequence[Candidate],
+    members: Sequence[Workload],
     gpus: int,
     *,
     options: Options = Options(delta=20.0),  # noqa: B008
     wall_s: float | None = None,
     grace_s: float = 0.0,
 ) -> Plan:
-    world = World(Cluster.of(gpus, 4), Clock(wall_s, grace_s, 1.0, 5.0))
+    world = Scenario(Cluster.of(gpus, 4), JobTiming(wall_s, grace_s, 1.0, 5.0))
     return forecast(planner, members, world, options)
 
 
-def member(name: str, rates: Sequence[float], left: float, **values: float) -> Candidate:
-    return Candidate(name, dict(enumerate(rates, start=1)), left, **values)  # type: ignore[arg-type]
+def member(name: str, rates: Sequence[float], left: float, **values: float) -> Workload:
+    return Workload(name, dict(enumerate(rates, start=1)), left, **values)  # type: ignore[arg-type]
 
 
 def gpus_by_round(plan: Plan) -> list[dict[str, int]]:
@@ -131,7 +131,7 @@ def test_gpus_that_are_freed_together_are_given_together() -> None:
 
 def test_epochs_that_would_not_fit_wait_for_the_next_job() -> None:
     # 85 s of a job's 90 hold the start-up and 6 of the 10 epochs of 13 s; the other 4 are done in the next.
-    long = Candidate("a", {1: 10.0}, 1000.0, 100, startup_s=7.0, evaluate_s=2.0, checkpoint_s=1.0)
+    long = Workload("a", {1: 10.0}, 1000.0, 100, startup_s=7.0, evaluate_s=2.0, checkpoint_s=1.0)
     plan = predict(LOCAL, (long,), 1, wall_s=100, grace_s=10)
     assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 85), (90, 59)]
     assert plan.members[0].training_s == 85 + 59
@@ -140,9 +140,9 @@ def test_epochs_that_would_not_fit_wait_for_the_next_job() -> None:
 def test_who_still_fits_a_job_trains_before_who_does_not() -> None:
     # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
     members = (
-        Candidate("a", {1: 10.0}, 900.0, 300),
-        Candidate("b", {1: 10.0}, 100.0, 100),
-        Candidate("c", {1: 10.0}, 300.0, 300),
+        Workload("a", {1: 10.0}, 900.0, 300),
+        Workload("b", {1: 10.0}, 100.0, 100),
+        Workload("c", {1: 10.0}, 300.0, 300),
     )
     plan = predict(LOCAL, members, 1, wall_s=80)
     assert gpus_by_round(plan) == [{"a": 1}, {"b": 1}, {"a": 1}, {"c": 1}]
@@ -150,8 +150,8 @@ def test_who_still_fits_a_job_trains_before_who_does_not() -> None:
 
 
 def test_a_limit_shorter_than_a_start_is_refused() -> None:
-    short = Candidate("d001", {1: 10.0}, 6000.0, 600)
-    long = Candidate("d017", {1: 10.0}, 246000.0, 24600, startup_s=2400.0, checkpoint_s=20.0)
+    short = Workload("d001", {1: 10.0}, 6000.0, 600)
+    long = Workload("d017", {1: 10.0}, 246000.0, 24600, startup_s=2400.0, checkpoint_s=20.0)
     with pytest.raises(InfeasibleError) as caught:
         predict(LOCAL, (short, long), 1, wall_s=1800, grace_s=10)
     said = "round limit 0:30 is shorter than start-up, checkpoint and grace of d017 (41 min); raise --time"
@@ -160,7 +160,7 @@ def test_a_limit_shorter_than_a_start_is_refused() -> None:
 
 def test_short_limits_are_said_in_seconds() -> None:
     with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* grace of a \(110 s\); raise --time"):
-        predict(LOCAL, (Candidate("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
+        predict(LOCAL, (Workload("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
 
 
 def test_a_cluster_without_gpus_is_refused() -> None:
@@ -182,12 +182,12 @@ ensembles = st.lists(
     st.tuples(curves, samples, st.none() | st.integers(1, 2000), seconds, seconds, seconds),
     min_size=1,
     max_size=8,
-).map(lambda rows: tuple(Candidate(f"m{i}", *row) for i, row in enumerate(rows)))
+).map(lambda rows: tuple(Workload(f"m{i}", *row) for i, row in enumerate(rows)))
 planners = st.sampled_from([FLOTILLA, INDEPENDENT, LOCAL, GLOBAL])
 alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
 
 
-def longest_step(members: Sequence[Candidate]) -> float:
+def longest_step(members: Sequence[Workload]) -> float:
     """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
     whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
     return max(least_step_s(c, rate) for c in whole for rate in c.rates.values()) + 10
@@ -196,12 +196,12 @@ def longest_step(members: Sequence[Candidate]) -> float:
 @settings(deadline=None)
 @given(planners, ensembles, st.integers(1, 9), alphas, st.none() | st.floats(1.0, 20.0))
 def test_all_samples_are_trained_once_whatever_the_limits(
-    planner: Planner, members: tuple[Candidate, ...], gpus: int, alpha: float, jobs: float | None
+    planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float, jobs: float | None
 ) -> None:
     wall_s = None if jobs is None else jobs * longest_step(members)
-    clock = Clock(wall_s, 0.0, 1.0, 5.0)
+    clock = JobTiming(wall_s, 0.0, 1.0, 5.0)
     arrivals = [Arrival(member) for member in members]
-    world = World(Cluster.of(gpus, 4), clock)
+    world = Scenario(Cluster.of(gpus, 4), clock)
     steps = Engine(planner, arrivals, world, Options(alpha=alpha)).run().steps
     trained: dict[str, float] = defaultdict(float)
     for step in steps:
@@ -213,7 +213,7 @@ def test_all_samples_are_trained_once_whatever_the_limits(
     assert_nothing_is_used_twice(steps)
 
 
-def assert_nothing_is_used_twice(steps: Sequence[Step]) -> None:
+def assert_nothing_is_used_twice(steps: Sequence[SimulatedStep]) -> None:
     uses: dict[object, list[tuple[float, float]]] = defaultdict(list)
     for step in steps:
         held = [(part.node, gpu) for part in step.allocation.placement for gpu in part.gpus]
@@ -226,7 +226,7 @@ def assert_nothing_is_used_twice(steps: Sequence[Step]) -> None:
 @settings(deadline=None)
 @given(planners, ensembles, st.integers(1, 9), alphas)
 def test_no_plan_beats_the_bound_and_the_same_input_gives_the_same_plan(
-    planner: Planner, members: tuple[Candidate, ...], gpus: int, alpha: float
+    planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float
 ) -> None:
     plan = predict(planner, members, gpus, options=Options(alpha=alpha))
     assert plan == predict(planner, members, gpus, options=Options(alpha=alpha))

@@ -5,15 +5,15 @@ import pytest
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
-from hetctl.scheduling.simulate.scenario import Arrival, Clock, World
+from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.select_planner import choose
 from hetctl.scheduling.simulate.simulation import simulate
 
-WORLD = World(Cluster.of(4, 4))
-MEMBERS = [Candidate(f"m{i}", {1: 10.0, 2: 18.0, 4: 30.0, 3: 25.0}, 100.0 * (i + 1)) for i in range(6)]
+WORLD = Scenario(Cluster.of(4, 4))
+MEMBERS = [Workload(f"m{i}", {1: 10.0, 2: 18.0, 4: 30.0, 3: 25.0}, 100.0 * (i + 1)) for i in range(6)]
 ARRIVALS = [Arrival(member) for member in MEMBERS]
 
 
@@ -48,6 +48,6 @@ def test_none_of_all_planners_beats_the_choice() -> None:
 
 
 def test_where_no_planner_finds_a_plan_that_is_said() -> None:
-    long = [Arrival(Candidate("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
+    long = [Arrival(Workload("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
     with pytest.raises(InfeasibleError, match="shorter than start-up"):
-        choose(long, World(Cluster.of(1, 1), Clock(10.0)), Options())
+        choose(long, Scenario(Cluster.of(1, 1), JobTiming(10.0)), Options())

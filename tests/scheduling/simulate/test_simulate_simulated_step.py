@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room
-from hetctl.scheduling.simulate.simulated_step import Step, begin, begin_at_pace, paced, stopped
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin, begin_at_pace, paced, stopped
 
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
 
-def candidate(left: float = 300.0, epoch: int | None = 100) -> Candidate:
-    return Candidate("a", {1: 10.0}, left, epoch, startup_s=5.0, evaluate_s=2.0, checkpoint_s=1.0)
+def candidate(left: float = 300.0, epoch: int | None = 100) -> Workload:
+    return Workload("a", {1: 10.0}, left, epoch, startup_s=5.0, evaluate_s=2.0, checkpoint_s=1.0)
 
 
-def step(member: Candidate, deadline_s: float = math.inf) -> Step | None:
+def step(member: Workload, deadline_s: float = math.inf) -> SimulatedStep | None:
     return begin(member, ON_ONE_GPU, 0, 100.0, deadline_s)
 
 

@@ -5,40 +5,40 @@ from dataclasses import replace
 import pytest
 
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Candidate
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.simulate.scenario import Arrival, World
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulation import simulate
-from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, Sight, _course
+from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, WorkEstimator, _course
 
 EPOCH = 1000
 
 
-def members(*epochs: float, per_epoch: int | None = EPOCH) -> list[Candidate]:
+def members(*epochs: float, per_epoch: int | None = EPOCH) -> list[Workload]:
     rates = {1: 100.0, 2: 180.0}
-    return [Candidate(f"m{i}", rates, e * EPOCH, per_epoch) for i, e in enumerate(epochs)]
+    return [Workload(f"m{i}", rates, e * EPOCH, per_epoch) for i, e in enumerate(epochs)]
 
 
-def after(candidates: list[Candidate], epochs: float) -> list[Candidate]:
+def after(candidates: list[Workload], epochs: float) -> list[Workload]:
     return [replace(c, samples_left=c.samples_left - epochs * EPOCH) for c in candidates]
 
 
 def test_nobody_knows_anything_in_the_beginning() -> None:
-    found = Sight(members(10, 20, 40), 0)(members(10, 20, 40))
+    found = WorkEstimator(members(10, 20, 40), 0)(members(10, 20, 40))
     assert {candidate.samples_left for candidate in found} == {FIRST_GUESS.epochs * EPOCH}
 
 
 def test_losses_tell_long_members_from_short_ones() -> None:
     true = members(15, 25, 40, 20, 30)
-    found = Sight(true, 3)(after(true, 12))
+    found = WorkEstimator(true, 3)(after(true, 12))
     predicted = [candidate.samples_left / EPOCH + 12 for candidate in found]
     assert predicted == pytest.approx([15, 25, 40, 20, 30], rel=0.3)
 
 
 def test_a_member_that_has_not_begun_is_thought_to_be_like_the_others() -> None:
     true = members(40, 41, 39, 42, 40, 38, 10)
-    sight = Sight(true, 1)
+    sight = WorkEstimator(true, 1)
     begun = [*after(true[:-1], 25), true[-1]]
     assert sight(begun)[-1].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
@@ -46,28 +46,28 @@ def test_a_member_that_has_not_begun_is_thought_to_be_like_the_others() -> None:
 @pytest.mark.parametrize("others", [12, 38])
 def test_members_out_of_sight_do_not_betray_their_work(others: int) -> None:
     true = members(20, *[others] * 6)
-    (found,) = Sight(true, 0)(true[:1])
+    (found,) = WorkEstimator(true, 0)(true[:1])
     assert found.samples_left == FIRST_GUESS.epochs * EPOCH
 
 
 def test_what_was_seen_of_members_that_are_gone_still_counts() -> None:
     true = members(30, *[40] * 6)
-    sight = Sight(true, 1)
+    sight = WorkEstimator(true, 1)
     sight(after(true[1:], 25))
     assert sight(true[:1])[0].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
 
 def test_what_is_left_is_above_nothing_even_past_the_prediction() -> None:
     true = members(12)
-    sight = Sight(true, 0)
+    sight = WorkEstimator(true, 0)
     for tenth in range(120):
         assert sight(after(true, tenth / 10))[0].samples_left >= EPOCH / 4
 
 
 def test_the_same_seed_shows_the_same() -> None:
     true = members(15, 25)
-    assert Sight(true, 7)(after(true, 9)) == Sight(true, 7)(after(true, 9))
-    assert Sight(true, 7)(after(true, 9)) != Sight(true, 8)(after(true, 9))
+    assert WorkEstimator(true, 7)(after(true, 9)) == WorkEstimator(true, 7)(after(true, 9))
+    assert WorkEstimator(true, 7)(after(true, 9)) != WorkEstimator(true, 8)(after(true, 9))
 
 
 @pytest.mark.parametrize("epochs", [2.0, 7.5, 30.0, 99.0])
@@ -81,14 +81,14 @@ def test_the_work_is_done_when_the_rule_holds(epochs: float) -> None:
 
 def test_members_without_epochs_are_given_some() -> None:
     true = members(5, 6, per_epoch=None)
-    found = Sight(true, 0)(true)
+    found = WorkEstimator(true, 0)(true)
     assert all(candidate.samples_left > 0 for candidate in found)
 
 
 def test_a_run_ends_when_the_true_work_is_done_and_the_errors_are_known() -> None:
     true = members(*range(10, 30))
-    sight = Sight(true, 2)
-    world = World(Cluster.of(8, 4), seen=sight)
+    sight = WorkEstimator(true, 2)
+    world = Scenario(Cluster.of(8, 4), seen=sight)
     result = simulate(planner_named("fluid"), [Arrival(c) for c in true], world, Options())
     trained = {c.name: 0.0 for c in true}
     for interval in result.intervals:

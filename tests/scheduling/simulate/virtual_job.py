@@ -17,7 +17,7 @@ import pytest
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.events import DRIVER
-from hetctl.model.heartbeat import Pulse
+from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
@@ -27,7 +27,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import KILLED
-from hetctl.runtime.worker.messages import Task
+from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import AskAgain, Command
 from hetctl.scheduling.core import Core, JobOptions
@@ -120,7 +120,7 @@ class Group:
         Finished by this group.
     """
 
-    task: Task
+    task: TaskMessage
     allocation: Allocation
     ready: float
     since: float
@@ -176,7 +176,7 @@ class VirtualPool:
     def _held(self) -> set[tuple[str, int]]:
         return {gpu for group in self.groups for gpu in _gpus_of(group.allocation)}
 
-    def start(self, task: Task, _placement: tuple[Placement, ...]) -> None:
+    def start(self, task: TaskMessage, _placement: tuple[Placement, ...]) -> None:
         training = task.training
         assert training is not None
         allocation = training.allocation
@@ -193,7 +193,7 @@ class VirtualPool:
             if group.task.name == name:
                 group.told = group.told or reason
 
-    def pulses(self) -> dict[str, Pulse]:
+    def pulses(self) -> dict[str, Heartbeat]:
         return {}
 
     def take_written(self) -> dict[str, int]:

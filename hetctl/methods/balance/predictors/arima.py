@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import Range, Values, check
+from hetctl.methods.balance.predictors.base import ObservedRange, Values, check
 
 INVERTIBLE = 0.99
 """The most that the moving-average coefficient may be, up to sign, for errors to be forgotten."""
@@ -24,7 +24,7 @@ class Arima:
     """
 
     def __init__(self, workers: int) -> None:
-        self._range = Range(workers)
+        self._range = ObservedRange(workers)
         self._speeds: list[Values] = []
         self._inputs = np.zeros((workers, 3))
         self._slopes = np.zeros((workers, 3))

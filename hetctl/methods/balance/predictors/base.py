@@ -44,7 +44,7 @@ class Predictor(Protocol):
         """
 
 
-class Range:
+class ObservedRange:
     """The values that each worker has had so far, from the lowest to the highest."""
 
     def __init__(self, workers: int) -> None:

@@ -24,7 +24,7 @@ FIRST_DAMPING, LEAST_DAMPING, SOFTER, HARDER = 1e-1, 1e-7, 0.2, 5.0
 """Of the steps; how it changes after a step that lowers the error, and after one that does not."""
 
 
-class Network(Protocol):
+class SmallNetwork(Protocol):
     """A function with weights and one output.
 
     Weights have the shape (workers, parameters), inputs (workers, samples, features).
@@ -78,7 +78,7 @@ class Fitting:
         That error, squared.
     """
 
-    def __init__(self, network: Network, weights: Values, inputs: Values, targets: Values) -> None:
+    def __init__(self, network: SmallNetwork, weights: Values, inputs: Values, targets: Values) -> None:
         self._network = network
         self._inputs, self._targets = inputs, targets
         self._held_out = np.arange(targets.shape[1]) % HELD_OUT == HELD_OUT - 1

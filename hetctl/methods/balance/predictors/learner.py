@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import Range, Values
+from hetctl.methods.balance.predictors.base import ObservedRange, Values
 from hetctl.methods.balance.predictors.ema import Ema
-from hetctl.methods.balance.predictors.fitting import Fitting, Network
-from hetctl.methods.balance.predictors.speed_history import SPEED, History, Numbers
+from hetctl.methods.balance.predictors.fitting import Fitting, SmallNetwork
+from hetctl.methods.balance.predictors.speed_history import SPEED, Numbers, SpeedHistory
 
 Lag = tuple[int, int]
 """A series, and how many observations it is back."""
@@ -78,7 +78,7 @@ class Learner:
         self,
         workers: int,
         seed: int,
-        network: Network,
+        network: SmallNetwork,
         lags: Sequence[Lag],
         effort: Effort,
         models: Models | None = None,
@@ -90,8 +90,8 @@ class Learner:
         self._effort = effort
         self._everyone = np.arange(workers)
         self._average = Ema(workers)
-        self._range = Range(workers)
-        self._history = History(workers)
+        self._range = ObservedRange(workers)
+        self._history = SpeedHistory(workers)
         self._trained = np.full(workers, models is not None)
         self._predicts_from = PREDICTS_FROM if models is None else self._reach
         self.models = models or self._random(workers)

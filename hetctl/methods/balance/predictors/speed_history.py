@@ -17,7 +17,7 @@ FLAT = 1e-6
 """A series that varies by less than this share of its mean is taken to be constant."""
 
 
-class History:
+class SpeedHistory:
     """Series of observations, of which those long past are forgotten.
 
     Attributes

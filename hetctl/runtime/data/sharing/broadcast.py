@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hetctl.model.errors import HetctlError
-from hetctl.runtime.data.preprocessors import Layout
+from hetctl.runtime.data.preprocessors import BatchLayout
 from hetctl.runtime.data.sampler import Chunk, Stream
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, Outlet
@@ -69,7 +69,7 @@ class Exchange:
         outbox: Ring,
         outlet: Outlet,
         stream: Stream,
-        layout: Layout,
+        layout: BatchLayout,
         watch: Callable[[], None],
         stall_s: float,
     ) -> None:

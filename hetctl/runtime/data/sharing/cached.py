@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hetctl.runtime.data.sharing.store import SampleStore
-from hetctl.runtime.data.sources import Array, SampleSpec, Source
+from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 
 
 class CachedSource:
@@ -27,7 +27,7 @@ class CachedSource:
         If there is too little room for it.
     """
 
-    def __init__(self, source: Source, path: Path, name: str) -> None:
+    def __init__(self, source: SampleSource, path: Path, name: str) -> None:
         self._source = source
         self._path = path
         self._name = name

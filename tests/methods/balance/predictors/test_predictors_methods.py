@@ -12,7 +12,7 @@ from hetctl.methods.balance.predictors.arima import Arima
 from hetctl.methods.balance.predictors.ema import Ema
 from hetctl.methods.balance.predictors.memoryless import Memoryless
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
-from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, History
+from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, SpeedHistory
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_narx_knows_the_cpu_of_the_coming_iteration_and_two_before():
 
 
 def test_history_forgets_what_is_long_past():
-    history = History(2)
+    history = SpeedHistory(2)
     for number in range(2 * REMEMBERED + 5):
         history.append(np.ones(2), np.array([number, -number]), np.zeros(2))
     kept = history.at(np.array([0]), np.array(CPU), np.arange(len(history)))
@@ -164,7 +164,7 @@ def test_history_forgets_what_is_long_past():
 
 
 def test_usual_speed_is_a_worker_s_own_and_usual_cpu_that_of_all():
-    history = History(2)
+    history = SpeedHistory(2)
     for logarithm, cpu in ((1.0, 0.2), (3.0, 0.4)):
         history.append(np.array([logarithm, 10 + logarithm]), np.array([cpu, 3 * cpu]), np.zeros(2))
     centres, spreads = history.usual()
