@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,46 +11,71 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetctl"
 
-# What each package may import of hetctl, besides itself.
-PURE = {"core"}
-WING = {"core", "launchers", "perf", "control", "planners", "scheduling"}
+# What each room may import of hetctl, besides itself. A room that is not named belongs to the one around it.
+PURE = {"model", "perf"}
+PLANNING = PURE | {"scheduling.planners"}
+DECIDING = PLANNING | {"scheduling"}
+METHODS = {"methods.balance", "methods.hopper", "methods.pipeline", "methods.automl"}
+IN_A_JOB = DECIDING | {"storage", "cluster.launchers"}
 MAY_IMPORT = {
-    "core": set(),
-    "perf": PURE,
-    "control": PURE | {"perf"},
-    "automl": PURE,
-    "launchers": PURE,
-    "planners": PURE | {"perf", "control"},
-    "scheduling": PURE | {"perf", "control", "planners"},
-    "simulator": PURE | {"perf", "control", "automl", "planners", "scheduling"},
-    "files": PURE,
-    "render": PURE,
-    "batch": PURE,
-    "catalog": PURE,
-    "runtime": WING,
-    "report": PURE,
-    "runner": WING | {"automl", "simulator", "files", "render", "batch", "catalog", "runtime"},
-    "cli": {"core", "runner", "report", "files"},
+    "model": set(),
+    "storage": {"model"},
+    "inputs": {"model", "cluster"},
+    "perf": {"model"},
+    "cluster": {"model"},
+    "cluster.batch": {"model", "storage", "cluster"},
+    "cluster.launchers": {"model", "cluster"},
+    "cluster.render": {"model", "storage", "cluster"},
+    "catalog": {"model", "storage"},
+    "scheduling.planners": PURE,
+    "scheduling": PLANNING,
+    "scheduling.simulate": DECIDING,
+    "methods.balance": {"model"},
+    "methods.hopper": {"model"},
+    "methods.pipeline": {"model", "scheduling.planners"},
+    "methods.automl": {"model"},
+    "methods": DECIDING | METHODS | {"scheduling.simulate"},
+    "runtime": IN_A_JOB,
+    "report": {"model"},
+    "app": IN_A_JOB
+    | METHODS
+    | {
+        "scheduling.simulate",
+        "methods",
+        "inputs",
+        "cluster",
+        "cluster.batch",
+        "cluster.render",
+        "catalog",
+        "runtime",
+    },
+    "cli": {"model", "app", "report", "inputs"},
     "examples": set(),
 }
 ONLY_IN = {
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},
-    "submitit": {"batch"},
+    "submitit": {"cluster.batch"},
     "click": {"cli"},
     "rich": {"cli", "report"},
     "matplotlib": {"report"},
-    "jinja2": {"render", "report"},
-    "pydantic": {"files"},
-    "yaml": {"files"},
+    "jinja2": {"cluster.render", "report"},
+    "pydantic": {"inputs"},
+    "yaml": {"inputs"},
     "tensorflow": {"runtime"},
     "keras": {"runtime", "examples"},
     "torch": {"runtime"},
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
-    "optuna": {"automl"},
+    "optuna": {"methods.automl"},
     "psutil": {"runtime"},
 }
+
+
+def room_of(parts):
+    """Return the innermost room that a module, or a package, lies in."""
+    named = [".".join(parts[:depth]) for depth in (2, 1)]
+    return next(name for name in named if name in MAY_IMPORT)
 
 
 def modules():
@@ -66,22 +92,22 @@ def imported(path):
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_downstairs(path):
-    room = path.relative_to(PACKAGE).parts[0]
+    room = room_of(path.relative_to(PACKAGE).with_suffix("").parts)
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "hetctl" and rest:
-            assert rest[0] in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
+            assert room_of(rest) in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
         elif top in ONLY_IN:
             assert room in ONLY_IN[top], f"{room} imports {name}"
 
 
 def test_every_package_has_its_rule():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert rooms == set(MAY_IMPORT)
+    assert rooms == {room.split(".")[0] for room in MAY_IMPORT}
 
 
-def test_core_imports_the_standard_library_alone():
-    for path in (PACKAGE / "core").glob("*.py"):
+def test_the_model_imports_the_standard_library_alone():
+    for path in (PACKAGE / "model").glob("*.py"):
         tops = {name.split(".")[0] for name in imported(path)} - {"hetctl"}
         assert tops <= sys.stdlib_module_names, path
 
@@ -123,3 +149,30 @@ def test_trainers_import_nothing_of_the_login_side():
     code = "import hetctl.runtime.driver, hetctl.runtime.worker.trainer, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())
+
+
+def test_no_class_name_exists_twice():
+    trees = {path: ast.parse(path.read_text()) for path in modules()}
+    names = Counter(
+        node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+SEVERAL = {"base", "errors", "lp_bound", "messages", "simulate"}
+"""Names of modules of one kind, each in a room of its own."""
+
+
+def test_modules_of_one_name_hold_the_same_kind_of_thing():
+    names = Counter(path.stem for path in modules() if not path.stem.startswith("__"))
+    assert {name for name, count in names.items() if count > 1} <= SEVERAL
+
+
+def test_tests_lie_as_the_package_does():
+    tests = ROOT / "tests"
+    apart = {"slurm", "slurm-docker", "benchmarks", "ensembles", "fakes"}
+    for path in tests.glob("*/**/test_*.py"):
+        room = path.parent.relative_to(tests)
+        if room.parts[0] not in apart:
+            assert (PACKAGE / room / "__init__.py").exists(), path
+            assert path.stem.startswith(f"test_{room.name}_"), path

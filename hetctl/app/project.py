@@ -18,6 +18,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
 from hetctl.cluster.batch import batch_system_of
 from hetctl.cluster.batch.base import BatchSystem
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Site, SiteKey
@@ -25,8 +26,6 @@ from hetctl.storage.paths import Home
 
 ENSEMBLE_FILE = "ensemble.yaml"
 DEFAULT_SITE = "local"
-SUBMIT_COMMANDS = {"sbatch": ("Slurm", "slurm"), "bsub": ("LSF", "lsf")}
-"""Batch systems by name, with the general site of each that others extend."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +151,12 @@ class Project:
 
 def _refuse_login_node(host: str) -> None:
     """Raise BadInputError where a batch system's submit command is on the PATH."""
-    found = {command: path for command in SUBMIT_COMMANDS if (path := shutil.which(command))}
+    those = [entry for entry in BATCH_SYSTEMS.values() if entry.commands]
+    found = {entry.name: path for entry in those if (path := shutil.which(entry.commands[0]))}
     if not found:
         return
-    systems = " and ".join(f"{SUBMIT_COMMANDS[command][0]} ({path})" for command, path in found.items())
-    general = " or ".join(SUBMIT_COMMANDS[command][1] for command in found)
+    systems = " and ".join(f"{BATCH_SYSTEMS[name].title} ({path})" for name, path in found.items())
+    general = " or ".join(found)
     raise BadInputError(
         f"no site fits host {host}, from which jobs can be submitted to {systems}:"
         " it may be a login node, which is not to be trained on",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.inputs.durations import format_duration, parse_bytes, parse_duration
 from hetctl.inputs.interconnect_schema import LinksModel
 from hetctl.inputs.validation import Matching, Strict
@@ -158,13 +159,19 @@ def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
     return queues
 
 
+if TYPE_CHECKING:
+    BatchSystemName = str
+else:
+    BatchSystemName = Literal[tuple(BATCH_SYSTEMS)]
+
+
 class SiteModel(Strict):
     """A machine: its batch system, nodes and queues, and how programs are started on it."""
 
     extends: SiteRef | None = Field(
         default=None, description="Another site, by name or file: its keys hold where this file has none."
     )
-    batch_system: Literal["local", "slurm", "lsf"] = Field(description="What takes the jobs.")
+    batch_system: BatchSystemName = Field(description="What takes the jobs.")
     launcher: Literal["local", "srun", "mpirun", "jsrun"] = Field(description="What starts a job's steps.")
     launch: Literal["nodes", "members"] = Field(
         default="nodes",

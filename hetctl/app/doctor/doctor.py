@@ -95,7 +95,7 @@ def examine(
     findings += command_findings(site, shutil.which)
     reachable = first_failure(tuple(findings)) is None
     if reachable:
-        findings += BATCH_CHECKS[site.batch_system](project, site)
+        findings += BATCH_CHECKS.get(site.batch_system, no_checks)(project, site)
     home = project.home.path
     findings.append(place_finding(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
     findings.append(ability_finding(home))
@@ -135,6 +135,11 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     yield answers
     if answers.outcome is not CheckStatus.FAILED:
         yield from _queues(site, facts.lsf_queue_command, facts.parse_lsf_queue)
+
+
+def no_checks(_project: Project, _site: Site) -> Iterator[CheckResult]:
+    """Ask nothing of a batch system of which no questions are known."""
+    yield from ()
 
 
 BATCH_CHECKS: dict[str, Callable[[Project, Site], Iterator[CheckResult]]] = {

@@ -5,37 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.inputs.durations import format_duration
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.site import Queue, Site
 
 MEBIBYTE = 2**20
 
-COMMANDS = {
-    "local": (),
-    "slurm": ("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
-    "lsf": ("bsub", "bjobs", "bkill", "bqueues"),
-}
-"""Without these, nothing can be submitted."""
 NO_LAUNCHER = "local"
 """The driver itself starts the agent of a local job."""
-HELPFUL = {
-    "local": {},
-    "slurm": {"sacct": "what became of jobs that squeue has forgotten", "sacctmgr": "accounts and QOSes"},
-    "lsf": {"bhist": "what became of jobs that bjobs has forgotten"},
-}
 
 
 def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[CheckResult]:
     """Say which commands are there."""
-    missing = [name for name in COMMANDS[site.batch_system] if not which(name)]
+    entry = BATCH_SYSTEMS[site.batch_system]
+    missing = [name for name in entry.commands if not which(name)]
     if missing:
         found = f"not on the PATH of this machine: {', '.join(missing)}"
-        fix = f"log in to the machine of site {site.name}, or load its {site.batch_system} module"
+        fix = f"log in to the machine of site {site.name}, or load its {entry.title} module"
         yield CheckResult("commands", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM)
-    elif COMMANDS[site.batch_system]:
-        yield CheckResult("commands", CheckStatus.OK, ", ".join(COMMANDS[site.batch_system]))
-    for name, use in HELPFUL[site.batch_system].items():
+    elif entry.commands:
+        yield CheckResult("commands", CheckStatus.OK, ", ".join(entry.commands))
+    for name, use in entry.helpful.items():
         if not which(name):
             yield CheckResult(
                 f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it would tell {use}"

@@ -14,6 +14,7 @@ from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.job import Job, JobState
@@ -22,8 +23,6 @@ from hetctl.storage.gc_pause import without_collections
 from hetctl.storage.heartbeats import read_heartbeats
 
 BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
-ASK_S = {"local": 0.0, "slurm": 10.0, "lsf": 10.0}
-"""While a run is watched, its batch system is not asked again sooner than that."""
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
@@ -73,7 +72,9 @@ class RunWatch:
         view = self._view_of(record)
         view.look()
         news = (jobs, len(view.facts.jobs))
-        asking = time.monotonic() - self._asked_at >= ASK_S[record.spec.site.batch_system]
+        asking = (
+            time.monotonic() - self._asked_at >= BATCH_SYSTEMS[record.spec.site.batch_system].asked_every_s
+        )
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.facts.jobs)

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import GIVEN_GPUS
 from hetctl.model.site import Site
 
-
-@dataclass(frozen=True)
-class _Source:
-    """A variable of the job, and the command that makes a list of it."""
-
-    variable: str
-    script: str
-
-
-SOURCES = {
-    "slurm": _Source("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
-    "lsf": _Source("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
-}
 NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
 """Variables with the name of the node that a process runs on, where there are any."""
 LAUNCH_NODES = {"jsrun": 1}
@@ -31,7 +18,7 @@ LAUNCH_NODES = {"jsrun": 1}
 
 def nodes_command(site: Site) -> tuple[str, ...] | None:
     """Return what to run inside the job to list its nodes, or None if nothing need be run."""
-    source = SOURCES.get(site.batch_system)
+    source = BATCH_SYSTEMS[site.batch_system].node_list
     return ("sh", "-c", source.script) if source else None
 
 
@@ -50,7 +37,7 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
     BatchSystemError
         If this is not inside a job of the site's batch system, or no node is listed.
     """
-    source = SOURCES.get(site.batch_system)
+    source = BATCH_SYSTEMS[site.batch_system].node_list
     if source is None:
         return ("localhost",)
     nodes = tuple(dict.fromkeys(output.split()[LAUNCH_NODES.get(site.launcher, 0) :]))

@@ -11,14 +11,13 @@ from typing import Any
 from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound
 from jinja2.sandbox import SandboxedEnvironment
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.render.quoting import FILTERS
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Queue, Site, yields
 from hetctl.storage.paths import JobFiles
 
 MEBIBYTE = 2**20
-SUBMIT = {"slurm": ("sbatch", "--parsable"), "lsf": ("bsub",), "local": ("bash",)}
-TIME_UNIT_S = {"lsf": 60}
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,12 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
 
 def submit_command(job: JobScript) -> tuple[str, ...]:
     """Return the command that submits the script; with ``submit_by: stdin`` it reads the script itself."""
-    command = SUBMIT[job.site.batch_system]
+    command = BATCH_SYSTEMS[job.site.batch_system].submit
     return command if job.site.submit_by == "stdin" else (*command, str(job.files.script))
 
 
 def _check(job: JobScript) -> None:
-    unit = TIME_UNIT_S.get(job.site.batch_system, 1)
+    unit = BATCH_SYSTEMS[job.site.batch_system].time_unit_s
     if _ceil(job.grace_s, unit) >= _ceil(job.wall_s, unit):
         raise BadInputError(
             f"a grace of {job.grace_s} s leaves nothing of a limit of {job.wall_s} s (counted in {unit} s)",
