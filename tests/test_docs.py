@@ -20,6 +20,8 @@ from hetctl.scheduling.planners import PLANNERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "hetctl"
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 PAGES = [
     *sorted(DOCS.glob("*.md")),
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
@@ -187,7 +189,7 @@ def test_the_house_is_described_as_it_is():
     rows = [
         row.split("|") for row in section("structure.md", "Floor by floor").splitlines() if row[:3] == "| `"
     ]
-    described = {cells[1].strip(" `"): set(re.findall(r"`(\w+)`", cells[4])) for cells in rows}
+    described = {cells[1].strip(" `"): set(re.findall(r"`([\w.]+)`", cells[3])) for cells in rows}
     assert described == MAY_IMPORT
 
 
@@ -204,3 +206,14 @@ def test_no_path_of_the_writers_machine_is_shown(file):
     allowed = {"path", "shared"}
     roots = set(re.findall(r"(?<![\w.:/<>~*})])/([a-z]\w*)", file.read_text(encoding="utf-8")))
     assert roots <= allowed
+
+
+def test_modules_and_types_that_the_page_on_structure_names_exist():
+    """So that its ways through the code stay true."""
+    text = (DOCS / "structure.md").read_text(encoding="utf-8")
+    modules = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    assert [m for m in modules if not list(PACKAGE.glob(f"**/{m}")) and not (ROOT / m).exists()] == []
+    classes = {name for path in PACKAGE.glob("**/*.py") for name in CLASS.findall(path.read_text("utf-8"))}
+    named = set(re.findall(r"`([A-Z][a-z]\w*)`", text))
+    assert named
+    assert named - classes == set()

@@ -159,7 +159,7 @@ def test_no_class_name_exists_twice():
     assert [name for name, count in names.items() if count > 1] == []
 
 
-SEVERAL = {"base", "errors", "lp_bound", "messages", "simulate"}
+SEVERAL = {"base", "events", "heartbeat", "lp_bound", "messages", "simulate"}
 """Names of modules of one kind, each in a room of its own."""
 
 

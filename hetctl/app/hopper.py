@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.inputs.unit_times import UnitTimeTable, read_unit_times
+from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.epochs import simulate_hops

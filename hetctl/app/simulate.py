@@ -22,7 +22,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.workloads import candidates
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 GPUS_PER_NODE = 4
 """Where neither a person nor the profile's site says how many."""

@@ -1,1 +1,1 @@
-"""All that the login side remembers, in one SQLite file; the only package that knows SQLAlchemy."""
+"""Profiles, runs and jobs in one SQLite file, on the login side; the only package that imports SQLAlchemy."""

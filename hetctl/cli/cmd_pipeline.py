@@ -12,7 +12,7 @@ from hetctl.cli.options import Seconds, json_option
 from hetctl.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from hetctl.app.pipeline.outcome import PlanOutcome, SimulationOutcome
+    from hetctl.app.pipeline.pipeline_report import PlanOutcome, SimulationOutcome
     from hetctl.report.pipeline_table import StageRow
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +90,7 @@ def plan(as_json: bool, **wishes: Any) -> None:
 
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml --policy ed
     """
-    from hetctl.app.pipeline.run import PipelineRequest, plan_pipeline
+    from hetctl.app.pipeline.plan_pipelines import PipelineRequest, plan_pipeline
 
     outcome = plan_pipeline(PipelineRequest(**wishes))
     if as_json:
@@ -114,7 +114,7 @@ def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
 
     Example: hetctl pipeline simulate --layers vgg19.csv --cluster cluster.yaml --clock-distance 4
     """
-    from hetctl.app.pipeline.run import PipelineRequest, simulate_pipeline
+    from hetctl.app.pipeline.plan_pipelines import PipelineRequest, simulate_pipeline
 
     outcome = simulate_pipeline(PipelineRequest(**wishes), minibatches)
     if as_json:

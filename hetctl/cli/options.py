@@ -251,7 +251,7 @@ def resolve(
     launch: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
     """Find the ensemble and the site, and what of it a job may use where nothing is known of the work."""
-    from hetctl.app.plan.job_size import job_size
+    from hetctl.app.plan.job_request import job_size
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     return members, machine, job_size(machine, gpus, time, queue)

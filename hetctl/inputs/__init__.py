@@ -1,1 +1,1 @@
-"""What a person writes: read, checked and, if any of it is wrong, refused whole."""
+"""Files that people write: read, checked and, if any of it is wrong, refused whole."""

@@ -30,7 +30,7 @@ def read_site(path: Path, *, project: Path | None = None, home: Path | None = No
     BadInputError
         If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
     """
-    return _checked(path, _Search(project, home).load(path, ()))[0]
+    return _checked(path, _SiteSearch(project, home).load(path, ()))[0]
 
 
 def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[Site, tuple[SiteKey, ...]]:
@@ -41,7 +41,7 @@ def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[S
     BadInputError
         As `find_site` does.
     """
-    search = _Search(project, home)
+    search = _SiteSearch(project, home)
     path = search.locate(name, Path(), ())
     source = search.load(path, ())
     site, model = _checked(path, source)
@@ -85,13 +85,13 @@ def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
     BadInputError
         If there is no such site, or anything in its file is wrong.
     """
-    search = _Search(project, home)
+    search = _SiteSearch(project, home)
     return read_site(search.locate(name, Path(), ()), project=project, home=home)
 
 
 def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Path]]:
     """Return all names that `find_site` knows, each with the file that counts."""
-    return [(name, paths[0]) for name, paths in sorted(_Search(project, home).files().items())]
+    return [(name, paths[0]) for name, paths in sorted(_SiteSearch(project, home).files().items())]
 
 
 def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
@@ -110,7 +110,7 @@ def site_schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _SiteSearch:
     project: Path | None
     home: Path | None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetctl.inputs.csv_table import Problem
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
-from hetctl.inputs.unit_times import UnitTimeTable
+from hetctl.inputs.unit_time_table import UnitTimeTable
 
 MOST_EPOCHS = 10_000
 """Of a configuration."""

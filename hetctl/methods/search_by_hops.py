@@ -54,7 +54,7 @@ def simulate_search(
     InfeasibleError
         If a partition is lost for good before every trial has visited it.
     """
-    search = _Search(procedure, Hopper(dict.fromkeys(chain(*homes.values())), seed=seed), loss, most)
+    search = _SearchRun(procedure, Hopper(dict.fromkeys(chain(*homes.values())), seed=seed), loss, most)
     clock = HopClock(
         search.hopper,
         homes,
@@ -66,7 +66,7 @@ def simulate_search(
     return clock.run()
 
 
-class _Search:
+class _SearchRun:
     """Stands between a procedure, which counts whole trials, and a hopper, which counts epochs."""
 
     def __init__(self, procedure: Procedure, hopper: Hopper, loss: Loss, most: int | None) -> None:

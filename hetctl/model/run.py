@@ -1,16 +1,14 @@
-"""The files that the login node and the compute nodes meet in."""
+"""A run as it was submitted: all that its jobs need to know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import MemberProfile, PreprocessPoint
 from hetctl.model.site import Site
-from hetctl.storage.paths import member_folder
 
 SCHEMA_VERSION = 1
 
@@ -73,10 +71,6 @@ class RunSpec:
     preprocess: tuple[PreprocessPoint, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
-
-    def checkpoint_folder(self, member: str) -> Path:
-        """Return where a member's checkpoints lie."""
-        return member_folder(Path(self.checkpoints), self.run, member)
 
 
 @dataclass(frozen=True)

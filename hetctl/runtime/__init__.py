@@ -1,1 +1,1 @@
-"""What runs inside a batch job: the driver of its rounds, the trainers, the measurements."""
+"""Inside a batch job: the driver of its rounds, the agents of its nodes, the workers on its GPUs."""

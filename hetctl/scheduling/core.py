@@ -21,7 +21,7 @@ from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
 from hetctl.scheduling.events import Event
 from hetctl.scheduling.flotilla_stop import should_stop
-from hetctl.scheduling.observer import Observation, Observer
+from hetctl.scheduling.observer import ObservedMembers, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling.pool import Pool
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running
@@ -257,7 +257,7 @@ class Core:
         if self._is_idle:
             self._end(DEADLINE)
 
-    def _request(self, seen: Observation, now_s: float) -> Request:
+    def _request(self, seen: ObservedMembers, now_s: float) -> Request:
         return Request(
             candidates=seen.waiting,
             nodes=self._observer.usable(self._pool.free),

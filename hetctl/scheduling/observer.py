@@ -12,7 +12,7 @@ from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import Running
 
 
-class Observation(Protocol):
+class ObservedMembers(Protocol):
     """The members of a run at one moment."""
 
     @property
@@ -34,7 +34,7 @@ class Observer(Protocol):
     def left(self, now_s: float) -> Mapping[str, Workload]:
         """Return `Seen.left`."""
 
-    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> Observation:
+    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> ObservedMembers:
         """Return all members as a planner may know them; of those that wait, without `deferred`."""
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.paths import RunFolder
+from hetctl.storage.paths import RunFolder, member_folder
 
 
 def write_spec(folder: RunFolder, spec: RunSpec) -> None:
@@ -18,3 +19,8 @@ def write_spec(folder: RunFolder, spec: RunSpec) -> None:
 def read_spec(folder: RunFolder) -> RunSpec:
     """Read ``run.json``."""
     return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))
+
+
+def checkpoint_folder(spec: RunSpec, member: str) -> Path:
+    """Return where a member's checkpoints lie."""
+    return member_folder(Path(spec.checkpoints), spec.run, member)

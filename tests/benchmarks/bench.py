@@ -51,7 +51,7 @@ from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.planners.doubling import double
 from hetctl.scheduling.planners.static_schedule import Problem, list_schedule, placeable
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 from hetctl.scheduling.simulate.work_estimator import SHARES, WorkEstimator
 
 Epochs = tuple[int, int]

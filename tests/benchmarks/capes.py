@@ -19,7 +19,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MEAN_JCT, Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 MINUTES = {1: 368, 2: 232, 4: 126, 8: 84}
 """Table 2: a job's minutes to convergence by GPUs."""

@@ -20,7 +20,7 @@ from hetctl.model.site import Cluster
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 SEEDS = range(10)
 DELTA = 20.0

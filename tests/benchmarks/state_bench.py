@@ -39,7 +39,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.report.tables import status_table
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.workloads import RunMembers
+from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_file import write_spec
@@ -62,7 +62,7 @@ from pathlib import Path
 from hetctl.storage.paths import RunFolder
 from hetctl.model.run import read_spec
 from hetctl.runtime.driver.driver import Driver
-from hetctl.runtime.driver.workloads import Members
+from hetctl.runtime.driver.run_members import Members
 from hetctl.runtime.driver.planner_state import last_memory
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)

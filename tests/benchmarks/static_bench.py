@@ -26,7 +26,7 @@ from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 MEMBERS, GPUS, SIGMA = 100, 64, 1.0
 NODE_SIZES = (4, 8)

@@ -18,7 +18,7 @@ from hetctl.report.simulation_table import simulation_table
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 
 def show(renderable: RenderableType) -> list[str]:

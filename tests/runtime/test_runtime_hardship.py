@@ -15,6 +15,7 @@ from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.profile import MemberProfile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.scheduling.planners import PLANNERS
+from hetctl.storage.run_file import checkpoint_folder
 
 pytestmark = pytest.mark.training
 FLOTILLA = PLANNERS["flotilla"]
@@ -34,7 +35,7 @@ def real_job(folder: Path, train_fn: str, config: dict, framework: str = "tensor
 
 def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp_path, monkeypatch):
     job = real_job(tmp_path, "fit_train_fn", {"pause_s": 0.02})
-    checkpoints = CheckpointFolder(job.spec.checkpoint_folder("m"))
+    checkpoints = CheckpointFolder(checkpoint_folder(job.spec, "m"))
 
     def stop_after_two_epochs():
         wait_for(lambda: len(job.trained("m")) >= 2, 60)

@@ -16,6 +16,7 @@ from workbench import ranks_of, wait_for
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.site import MEMBERS, NODES, Queue, Site
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.storage.run_file import checkpoint_folder
 
 pytestmark = pytest.mark.training
 STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)
@@ -52,7 +53,7 @@ def restart_s(job, name):
 
 
 def weights(job, name):
-    return CheckpointFolder(job.spec.checkpoint_folder(name)).load().arrays
+    return CheckpointFolder(checkpoint_folder(job.spec, name)).load().arrays
 
 
 @pytest.mark.parametrize("framework", MODULES)

@@ -15,7 +15,7 @@ from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, plac
 from hetctl.app.doctor.probe_job import probed
 from hetctl.app.doctor.sample_jobs import cases_of, script_of
 from hetctl.app.doctor.site_checks import account_finding, command_findings, node_finding, queue_finding
-from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch import queue_info as facts

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetctl.app.doctor.link_checks import link_findings
-from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch.base import BatchSystem, JobRequest
 from hetctl.cluster.launchers.node_leaders import LEADERS

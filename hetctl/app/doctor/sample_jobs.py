@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.job_request import job_size
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job

@@ -1,1 +1,1 @@
-"""."""
+"""Use cases of pipelines."""

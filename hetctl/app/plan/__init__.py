@@ -1,1 +1,1 @@
-"""."""
+"""Use case: from profiles to a plan, offline."""

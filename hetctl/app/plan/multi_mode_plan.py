@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
-from hetctl.app.plan.mode_costs import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
+from hetctl.app.plan.mode_estimates import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
 from hetctl.methods.parallelism import (
     Demand,
     ModeLimits,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hetctl.app.plan.mode_costs import PlanContext
+from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_modes
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetctl.app.plan.job_size import job_size, planned_size
+from hetctl.app.plan.job_request import job_size, planned_size
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.model.ensemble import Ensemble

@@ -1,1 +1,1 @@
-"""."""
+"""Use case: measured rates of an ensemble at a site."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.planning import PlanRequest, plan_from
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept

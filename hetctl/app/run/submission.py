@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.plan.job_size import job_size
+from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.app.run.recovery import excluded_nodes
 from hetctl.catalog.catalog import Catalog

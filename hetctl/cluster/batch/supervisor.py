@@ -1,4 +1,4 @@
-"""Holds a local job to its wall-clock limit and keeps its end: ``python -m hetctl.cluster.batch.supervisor``."""
+"""Supervisor of a local job, which holds it to its wall-clock limit and keeps its end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which configurations are tried, and for how many epochs: grid, random, Hyperband, ASHA, PBT, Optuna."""
+"""Searches for configurations and their epochs: grid, random, Hyperband, ASHA, PBT, Optuna."""

@@ -1,4 +1,4 @@
-"""CEREBRO's model hopper: which configuration trains on which partition of the data, where and when."""
+"""CEREBRO's model hopper: schedules of configurations over partitions of the data, and their simulation."""
 
 from __future__ import annotations
 

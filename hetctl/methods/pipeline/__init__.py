@@ -1,1 +1,1 @@
-"""Pipelines: which layers go to which GPU, and which GPUs make up a virtual worker (HetPipe)."""
+"""HetPipe: pipelines of stages on virtual workers, their planning and simulation."""

@@ -35,7 +35,7 @@ def improved(
         Of a grouping, if it depends on more than the slowest virtual worker: then steps change the
         others, too. Else it is the number of virtual workers over the slowest bottleneck.
     """
-    search = _Search(cluster, bottleneck_s, rate)
+    search = _LocalSearch(cluster, bottleneck_s, rate)
     best, best_rate = grouping, search.rate(grouping)
     while True:
         for trial in search.neighbours(best):
@@ -48,7 +48,7 @@ def improved(
             return best
 
 
-class _Search:
+class _LocalSearch:
     def __init__(self, cluster: PipelineCluster, bottleneck_s: Bottleneck, rate: Rate | None) -> None:
         self._cluster, self._bottleneck_s, self._rate = cluster, bottleneck_s, rate
 

@@ -161,7 +161,7 @@ class Partitioner:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Cut:
     """The choice after a stage: where it ends, and what comes then."""
 
     last: int
@@ -268,10 +268,10 @@ class _Table:
             candidates = [node] if step.same_node else [other for other in left if other != node]
             head, first, before = step.head, step.last + 1, int(step.same_node)
 
-    def _step(self, pool: Pool, head: Head, first: int, before: int) -> _Step:
+    def _step(self, pool: Pool, head: Head, first: int, before: int) -> _Cut:
         after = self._after(pool, head)
         if not after:
-            return _Step(self._costs.layers - 1, False, None)
+            return _Cut(self._costs.layers - 1, False, None)
         row = self._compute(pool, head)[first] + self._costs.receive_s[before, first]
         totals = {
             link: np.maximum(row + self._costs.receive_s[link, 1:], rest) for link, rest in after.items()
@@ -280,7 +280,7 @@ class _Table:
         last = int(totals[link].argmin())
         rest = self._rest[without(pool, head)]
         heads = (h for h in heads_after(pool, head, bool(link)) if h in rest)
-        return _Step(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
+        return _Cut(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
 
 
 def _on_gpus(

@@ -21,9 +21,9 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.data.input_pipeline import first_sample
+from hetctl.runtime.data.leader_program import folder_of, node_here, nodes_of, preprocessors_of_a_node
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup
 from hetctl.runtime.data.loaders import Lockstep, PreprocessorPool
-from hetctl.runtime.data.node_leaders import folder_of, node_here, nodes_of, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream

@@ -21,10 +21,10 @@ from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.planner_state import last_memory
 from hetctl.runtime.driver.round_launcher import RoundLauncher
+from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.driver.run_observer import RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.driver.workloads import RunMembers
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (

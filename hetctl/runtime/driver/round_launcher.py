@@ -21,6 +21,7 @@ from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import checkpoint_folder
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class RoundLauncher:
             round=index,
             ensemble=replace(self.spec.ensemble, members=(member,)),
             allocation=allocation,
-            checkpoints=str(self.spec.checkpoint_folder(member.name)),
+            checkpoints=str(checkpoint_folder(self.spec, member.name)),
             deadline=self.deadline,
             shares=shares,
             longest_s=self.longest_s,

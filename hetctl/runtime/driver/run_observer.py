@@ -12,8 +12,8 @@ from hetctl.model.run import Budget
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.run_members import RunMembers, RunObservation
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.driver.workloads import RunMembers, RunObservation
 from hetctl.scheduling.budget import exceeded
 from hetctl.scheduling.rounds import Running
 

@@ -1,4 +1,4 @@
-"""Who trains next, on which GPUs: one file per published method, all of one shape."""
+"""Planners decide who trains next, on which GPUs: one file for each, all of one shape."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hetctl.model.simulation import Simulation
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 TRIAL_S = 0.5
 """A planner that searches may do so for no longer while it is only tried."""

@@ -1,6 +1,6 @@
 """A golden script for every shipped site and case, to be read beside the site's documentation.
 
-After a wanted change, write them anew with ``HETCTL_REGENERATE=1 pytest tests/cluster/render/test_render_golden.py``
+After a wanted change, write them anew with ``HETCTL_REGENERATE=1 pytest tests/cluster/render``
 and read the difference line by line.
 """
 
@@ -20,9 +20,7 @@ from hetctl.model.site import MEMBERS
 GOLDEN = Path(__file__).parent / "golden"
 SITES = [find_site(name, project=None, home=None) for name, _ in list_sites(project=None, home=None)]
 CASES = [(site, case) for site in SITES for case in cases_of(site)]
-CHANGED = (
-    "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render/test_render_golden.py writes it anew"
-)
+CHANGED = "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render writes it anew"
 
 
 @pytest.mark.parametrize(("site", "case"), CASES, ids=[f"{site.name}-{case.name}" for site, case in CASES])

@@ -15,8 +15,8 @@ from led_round import AHEAD, PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_u
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
 from hetctl.runtime.data import loaders
+from hetctl.runtime.data.leader_program import node_here, preprocessors_of_a_node
 from hetctl.runtime.data.lineup import lockstep_on
-from hetctl.runtime.data.node_leaders import node_here, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder

@@ -522,7 +522,7 @@ def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
     python.chmod(0o755)
     script.write_text(DRIVER)
     here = Path(__file__).parent
-    paths = json.dumps([str(here), str(here.parent)])
+    paths = json.dumps([str(here), str(here.parents[1])])
     driver = subprocess.Popen(
         [sys.executable, script, tmp_path, python], env={**os.environ, "TEST_PATHS": paths}
     )

@@ -24,7 +24,7 @@ from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 ALL = {**PLANNERS, **{name: planner_named(name) for name in ("fixed-1", "fixed-3")}}
 every_planner = pytest.mark.parametrize("planner", ALL.values(), ids=ALL)

@@ -15,7 +15,7 @@ from hetctl.scheduling.planners.exploratory import EXPLORATORY
 from hetctl.scheduling.planners.rate_learning import STAGE_S
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 CURVE = {gpus: 100.0 * gpus**0.9 for gpus in range(1, 17)}
 

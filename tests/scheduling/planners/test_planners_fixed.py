@@ -9,7 +9,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, Planner, Request
 from hetctl.scheduling.planners.fixed import fixed
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 CLUSTER = Cluster.of(16, 8)
 

@@ -10,7 +10,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Request
 from hetctl.scheduling.planners.fluid import FLUID, mixtures
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 
 def ensemble(count: int, seed: int, restart_s: float = 10.0) -> list[Workload]:

@@ -15,7 +15,7 @@ from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Re
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 SLOW = {1: 10.0, 2: 19.0, 3: 27.0, 4: 34.0}
 FAST = {gpus: 3 * rate for gpus, rate in SLOW.items()}

@@ -8,7 +8,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Held, Options, Request
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 OPTIONS = Options(objective="mean-jct")
 

@@ -12,7 +12,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, Request
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 
 def simulated(planner: str, members: list[Workload], gpus: int = 4, seed: int = 0) -> Simulation:

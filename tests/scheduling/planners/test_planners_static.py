@@ -25,7 +25,7 @@ from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_o
 from hetctl.scheduling.planners.static_search import search
 from hetctl.scheduling.planners.static_solver import Model, can_refine, refine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 
 QUICK = Options(plan_seconds=0.05)
 

@@ -15,7 +15,7 @@ from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
 
 Row = tuple[str, int, float, float, float]

@@ -9,7 +9,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulation import simulate
+from hetctl.scheduling.simulate.simulate_run import simulate
 from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, WorkEstimator, _course
 
 EPOCH = 1000

@@ -1,4 +1,4 @@
-"""How fast each worker will be in the next iteration (LB-BSP, section 3.2.2): one file per method."""
+"""Predictors of each worker's speed in the next iteration (LB-BSP, section 3.2.2): one file per method."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ HIDDEN = 3
 
 
 @dataclass(frozen=True)
-class _Step:
+class _CellStep:
     """What one step of the recurrence leaves.
 
     Parameters
@@ -84,7 +84,7 @@ class Lstm:
         derivatives = joined(into, over, bias, state, np.ones((*inputs.shape[:2], 1)))
         return (state @ out + out_bias)[..., 0], derivatives
 
-    def _steps(self, weights: Values, inputs: Values) -> list[_Step]:
+    def _steps(self, weights: Values, inputs: Values) -> list[_CellStep]:
         into, again, bias, *_ = split(weights, self.shapes)
         state = cell = np.zeros((*inputs.shape[:2], self.hidden))
         squash = self.squash
@@ -96,13 +96,13 @@ class Lstm:
             before, cell = cell, keep * cell + admit * candidate
             cell_tanh = np.tanh(cell)
             state = show * cell_tanh
-            steps.append(_Step(tanh, gates, before, cell_tanh, state))
+            steps.append(_CellStep(tanh, gates, before, cell_tanh, state))
         return steps
 
     def _four(self, gates: Values) -> list[Values]:
         return [gates[..., at : at + self.hidden] for at in range(0, 4 * self.hidden, self.hidden)]
 
-    def _back(self, step: _Step, by_state: Values, by_cell: Values) -> tuple[Values, Values]:
+    def _back(self, step: _CellStep, by_state: Values, by_cell: Values) -> tuple[Values, Values]:
         """Return the derivatives by the gates' arguments and by the cell before."""
         admit, keep, show, candidate = self._four(step.gates)
         by_cell = by_cell + by_state * show * (1 - step.cell_tanh**2)

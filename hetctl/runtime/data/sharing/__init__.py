@@ -1,1 +1,1 @@
-"""What the trainers of a flotilla share on one node: files in memory, no server process."""
+"""Shared batches of the trainers on one node: files in memory, no server process."""

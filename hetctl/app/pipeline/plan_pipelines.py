@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.pipeline.inputs import cluster_of, profile_of
-from hetctl.app.pipeline.outcome import PlanOutcome, SimulationOutcome, outcomes_of
+from hetctl.app.pipeline.pipeline_report import PlanOutcome, SimulationOutcome, outcomes_of
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.inputs.pipeline_cluster import read_cluster
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster

@@ -15,7 +15,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.workload import Workload
-from hetctl.runtime.driver.workloads import RunMembers, as_of_now
+from hetctl.runtime.driver.run_members import RunMembers, as_of_now
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import write_spec
