@@ -20,7 +20,7 @@ from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.leader_program import folder_of
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
-from hetctl.runtime.data.loaders import LockstepFeed, PreprocessorPool
+from hetctl.runtime.data.loaders import LockstepLoader, PreprocessorPool
 from hetctl.runtime.data.preprocessors import layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
@@ -162,15 +162,15 @@ class LedRound:
         layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
-            feed = LockstepFeed(batch, PreprocessorPool(layout, Nobody(), folder, None), lockstep)
-            seen = [self._epoch(feed, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
-            feed.close()
+            loader = LockstepLoader(batch, PreprocessorPool(layout, Nobody(), folder, None), lockstep)
+            seen = [self._epoch(loader, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
+            loader.close()
         self.results.put(((node, reader), seen))
 
     @staticmethod
-    def _epoch(feed, epoch, progress, pause_s):
+    def _epoch(loader, epoch, progress, pause_s):
         seen = []
-        for (x, y), chunk in feed.batches(epoch + 1, 0):
+        for (x, y), chunk in loader.batches(epoch + 1, 0):
             assert y.tolist() == chunk.numbers.tolist()
             assert np.array_equal(x, np.repeat(y.astype(np.float32)[:, None], 8, axis=1))
             seen += y.tolist()

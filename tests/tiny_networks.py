@@ -24,7 +24,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.worker.context import WorkerContext, Share
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.sources import ArraySource
@@ -39,9 +39,9 @@ context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=ann
 rank = context.build(ensemble, member, place, Sharing(), Share(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
 stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
-feed = ArrayFeed(ArraySource(x[:samples], y[:samples], "training"), stream)
+loader = ArrayLoader(ArraySource(x[:samples], y[:samples], "training"), stream)
 for epoch in (1, 2):
-    loss = rank.network.train(Batches(feed, epoch, 0, rank.group, lambda: False))
+    loss = rank.network.train(Batches(loader, epoch, 0, rank.group, lambda: False))
 metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
 np.savez(f"{folder}/{gpus}-{rank.group.rank}.npz", **rank.network.save())
 json.dump([loss, metrics], open(f"{folder}/{gpus}-{rank.group.rank}.json", "w"))

@@ -19,7 +19,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
 from hetctl.scheduling.simulate.simulate_run import simulate
@@ -114,7 +114,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
         profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
     _refuse_unknown_types(request, profiles.values())
-    members = candidates(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
+    members = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
     arrivals = _arrivals(_as_restarting(members, request.restart_s), request, options.seed)
     world = _world(request, per_node, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
@@ -124,7 +124,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     return SimulationResult(
         simulation=replace(result, why=choice.why),
         site=site,
-        arrivals={arrival.candidate.name: arrival.at_s for arrival in arrivals},
+        arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
         work_errors=getattr(seen, "errors", dict)(),
     )
 
@@ -225,7 +225,7 @@ def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> 
         return None
     from hetctl.scheduling.simulate.work_estimator import WorkEstimator
 
-    return WorkEstimator([arrival.candidate for arrival in arrivals], seed)
+    return WorkEstimator([arrival.workload for arrival in arrivals], seed)
 
 
 def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
@@ -233,5 +233,5 @@ def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) 
     seen = _sight(arrivals, request, seed)
     if seen is None:
         return arrivals
-    known = seen([arrival.candidate for arrival in arrivals])
-    return [replace(arrival, candidate=c) for arrival, c in zip(arrivals, known, strict=True)]
+    known = seen([arrival.workload for arrival in arrivals])
+    return [replace(arrival, workload=c) for arrival, c in zip(arrivals, known, strict=True)]

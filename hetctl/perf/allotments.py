@@ -60,15 +60,15 @@ class Allotments:
         return self.gpus[at] * self.seconds[at]
 
 
-def allotments_of(candidate: Workload, allowed: Container[int]) -> Allotments:
+def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
     """Return what a member may run on of the `allowed` numbers of GPUs, which have to include 1.
 
     Start-up, evaluations and checkpoints are included in its time.
     """
-    course = EpochTimeline(candidate, 1.0)
-    fixed_s = candidate.startup_s + course.count * course.overhead_s
-    left = candidate.samples_left
-    return Allotments.of({m: fixed_s + left / rate for m, rate in candidate.rates.items() if m in allowed})
+    course = EpochTimeline(workload, 1.0)
+    fixed_s = workload.startup_s + course.count * course.overhead_s
+    left = workload.samples_left
+    return Allotments.of({m: fixed_s + left / rate for m, rate in workload.rates.items() if m in allowed})
 
 
 def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
@@ -94,10 +94,10 @@ def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
     return low
 
 
-def constant_bound(candidates: Sequence[Workload], gpus: int) -> float:
+def constant_bound(workloads: Sequence[Workload], gpus: int) -> float:
     """Return seconds in which no schedule without resizing can be done with these members."""
     allowed = range(1, gpus + 1)
-    return allotment_bound([allotments_of(candidate, allowed) for candidate in candidates], gpus)
+    return allotment_bound([allotments_of(workload, allowed) for workload in workloads], gpus)
 
 
 def _fits(members: Sequence[Allotments], limit_s: float, gpus: int) -> bool:

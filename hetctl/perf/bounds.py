@@ -10,14 +10,14 @@ from hetctl.model.workload import Workload
 from hetctl.perf.fluid_bound import envelope_of, fluid_time
 
 
-def fluid_bound(candidates: Sequence[Workload], gpus: int) -> float:
+def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
     W_i are the samples left and g_i(q) the GPUs that rate q takes on the concave envelope of the
     member's rate curve, time-sharing below one GPU included: members may be resized at will and
     for nothing. Start-up, evaluation and checkpoints are left out, so real schedules take longer.
     """
-    works = [(c.samples_left, envelope_of(c.highest_rates, gpus)) for c in candidates if c.samples_left > 0]
+    works = [(c.samples_left, envelope_of(c.highest_rates, gpus)) for c in workloads if c.samples_left > 0]
     return fluid_time(works, gpus)
 
 
@@ -29,8 +29,8 @@ def makespan_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     jobs : sequence of (seconds, Candidate)
         Each member with its arrival.
     """
-    soonest = max((at + _least_s(candidate, gpus) for at, candidate in jobs), default=0.0)
-    return max(fluid_bound([candidate for _, candidate in jobs], gpus), soonest)
+    soonest = max((at + _least_s(workload, gpus) for at, workload in jobs), default=0.0)
+    return max(fluid_bound([workload for _, workload in jobs], gpus), soonest)
 
 
 def mean_jct_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
@@ -41,16 +41,16 @@ def mean_jct_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     """
     if not jobs:
         return 0.0
-    alone = math.fsum(_least_s(candidate, gpus) for _, candidate in jobs)
+    alone = math.fsum(_least_s(workload, gpus) for _, workload in jobs)
     return max(alone, _srpt_total([(at, _least_work(c, gpus) / gpus) for at, c in jobs])) / len(jobs)
 
 
-def _least_s(candidate: Workload, gpus: int) -> float:
-    return candidate.samples_left / max(rate for m, rate in candidate.highest_rates.items() if m <= gpus)
+def _least_s(workload: Workload, gpus: int) -> float:
+    return workload.samples_left / max(rate for m, rate in workload.highest_rates.items() if m <= gpus)
 
 
-def _least_work(candidate: Workload, gpus: int) -> float:
-    return min(m * candidate.samples_left / rate for m, rate in candidate.highest_rates.items() if m <= gpus)
+def _least_work(workload: Workload, gpus: int) -> float:
+    return min(m * workload.samples_left / rate for m, rate in workload.highest_rates.items() if m <= gpus)
 
 
 def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:

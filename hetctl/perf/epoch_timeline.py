@@ -12,26 +12,26 @@ PART_SHARE = 0.9
 """An epoch that takes more than this share of a whole job is trained in parts."""
 
 
-def least_step_s(candidate: Workload, rate: float, longest_s: float = math.inf) -> float:
+def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -> float:
     """Return the least seconds in which a step gets anything done: its start-up and one epoch.
 
     If that is longer than `longest_s`, any part of the epoch will do: it ends with a checkpoint, too.
     """
-    first = EpochTimeline(candidate, rate).end_of(1) if candidate.samples_per_epoch else 0.0
-    whole = candidate.startup_s + max(first, candidate.checkpoint_s)
-    return whole if whole <= longest_s else candidate.startup_s + candidate.checkpoint_s
+    first = EpochTimeline(workload, rate).end_of(1) if workload.samples_per_epoch else 0.0
+    whole = workload.startup_s + max(first, workload.checkpoint_s)
+    return whole if whole <= longest_s else workload.startup_s + workload.checkpoint_s
 
 
 def has_room(
-    candidate: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
+    workload: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
 ) -> bool:
     """Return true if a step that starts then gets anything done before the deadline (`least_step_s`)."""
-    course = EpochTimeline(candidate, rate)
-    training_s = deadline_s - (start_s + candidate.startup_s)
+    course = EpochTimeline(workload, rate)
+    training_s = deadline_s - (start_s + workload.startup_s)
     if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
         return True
-    in_parts = not candidate.samples_per_epoch or candidate.startup_s + course.end_of(1) > longest_s
-    return in_parts and training_s > candidate.checkpoint_s
+    in_parts = not workload.samples_per_epoch or workload.startup_s + course.end_of(1) > longest_s
+    return in_parts and training_s > workload.checkpoint_s
 
 
 class EpochTimeline:
@@ -44,14 +44,14 @@ class EpochTimeline:
 
     __slots__ = ("count", "each", "first", "left", "overhead_s", "rate")
 
-    def __init__(self, candidate: Workload, rate: float, left: float | None = None) -> None:
-        left = candidate.samples_left if left is None else left
-        self.each = float(candidate.samples_per_epoch or left or 1.0)
+    def __init__(self, workload: Workload, rate: float, left: float | None = None) -> None:
+        left = workload.samples_left if left is None else left
+        self.each = float(workload.samples_per_epoch or left or 1.0)
         self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0
         self.first = left - max(self.count - 1, 0) * self.each
         self.left = left
         self.rate = rate
-        self.overhead_s = candidate.overhead_s
+        self.overhead_s = workload.overhead_s
 
     def size_of(self, epoch: int) -> float:
         """Return the samples of an epoch, counted from 0."""

@@ -8,10 +8,10 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
 
 
-def step_s(candidate: Workload, rate: float) -> float:
+def step_s(workload: Workload, rate: float) -> float:
     """Return the seconds until a member that trains undisturbed has converged."""
-    course = EpochTimeline(candidate, rate)
-    return candidate.startup_s + course.end_of(course.count)
+    course = EpochTimeline(workload, rate)
+    return workload.startup_s + course.end_of(course.count)
 
 
 def round_s(steps: Sequence[tuple[float, int]], alpha: float) -> float:

@@ -75,7 +75,7 @@ class Workloads:
 
     def _with(self, found: Mapping[str, Workload | None]) -> dict[str, Workload]:
         """Return the active members with those that have been looked at anew, in the ensemble's order."""
-        active = {name: candidate for name, candidate in found.items() if candidate}
+        active = {name: workload for name, workload in found.items() if workload}
         left = self._left | active
         for name in found.keys() - active.keys():
             left.pop(name, None)
@@ -99,7 +99,7 @@ class Workloads:
         return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
 
 
-def candidates(
+def active_workloads(
     ensemble: Ensemble,
     profiles: Mapping[str, MemberProfile],
     progress: Mapping[str, Progress],

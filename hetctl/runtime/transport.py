@@ -76,7 +76,7 @@ class Connection:
         while b"\n" not in self._buffer:
             left = None if limit is None else max(0.0, limit - time.monotonic())
             if not self._poll.select(left):
-                raise TimeoutError("nothing came over the wire in time")
+                raise TimeoutError("nothing came over the connection in time")
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -95,7 +95,7 @@ class Connection:
     def _read(self) -> None:
         data = self._end.recv(2**16)
         if not data:
-            raise ConnectionResetError("the other end of the wire is gone")
+            raise ConnectionResetError("the other end of the connection is gone")
         self._buffer += data
 
 
@@ -115,15 +115,15 @@ class Listener:
         self._socket = _listen(host)
         self._guests: queue.Queue[tuple[Any, Connection]] = queue.Queue()
         self._closed = False
-        threading.Thread(target=self._answer, name="door", daemon=True).start()
+        threading.Thread(target=self._answer, name="listener", daemon=True).start()
 
     @property
     def address(self) -> Address:
         """Where it is."""
         return Address(self._host, self._socket.getsockname()[1], self._key)
 
-    def guests(self) -> Iterator[tuple[Any, Connection]]:
-        """Yield those who have come: what they said, and their wires."""
+    def accepted(self) -> Iterator[tuple[Any, Connection]]:
+        """Yield those who have come: what they said, and their connections."""
         with suppress(queue.Empty):
             while True:
                 yield self._guests.get_nowait()
@@ -143,7 +143,7 @@ class Listener:
         self._socket.close()
 
     def _answer(self) -> None:
-        """Accept connections until the door is closed, whatever becomes of a single one."""
+        """Accept connections until the listener is closed, whatever becomes of a single one."""
         while not self._closed:
             try:
                 end, _ = self._socket.accept()
@@ -171,20 +171,20 @@ class Listener:
 
 
 def connect(address: Address, who: Any, timeout_s: float) -> Connection:
-    """Connect to a door, and say who is there; ConnectionError if it does not open in time."""
+    """Connect to a listener, and say who is there; ConnectionError if it does not open in time."""
     host = LOCALHOST if address.host == socket.gethostname() else address.host
     limit = time.monotonic() + timeout_s
     while True:
         try:
-            wire = Connection(socket.create_connection((host, address.port), timeout_s))
+            connection = Connection(socket.create_connection((host, address.port), timeout_s))
         except OSError as error:
             if time.monotonic() > limit:
                 raise ConnectionError(f"{host}:{address.port} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
         else:
-            wire._end.settimeout(None)
-            wire.send({"key": address.key, "who": who})
-            return wire
+            connection._end.settimeout(None)
+            connection.send({"key": address.key, "who": who})
+            return connection
 
 
 def _listen(host: str) -> socket.socket:
@@ -198,7 +198,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _line(end: socket.socket) -> bytes:
-    """Read a line and not a byte more; what follows belongs to the wire."""
+    """Read a line and not a byte more; what follows belongs to the connection."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) > LONGEST_GREETING or not (byte := end.recv(1)):

@@ -239,7 +239,7 @@ class Core:
         self._changed = False
         seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
         request = self._request(seen, now_s)
-        if not request.candidates and not request.held:
+        if not request.workloads and not request.held:
             if self._is_idle:
                 self._end(DEADLINE if seen.left else FINISHED)
             return
@@ -259,7 +259,7 @@ class Core:
 
     def _request(self, seen: ObservedMembers, now_s: float) -> Request:
         return Request(
-            candidates=seen.waiting,
+            workloads=seen.waiting,
             nodes=self._observer.usable(self._pool.free),
             gpus=self._pool.gpus,
             round_index=self._next_round,
@@ -277,12 +277,12 @@ class Core:
         """
         if self._deadline_s == math.inf:
             return True
-        candidate = left[allocation.member]
+        workload = left[allocation.member]
         start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
-        more = allocation.gpus > self._no_room.get(candidate.name, 0)
-        if more and has_room(candidate, allocation.rate, start_s, self._deadline_s, self._longest_s):
+        more = allocation.gpus > self._no_room.get(workload.name, 0)
+        if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._longest_s):
             return True
-        self._refused = candidate.name, least_step_s(candidate, allocation.rate, self._longest_s)
+        self._refused = workload.name, least_step_s(workload, allocation.rate, self._longest_s)
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a simulation is made from: candidates, jobs that are drawn, and what may be known of them."""
+"""What a simulation is made from: workloads, jobs that are drawn, and what may be known of them."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class Doubling:
 
     made: list[tuple[int, int]]
 
-    def __init__(self, candidates: Sequence[Workload], seed: int) -> None:
-        self.made.append((len(candidates), seed))
+    def __init__(self, workloads: Sequence[Workload], seed: int) -> None:
+        self.made.append((len(workloads), seed))
 
-    def __call__(self, candidates: Sequence[Workload]) -> list[Workload]:
-        return [replace(c, samples_left=2 * c.samples_left) for c in candidates]
+    def __call__(self, workloads: Sequence[Workload]) -> list[Workload]:
+        return [replace(c, samples_left=2 * c.samples_left) for c in workloads]
 
     def errors(self) -> dict[float, float]:
         return {0.5: 1.0}

@@ -23,7 +23,7 @@ from tables import Figure, Table
 
 from hetctl.model.ensemble import Member
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork, load_framework
@@ -97,9 +97,11 @@ class Training:
         """Train; return the seconds of each step."""
         numbers = np.arange(count * BATCH) % BATCH
         source = ArraySource(self._x[numbers], self._y[numbers], "training")
-        feed = ArrayFeed(source, Stream(len(source), BATCH, 0))
+        loader = ArrayLoader(source, Stream(len(source), BATCH, 0))
         ends = [time.perf_counter()]
-        batches = Batches(feed, 1, 0, SingleRank(), lambda: False, lambda _: ends.append(time.perf_counter()))
+        batches = Batches(
+            loader, 1, 0, SingleRank(), lambda: False, lambda _: ends.append(time.perf_counter())
+        )
         self.network.train(batches)
         return np.diff(ends).tolist()
 

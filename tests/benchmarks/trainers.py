@@ -49,12 +49,12 @@ def fed(
     """Feed one of the processes that `at_once` runs, with so many preprocessors of its own at work."""
     together = Lockstep(f"{trainers}.ring", 0, BATCH, BATCH, number, trainers) if mode == LOCKSTEP else None
     with ExitStack() as stack:
-        open_feed = open_pipeline(
+        open_loader = open_pipeline(
             source, Sharing(mode, _folder_of(os.getppid()), max(1, preprocessors)), stack
         )
-        feed = open_feed(Stream(len(source), BATCH, number), preprocessors, together)
-        stack.callback(feed.close)
-        yield feed
+        loader = open_loader(Stream(len(source), BATCH, number), preprocessors, together)
+        stack.callback(loader.close)
+        yield loader
 
 
 def children_s() -> float:

@@ -8,12 +8,12 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline, least_step_s
 
 
-def candidate(left: float, epoch: int | None = 100) -> Workload:
+def workload(left: float, epoch: int | None = 100) -> Workload:
     return Workload("a", {1: 10.0}, left, epoch, startup_s=7.0, evaluate_s=2.0, checkpoint_s=1.0)
 
 
 def test_the_first_epoch_is_what_is_left_of_one() -> None:
-    course = EpochTimeline(candidate(230.0), 10.0)
+    course = EpochTimeline(workload(230.0), 10.0)
     assert (course.count, course.size_of(0), course.size_of(1)) == (3, 30.0, 100.0)
     assert [course.end_of(epochs) for epochs in range(4)] == [0, 6, 19, 32]
     assert [course.left_after(epochs) for epochs in range(4)] == [230, 200, 100, 0]
@@ -21,24 +21,24 @@ def test_the_first_epoch_is_what_is_left_of_one() -> None:
 
 
 def test_without_known_epochs_all_is_one_epoch_that_is_not_evaluated() -> None:
-    course = EpochTimeline(candidate(230.0, epoch=None), 10.0)
+    course = EpochTimeline(workload(230.0, epoch=None), 10.0)
     assert (course.count, course.end_of(1)) == (1, 24.0)
 
 
 def test_nothing_left_has_no_epochs() -> None:
-    course = EpochTimeline(candidate(0.0), 10.0)
+    course = EpochTimeline(workload(0.0), 10.0)
     assert (course.count, course.epochs_within(1e9), course.left_after(0)) == (0, 0, 0.0)
 
 
 def test_the_least_step_holds_an_epoch_or_a_checkpoint() -> None:
-    assert least_step_s(candidate(230.0), 10.0) == 7 + 3 + 2 + 1
-    assert least_step_s(candidate(230.0, epoch=None), 10.0) == 7 + 1
+    assert least_step_s(workload(230.0), 10.0) == 7 + 3 + 2 + 1
+    assert least_step_s(workload(230.0, epoch=None), 10.0) == 7 + 1
 
 
 @settings(deadline=None)
 @given(st.floats(1e-6, 1e6), st.integers(1, 5000), st.floats(0.1, 1e4))
 def test_rounding_adds_no_epoch_and_takes_none_away(left: float, epoch: int, rate: float) -> None:
-    course = EpochTimeline(candidate(left, epoch), rate)
+    course = EpochTimeline(workload(left, epoch), rate)
     assert course.size_of(0) + (course.count - 1) * course.each == pytest.approx(left)
     assert 0 < course.size_of(0) <= epoch * (1 + 1e-6)
     for epochs in {1, course.count // 2, course.count} - {0}:

@@ -9,7 +9,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.perf.convergence import LossCurve, epochs_to_converge
 from hetctl.perf.epochs_to_converge import predicted_epochs
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 
 RULE = StopRule(metric="val_loss", patience=2, min_delta=0.02, max_epochs=100)
 CURVE = LossCurve(slope=0.4, start=0.2, floor=0.5)
@@ -79,6 +79,6 @@ def test_max_epochs_is_the_most() -> None:
 def test_planners_are_told_the_work_that_is_predicted() -> None:
     whole = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (member("a"),), "/nowhere")
     profile = MemberProfile("a", {1: 10.0}, samples_per_epoch=100)
-    (candidate,) = candidates(whole, {"a": profile}, {"a": after("a", 8)}, 4, 4)
-    assert candidate.samples_left == (WHOLE - 8) * 100
-    assert "17 epochs in all" in candidate.notes[-1]
+    (workload,) = active_workloads(whole, {"a": profile}, {"a": after("a", 8)}, 4, 4)
+    assert workload.samples_left == (WHOLE - 8) * 100
+    assert "17 epochs in all" in workload.notes[-1]

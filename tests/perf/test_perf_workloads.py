@@ -9,7 +9,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.perf.convergence import LossCurve
-from hetctl.perf.workloads import Workloads, candidates
+from hetctl.perf.workloads import Workloads, active_workloads
 
 
 def ensemble(*members: Member) -> Ensemble:
@@ -31,20 +31,20 @@ def progress(name: str, epochs: int = 0, part: int = 0, **values: str) -> Progre
 
 
 def left(profiled: MemberProfile, done: Progress) -> float:
-    (candidate,) = candidates(ensemble(member("a")), {"a": profiled}, {"a": done}, 4, 4)
-    return candidate.samples_left
+    (workload,) = active_workloads(ensemble(member("a")), {"a": profiled}, {"a": done}, 4, 4)
+    return workload.samples_left
 
 
 def test_active_members_in_the_ensembles_order() -> None:
     whole = ensemble(member("b"), member("a"), member("c"), member("d"))
-    found = candidates(
+    found = active_workloads(
         whole,
         {name: profile(name) for name in "abd"},
         {"a": progress("a", failed="killed"), "c": progress("c", converged="done")},
         4,
         4,
     )
-    assert [candidate.name for candidate in found] == ["b", "d"]
+    assert [workload.name for workload in found] == ["b", "d"]
 
 
 def test_work_left_counts_epochs_and_the_part_of_one() -> None:
@@ -71,9 +71,11 @@ def test_known_work_comes_before_expected_epochs() -> None:
 @pytest.mark.parametrize("done", [10, 15])
 def test_a_member_that_takes_longer_than_expected_has_one_more_epoch(done: int) -> None:
     whole = ensemble(member("a"))
-    (candidate,) = candidates(whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4, 4)
-    assert candidate.samples_left == 70
-    assert "longer than expected" in candidate.notes[-1]
+    (workload,) = active_workloads(
+        whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4, 4
+    )
+    assert workload.samples_left == 70
+    assert "longer than expected" in workload.notes[-1]
 
 
 def test_work_left_is_never_below_zero() -> None:
@@ -83,27 +85,27 @@ def test_work_left_is_never_below_zero() -> None:
 def test_rates_end_at_the_members_limit_the_clusters_or_the_peak() -> None:
     whole = ensemble(member("a", max_gpus=3), member("b"), member("c"))
     rates = {"a": {1: 10.0}, "b": {1: 10.0}, "c": {1: 10.0, 2: 18.0, 3: 12.0, 4: 11.0}}
-    found = candidates(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6, 2)
-    assert [candidate.max_gpus for candidate in found] == [3, 6, 2]
+    found = active_workloads(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6, 2)
+    assert [workload.max_gpus for workload in found] == [3, 6, 2]
 
 
 def test_overheads_are_copied() -> None:
     measured = profile("a", startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
-    (candidate,) = candidates(ensemble(member("a")), {"a": measured}, {}, 4, 4)
-    assert (candidate.startup_s, candidate.evaluate_s, candidate.checkpoint_s) == (3.0, 2.0, 1.0)
-    assert candidate.samples_per_epoch == 100
+    (workload,) = active_workloads(ensemble(member("a")), {"a": measured}, {}, 4, 4)
+    assert (workload.startup_s, workload.evaluate_s, workload.checkpoint_s) == (3.0, 2.0, 1.0)
+    assert workload.samples_per_epoch == 100
 
 
 def test_all_members_without_a_profile_are_named() -> None:
     whole = ensemble(member("a"), member("b"), member("c"))
     with pytest.raises(BadInputError, match="no profile of b, c") as caught:
-        candidates(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
+        active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
     assert caught.value.hint == "run hetctl profile"
 
 
 def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
     with pytest.raises(BadInputError, match="profile of a has neither samples"):
-        candidates(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)
+        active_workloads(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)
 
 
 def after(name: str, losses: list[float], **values: str | None) -> Progress:
@@ -130,7 +132,7 @@ def test_workloads_kept_up_to_date_are_those_found_at_once(
         losses = [curves[name].loss(epoch) for epoch in range(1, epochs + 1)]
         now[name] = after(name, losses, **({end: "done"} if end else {}))
         workloads.update({name: now[name]})
-        assert tuple(workloads.left.values()) == candidates(whole, profiles, now, 4, 4)
+        assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 4, 4)
 
 
 def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:

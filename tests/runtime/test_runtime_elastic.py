@@ -47,8 +47,8 @@ class Script:
         index, since_s = request.memory or [0, request.now_s]
         if index + 1 < len(self.states) and self.due(request, since_s):
             index, since_s = index + 1, request.now_s
-        held = {h.candidate.name: h for h in request.held}
-        here = {*held, *(candidate.name for candidate in request.candidates)}
+        held = {h.workload.name: h for h in request.held}
+        here = {*held, *(workload.name for workload in request.workloads)}
         wanted = {a.member: a for a in self.states[index] if a.member in here}
         start = [a for name, a in wanted.items() if name not in held or held[name].allocation != a]
         stop = tuple(name for name in held if name not in wanted)
@@ -164,15 +164,15 @@ def test_requests_tell_who_trains_since_when_and_what_is_left(tmp_path, monkeypa
     script = Script([(give("a", 0),), (give("a", 0), give("b", 1))], after(0.5))
     job.drive_by(script.planner, monkeypatch)
     first, *others = script.requests
-    assert ([c.name for c in first.candidates], first.held) == (["a", "b"], ())
+    assert ([c.name for c in first.workloads], first.held) == (["a", "b"], ())
     assert all(request.cluster == first.nodes for request in others)
     training = next(request for request in others if request.held)
-    assert [c.name for c in training.candidates] == ["b"]
+    assert [c.name for c in training.workloads] == ["b"]
     assert [node.gpus for node in training.nodes] == [(1,)]
     (held,) = training.held
-    assert (held.candidate.name, held.allocation) == ("a", give("a", 0))
+    assert (held.workload.name, held.allocation) == ("a", give("a", 0))
     assert 0 <= held.since_s <= training.now_s
-    left = [h.candidate.samples_left for r in others for h in r.held if h.candidate.name == "a"]
+    left = [h.workload.samples_left for r in others for h in r.held if h.workload.name == "a"]
     assert left == sorted(left, reverse=True)
     assert left[0] > left[-1]
 
@@ -207,7 +207,7 @@ def test_a_member_that_is_resized_and_back_trains_every_sample_once(tmp_path, mo
 
     def trained_here(request, _since_s):
         """Whether the member has trained part of an epoch on the GPUs that it has now."""
-        left = {held.since_s: held.candidate.samples_left for held in request.held}
+        left = {held.since_s: held.workload.samples_left for held in request.held}
         return any(left_at_start.setdefault(step, left[step]) - left[step] > 40 for step in left)
 
     alone, both = (give("m", 0),), (give("m", 0, 1),)

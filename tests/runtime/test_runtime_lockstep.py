@@ -57,11 +57,11 @@ def memory(tmp_path, monkeypatch):
 class Watched:
     """Notes what goes through."""
 
-    def __init__(self, feed, seen):
-        self.feed, self.seen, self.samples = feed, seen, feed.samples
+    def __init__(self, loader, seen):
+        self.loader, self.seen, self.samples = loader, seen, loader.samples
 
     def batches(self, *arguments):
-        for (x, y), chunk in self.feed.batches(*arguments):
+        for (x, y), chunk in self.loader.batches(*arguments):
             self.seen.append((x.copy(), y.copy(), chunk.order, chunk.start, chunk.numbers.tolist()))
             yield (x, y), chunk
 
@@ -69,12 +69,12 @@ class Watched:
 class Crew:
     """Members as processes; what they see comes through a queue."""
 
-    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, cooks=None, patience_s=60.0):
+    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, num_workers=None, patience_s=60.0):
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
         self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s))
-        self.cooks = cooks or [None] * len(batches)
+        self.num_workers = num_workers or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
         self.processes = {}
@@ -88,13 +88,13 @@ class Crew:
         rank, ranks = self.rank_of[reader]
         together = Lockstep("r.ring", SEED, self.chunk, self.largest, reader, len(self.batches))
         with ExitStack() as stack:
-            open_feed = open_pipeline(Counted(self.log), self.sharing, stack)
+            open_loader = open_pipeline(Counted(self.log), self.sharing, stack)
             stream = Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks)
-            feed = open_feed(stream, self.cooks[reader], together)
-            stack.callback(feed.close)
+            loader = open_loader(stream, self.num_workers[reader], together)
+            stack.callback(loader.close)
             seen = []
             for epoch in range(1, epochs + 1):
-                watched = Watched(feed, seen)
+                watched = Watched(loader, seen)
                 for _ in Batches(watched, epoch, start, SingleRank(), lambda: False, order=order):
                     time.sleep(pause_s)
                     if len(seen) == die_after:
@@ -180,7 +180,7 @@ def test_a_member_that_dies_does_not_hold_up_the_others(tmp_path, die_after):
 
 
 def test_one_preprocessor_will_do_for_all(tmp_path):
-    crew = Crew(tmp_path / "log", [8, 8, 8], 8, cooks=[0, 1, 0])
+    crew = Crew(tmp_path / "log", [8, 8, 8], 8, num_workers=[0, 1, 0])
     for reader in (0, 2):
         crew.start(reader, epochs=3, start=24 * (reader == 2), order=(5, 7) if reader == 2 else None)
     crew.start(1, epochs=3)
@@ -191,7 +191,7 @@ def test_one_preprocessor_will_do_for_all(tmp_path):
 
 @pytest.mark.parametrize("die_after", [1, 20])
 def test_who_has_none_at_work_brings_in_its_own_when_nobody_prepares(tmp_path, die_after):
-    crew = Crew(tmp_path / "log", [8, 8], 8, cooks=[1, 0])
+    crew = Crew(tmp_path / "log", [8, 8], 8, num_workers=[1, 0])
     crew.start(0, epochs=20, die_after=die_after)
     crew.start(1, epochs=20)
     crew.processes[0].join()
@@ -199,17 +199,17 @@ def test_who_has_none_at_work_brings_in_its_own_when_nobody_prepares(tmp_path, d
 
 
 def test_preprocessors_leave_a_ring_that_others_still_read_when_they_are_wanted_elsewhere(tmp_path):
-    crew = Crew(tmp_path / "log", [8, 8], 8, cooks=[1, 0])
+    crew = Crew(tmp_path / "log", [8, 8], 8, num_workers=[1, 0])
     crew.start(1, epochs=30, pause_s=0.02)
     with ExitStack() as stack:
-        open_feed = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run"), stack)
+        open_loader = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run"), stack)
         stream = Stream(SAMPLES, 8, 0)
         for ring, readers in (("r.ring", 2), ("next.ring", 1)):
-            feed = open_feed(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))
+            loader = open_loader(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))
             seen = []
-            list(Batches(Watched(feed, seen), 1, 0, SingleRank(), lambda: False))
+            list(Batches(Watched(loader, seen), 1, 0, SingleRank(), lambda: False))
             check(seen, (SEED, 1))
-            feed.close()
+            loader.close()
         assert crew.results.empty()  # the other one still reads
         check(crew.seen()[1], (SEED, 30))
 

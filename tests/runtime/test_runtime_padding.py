@@ -8,7 +8,7 @@ from tiny_networks import seed_all
 
 from hetctl.model.ensemble import Member
 from hetctl.runtime.data.batches import Batches, TrainingData, held_out_batches, pad, weights_of
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
@@ -21,10 +21,10 @@ X = GENERATOR.normal(size=(SAMPLES + HELD_OUT, 6, 6, 3)).astype("float32")
 Y = GENERATOR.normal(size=(SAMPLES + HELD_OUT, 2)).astype("float32")
 
 
-def feeds():
-    training = ArrayFeed(ArraySource(X[:SAMPLES], Y[:SAMPLES], "training"), Stream(SAMPLES, BATCH, 5))
+def loaders():
+    training = ArrayLoader(ArraySource(X[:SAMPLES], Y[:SAMPLES], "training"), Stream(SAMPLES, BATCH, 5))
     source = ArraySource(X[SAMPLES:], Y[SAMPLES:], "validation")
-    return training, ArrayFeed(source, Stream(HELD_OUT, BATCH, UNSHUFFLED))
+    return training, ArrayLoader(source, Stream(HELD_OUT, BATCH, UNSHUFFLED))
 
 
 def built(framework, model_fn, train_fn=None):
@@ -34,14 +34,14 @@ def built(framework, model_fn, train_fn=None):
     return load_framework(framework).build(member, functions, SingleRank(), (X[:1], Y[:1]))
 
 
-def part_of(feed, epoch, start, stop):
-    batches = Batches(feed, epoch, start, SingleRank(), lambda: batches.position >= stop)
+def part_of(loader, epoch, start, stop):
+    batches = Batches(loader, epoch, start, SingleRank(), lambda: batches.position >= stop)
     return batches
 
 
 def train(network, epochs=3):
     """Train and evaluate, stopping once in the middle of an epoch as a member that resumes does."""
-    training, held_out = feeds()
+    training, held_out = loaders()
     results = []
     for epoch in range(1, epochs + 1):
         for start, stop in ((0, 2 * BATCH), (2 * BATCH, SAMPLES)):
@@ -89,7 +89,7 @@ def keras_padded_train_fn(data, model, _optimizer, _config):
 
 def keras_reference(model, epochs=3):
     """Train as Keras itself does, with smaller last batches; the results are as those of `train`."""
-    training, _ = feeds()
+    training, _ = loaders()
     results = []
     for epoch in range(1, epochs + 1):
         losses, sizes = [], []
@@ -247,7 +247,7 @@ def test_padding_repeats_samples_and_gives_them_no_weight():
 
 
 def test_padded_batches_all_have_the_size_of_a_full_one_and_know_their_samples():
-    training, _ = feeds()
+    training, _ = loaders()
     data = TrainingData(Batches(training, 1, 0, SingleRank(), lambda: False), BATCH)
     seen = [(len(x), len(y), len(weights), data.samples) for x, y, weights in data.padded()]
     assert seen == [(BATCH, BATCH, BATCH, 16)] * 4 + [(BATCH, BATCH, BATCH, 7)]

@@ -1,4 +1,4 @@
-"""Values over wires, and doors that open to a key."""
+"""Values over connections, and doors that open to a key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime import transport as wires
+from hetctl.runtime import transport
 from hetctl.runtime.transport import Address, Listener, connect
 
 
 @pytest.fixture
 def pair():
-    door = Listener("key")
-    near = connect(door.address, "somebody", 5)
-    _, far = door.wait(5)
-    door.close()
+    listener = Listener("key")
+    near = connect(listener.address, "somebody", 5)
+    _, far = listener.wait(5)
+    listener.close()
     yield near, far
     near.close()
     far.close()
@@ -56,12 +56,12 @@ def test_nothing_in_time(pair):
 
 
 def test_guests_are_known_by_what_they_say():
-    door = Listener("key")
-    guests = [connect(door.address, {"seat": number}, 5) for number in range(3)]
-    seen = sorted(door.wait(5)[0]["seat"] for _ in guests)
+    listener = Listener("key")
+    guests = [connect(listener.address, {"seat": number}, 5) for number in range(3)]
+    seen = sorted(listener.wait(5)[0]["seat"] for _ in guests)
     assert seen == [0, 1, 2]
-    assert list(door.guests()) == []
-    door.close()
+    assert list(listener.accepted()) == []
+    listener.close()
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_guests_are_known_by_what_they_say():
     ],
 )
 def test_strangers_are_not_let_in(greeting):
-    door = Listener("right")
-    with socket.create_connection(("127.0.0.1", door.address.port), 5) as stranger:
+    listener = Listener("right")
+    with socket.create_connection(("127.0.0.1", listener.address.port), 5) as stranger:
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-    assert list(door.guests()) == []
-    door.close()
+    assert list(listener.accepted()) == []
+    listener.close()
 
 
 def test_a_stranger_who_says_nothing_keeps_nobody_waiting(monkeypatch):
-    monkeypatch.setattr(wires, "GREETING_S", 0.5)
-    door = Listener("key")
-    with socket.create_connection(("127.0.0.1", door.address.port), 60) as stranger:
-        connect(door.address, "a friend", 60)
-        assert door.wait(60)[0] == "a friend"
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
+    listener = Listener("key")
+    with socket.create_connection(("127.0.0.1", listener.address.port), 60) as stranger:
+        connect(listener.address, "a friend", 60)
+        assert listener.wait(60)[0] == "a friend"
         assert stranger.recv(1) == b""
-    door.close()
+    listener.close()
 
 
 def test_a_door_that_is_closed_opens_to_nobody():
-    door = Listener("key")
-    address = door.address
-    door.close()
+    listener = Listener("key")
+    address = listener.address
+    listener.close()
     with pytest.raises(ConnectionError, match="cannot be reached"):
         connect(Address("127.0.0.1", address.port, "key"), "late", 0.3)
 
@@ -117,34 +117,34 @@ def descriptors_up_to(limit):
 
 
 def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
-    door = Listener("key")
+    listener = Listener("key")
     callers, came = [socket.socket(), socket.socket()], []
     # Only 0, 1 and 2 are below this limit, and they are open: none that another thread closes now is of use.
     with descriptors_up_to(3):
         for who, caller in enumerate(callers):
-            caller.connect(("127.0.0.1", door.address.port))
+            caller.connect(("127.0.0.1", listener.address.port))
             caller.sendall(json.dumps({"key": "key", "who": who}).encode() + b"\n")
         time.sleep(0.3)
-        came += [who for who, _ in door.guests()]
+        came += [who for who, _ in listener.accepted()]
     # A call of accept() that was under way had taken its descriptor before it waited (accept4(2) in Linux).
     assert len(came) <= 1
-    came += [door.wait(5)[0] for _ in range(2 - len(came))]
+    came += [listener.wait(5)[0] for _ in range(2 - len(came))]
     assert sorted(came) == [0, 1]
     for caller in callers:
         caller.close()
-    door.close()
+    listener.close()
 
 
 def test_door_goes_on_accepting_after_an_aborted_connection(monkeypatch):
-    door = Listener("key")
+    listener = Listener("key")
     accept, errors = socket.socket.accept, [ConnectionAbortedError()]
     monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
     # The call of accept() that is under way now is not the patched one.
     for name in ("first", "second"):
-        connect(door.address, name, 5)
-        assert door.wait(5)[0] == name
+        connect(listener.address, name, 5)
+        assert listener.wait(5)[0] == name
     assert not errors
-    door.close()
+    listener.close()
 
 
 def has_ipv6():
@@ -158,30 +158,30 @@ def has_ipv6():
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 
 
-def opens(door, host):
-    """Return whether a door lets somebody in who comes by an address."""
+def opens(listener, host):
+    """Return whether a listener lets somebody in who comes by an address."""
     try:
-        connect(Address(host, door.address.port, "key"), host, 0.1).close()
+        connect(Address(host, listener.address.port, "key"), host, 0.1).close()
     except ConnectionError:
         return False
-    return door.wait(5)[0] == host
+    return listener.wait(5)[0] == host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 def test_a_door_at_an_address_opens_there_alone(host):
-    door = Listener("key", host)
-    assert door.address.host == host
+    listener = Listener("key", host)
+    assert listener.address.host == host
     others = {"127.0.0.1", "127.0.0.2", "::1"} - {host}
-    assert [opens(door, address) for address in (host, *others)] == [True, False, False]
-    door.close()
+    assert [opens(listener, address) for address in (host, *others)] == [True, False, False]
+    listener.close()
 
 
 @needs_ipv6
 def test_a_door_without_an_address_opens_for_ipv4_and_ipv6():
-    door = Listener("key")
-    assert door.address.host == socket.gethostname()
-    assert [opens(door, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3
-    door.close()
+    listener = Listener("key")
+    assert listener.address.host == socket.gethostname()
+    assert [opens(listener, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3
+    listener.close()
 
 
 def _raise(error):
@@ -193,12 +193,12 @@ def test_wires_work_on_descriptors_beyond_those_that_select_takes():
     with descriptors_up_to(2048), contextlib.ExitStack() as stack:
         for _ in range(1100):
             stack.callback(os.close, os.dup(0))
-        door = Listener("key")
-        near = connect(door.address, "somebody", 5)
-        _, far = door.wait(5)
+        listener = Listener("key")
+        near = connect(listener.address, "somebody", 5)
+        _, far = listener.wait(5)
         assert min(near._end.fileno(), far._end.fileno()) >= 1024
         near.send("far away")
         assert far.receive(5) == "far away"
         assert list(near.arrived()) == []
-        for end in (near, far, door):
+        for end in (near, far, listener):
             end.close()

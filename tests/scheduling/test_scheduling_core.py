@@ -38,7 +38,7 @@ from hetctl.scheduling.rounds import Running
 def one_each(request: Request) -> Decision:
     slots = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
     return Decision(
-        tuple(on(c.name, node, gpu) for c, (node, gpu) in zip(request.candidates, slots, strict=False))
+        tuple(on(c.name, node, gpu) for c, (node, gpu) in zip(request.workloads, slots, strict=False))
     )
 
 
@@ -312,10 +312,10 @@ def test_a_job_without_room_for_anybody_says_for_whom() -> None:
 
 def test_who_left_for_want_of_room_starts_again_on_more_gpus_only() -> None:
     def all_to_the_first(request: Request) -> Decision:
-        if not request.candidates or len(request.candidates) > 1:
+        if not request.workloads or len(request.workloads) > 1:
             return one_each(request)
         gpus = [gpu for node in request.nodes for gpu in node.gpus][:2]
-        return Decision((on(request.candidates[0].name, request.nodes[0].name, *gpus),))
+        return Decision((on(request.workloads[0].name, request.nodes[0].name, *gpus),))
 
     bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
     bench.at(0.0)

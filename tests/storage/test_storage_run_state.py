@@ -13,7 +13,7 @@ from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Usage
-from hetctl.perf.workloads import Workloads, candidates
+from hetctl.perf.workloads import Workloads, active_workloads
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
@@ -127,7 +127,7 @@ def test_the_order_of_files_does_not_matter(data):
     assert progress.progress == progress_of(ENSEMBLE, once, RETRIES)
     assert list(progress.progress) == NAMES
     assert usage.used(NOW) == usage_of(once, NOW)
-    assert tuple(workloads.left.values()) == candidates(ENSEMBLE, PROFILES, progress.progress, 4, 4)
+    assert tuple(workloads.left.values()) == active_workloads(ENSEMBLE, PROFILES, progress.progress, 4, 4)
 
 
 @given(st.data())

@@ -32,7 +32,7 @@ class PlanContext:
     planner : str
         Its name.
     data_parallel : callable
-        Has it plan candidates that train data-parallel.
+        Has it plan workloads that train data-parallel.
     """
 
     ensemble: Ensemble

@@ -21,7 +21,7 @@ from hetctl.model.plan import Forecast, ModeChoice, Phase, Plan
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import EpochTimeline
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 
 
 def plan_modes(question: PlanContext) -> Plan:
@@ -106,7 +106,7 @@ def _candidates(question: PlanContext, without: Collection[str]) -> tuple[Worklo
     """Return the members that one GPU can take, as planners see them."""
     ensemble = question.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
-    return candidates(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
+    return active_workloads(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
 
 
 def _epochs(members: Iterable[Workload]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.simulate.forecast import forecast
@@ -117,7 +117,7 @@ def plan_from(
         return plan_modes(
             PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
         )
-    members = candidates(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
+    members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 
 

@@ -13,7 +13,7 @@ from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Site
 from hetctl.model.workload import Workload
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
         profiles = {profile.member: profile for profile in member_profiles(catalog, ensemble, site)}
     if set(profiles) < {member.name for member in ensemble.members}:
         return ()
-    return candidates(ensemble, profiles, {}, site.gpus, site.gpus_per_node)
+    return active_workloads(ensemble, profiles, {}, site.gpus, site.gpus_per_node)

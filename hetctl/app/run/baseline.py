@@ -13,7 +13,7 @@ from hetctl.model.run_status import Comparison
 from hetctl.model.site import Cluster
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.forecast import forecast
@@ -64,7 +64,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
         name: replace(member, converged=None, failed=None, part_samples=0)
         for name, member in progress.items()
     }
-    found = candidates(spec.ensemble, profiles, restarted, spec.gpus, spec.site.gpus_per_node)
+    found = active_workloads(spec.ensemble, profiles, restarted, spec.gpus, spec.site.gpus_per_node)
     return [
         replace(member, samples_left=float(len(progress[member.name].epochs) * member.samples_per_epoch))
         for member in found

@@ -13,7 +13,7 @@ from hetctl.model.workload import Workload
 
 
 def with_batches(
-    given: Allocation, candidate: Workload, batch_size: int, gpu_types: Mapping[str, str]
+    given: Allocation, workload: Workload, batch_size: int, gpu_types: Mapping[str, str]
 ) -> Allocation:
     """Return an allocation with the samples of each of its GPUs, if they are of several types.
 
@@ -28,7 +28,7 @@ def with_batches(
     types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
     if len(set(types)) == 1:
         return given
-    rates = np.array([candidate.on_type(gpu_type).rates[given.gpus] for gpu_type in types])
+    rates = np.array([workload.on_type(gpu_type).rates[given.gpus] for gpu_type in types])
     lines = Lines(np.zeros_like(rates), 1 / rates)
     batches = whole_batches(lines, given.gpus * batch_size, np.full_like(rates, np.inf))
     return replace(given, batch_sizes=tuple(batches.tolist()))

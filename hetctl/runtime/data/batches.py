@@ -38,7 +38,7 @@ class Batches:
 
     def __init__(
         self,
-        feed: Loader,
+        loader: Loader,
         epoch: int,
         start: int,
         group: Group,
@@ -46,7 +46,7 @@ class Batches:
         on_step: Callable[[int], None] = lambda _position: None,
         order: Order | None = None,
     ) -> None:
-        self._feed = feed
+        self._loader = loader
         self._epoch = epoch
         self.order = order
         self._group = group
@@ -60,18 +60,18 @@ class Batches:
     @property
     def complete(self) -> bool:
         """True if the epoch is done."""
-        return self.position == self._feed.samples
+        return self.position == self._loader.samples
 
     def __iter__(self) -> Iterator[Samples]:
-        with closing(self._feed.batches(self._epoch, self.position, self.order)) as batches:
-            while not self.complete and not self._group.agree(self._should_stop()):
+        with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:
+            while not self.complete and not self._group.broadcast(self._should_stop()):
                 samples, chunk = next(batches)
                 self.weight, self.order = chunk.weight, chunk.order
                 yield samples
                 self.position = chunk.stop
                 self._on_step(self.position)
             if self.complete:
-                next(batches, None)  # lets the feed go on to the next epoch
+                next(batches, None)  # lets the loader go on to the next epoch
 
 
 class TrainingData:
@@ -134,17 +134,19 @@ class TrainingData:
             yield samples
 
 
-def held_out_batches(feed: Loader, epoch: int, on_step: Callable[[], None]) -> Iterator[tuple[Samples, int]]:
+def held_out_batches(
+    loader: Loader, epoch: int, on_step: Callable[[], None]
+) -> Iterator[tuple[Samples, int]]:
     """Yield a rank's batches of the validation samples, each with its number of samples, which may be 0.
 
     Parameters
     ----------
     epoch : int
-        Counted from 1; feeds prepare the samples of the next one ahead.
+        Counted from 1; loaders prepare the samples of the next one ahead.
     on_step : callable
         Called after each.
     """
-    with closing(feed.batches(epoch, 0)) as batches:
+    with closing(loader.batches(epoch, 0)) as batches:
         for samples, chunk in batches:
             yield samples, len(chunk.numbers)
             on_step()

@@ -14,12 +14,12 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.loaders import (
-    ArrayFeed,
+    ArrayLoader,
     Loader,
     Lockstep,
-    LockstepFeed,
+    LockstepLoader,
     PreprocessorPool,
-    RingFeed,
+    RingLoader,
     Samples,
 )
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
@@ -51,13 +51,13 @@ class Sharing:
     timeouts: Timeouts = USUAL_TIMEOUTS
 
 
-class OpenFeed(Protocol):
-    """Makes feeds, one after another."""
+class OpenLoader(Protocol):
+    """Makes loaders, one after another."""
 
     def __call__(
         self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
     ) -> Loader:
-        """Return a feed; the one before it must have been closed.
+        """Return a loader; the one before it must have been closed.
 
         Parameters
         ----------
@@ -70,8 +70,8 @@ class OpenFeed(Protocol):
 
 def open_pipeline(
     source: SampleSource, sharing: Sharing, stack: ExitStack, name: str = "training"
-) -> OpenFeed:
-    """Start what prepares samples; return what makes a feed of it, for any stream of them.
+) -> OpenLoader:
+    """Start what prepares samples; return what makes a loader of it, for any stream of them.
 
     Must be called before a framework has started threads, since it forks. Arrays need neither
     preprocessors nor a store: the processes of a node share their pages of memory as it is.
@@ -85,21 +85,21 @@ def open_pipeline(
     """
     if isinstance(source, ArraySource):
         arrays = source
-        return lambda stream, *_: ArrayFeed(arrays, stream)
+        return lambda stream, *_: ArrayLoader(arrays, stream)
     folder = stack.enter_context(node_folder(sharing.folder))
     shared = cached(source, folder, name) if sharing.mode == CACHED else source
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
-    kitchen = PreprocessorPool(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
+    pool = PreprocessorPool(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
 
-    def open_feed(
+    def open_loader(
         stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
     ) -> Loader:
-        staffed = replace(kitchen, cooks=preprocessors)
-        return LockstepFeed(stream, staffed, lockstep) if lockstep else RingFeed(stream, staffed)
+        own = replace(pool, num_workers=preprocessors)
+        return LockstepLoader(stream, own, lockstep) if lockstep else RingLoader(stream, own)
 
-    return open_feed
+    return open_loader
 
 
 def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
@@ -138,7 +138,7 @@ class HeldOutSource:
         return x
 
 
-def open_validation(source: SampleSource, sharing: Sharing, stack: ExitStack) -> OpenFeed:
+def open_validation(source: SampleSource, sharing: Sharing, stack: ExitStack) -> OpenLoader:
     """Start what prepares validation samples, as `open_pipeline` does for training samples."""
     held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")

@@ -60,14 +60,14 @@ class Loader(Protocol):
         Parameters
         ----------
         order : Order or None
-            In which the first `start` samples were trained; None: the feed's own for that epoch.
+            In which the first `start` samples were trained; None: the loader's own for that epoch.
         """
 
     def close(self) -> None:
         """Need no more batches."""
 
 
-class ArrayFeed:
+class ArrayLoader:
     """Batches out of two arrays; nothing has to be prepared, so nobody waits."""
 
     waited_s = 0.0
@@ -94,7 +94,7 @@ class PreprocessorPool:
 
     Parameters
     ----------
-    cooks : int or None
+    num_workers : int or None
         How many of the preprocessors work; None: all.
     timeouts : Timeouts
         For batches, and for those who share them.
@@ -108,7 +108,7 @@ class PreprocessorPool:
     preprocessors: Preprocessors
     folder: Path
     sample: Samples
-    cooks: int | None = None
+    num_workers: int | None = None
     timeouts: Timeouts = USUAL_TIMEOUTS
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
@@ -126,7 +126,7 @@ class PreprocessorPool:
 
     def fill(self, name: str, stream: Stream) -> None:
         """Let the preprocessors fill a ring with a stream."""
-        self.preprocessors.prepare(self.folder / name, stream, self.cooks, self.timeouts.samples_s)
+        self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
 
     def take(
         self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
@@ -155,16 +155,16 @@ class PreprocessorPool:
         )
 
 
-class RingFeed:
+class RingLoader:
     """Batches that this rank's own preprocessors put into a ring that nobody else reads."""
 
-    def __init__(self, stream: Stream, kitchen: PreprocessorPool) -> None:
+    def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
         self.samples = stream.samples
-        self.sample = kitchen.sample
+        self.sample = pool.sample
         self.waited_s = 0.0
         self._own = stream
         self._stream = stream
-        self._kitchen = kitchen
+        self._pool = pool
         self._ring: Ring | None = None
         self._position = 0
 
@@ -174,7 +174,7 @@ class RingFeed:
         ring = self._ring_at(order, start)
         while (chunk := self._stream.at(self._position)).order == order:
             began = time.perf_counter()
-            samples = self._kitchen.take(ring, self._position, len(chunk.numbers))
+            samples = self._pool.take(ring, self._position, len(chunk.numbers))
             self.waited_s += time.perf_counter() - began
             yield samples if len(chunk.numbers) else self.sample, chunk
             ring.release(self._position)
@@ -199,13 +199,13 @@ class RingFeed:
     def _new_ring(self) -> Ring:
         """Make a ring; its file is removed as soon as everybody has opened it."""
         name = f"{uuid.uuid4().hex}.ring"
-        ring = self._kitchen.ring(name, 1, self._stream, self._stream.chunk)
+        ring = self._pool.ring(name, 1, self._stream, self._stream.chunk)
         try:
             ring.join(0)
-            self._kitchen.fill(name, self._stream)
+            self._pool.fill(name, self._stream)
         finally:
             with suppress(FileNotFoundError):
-                (self._kitchen.folder / name).unlink()
+                (self._pool.folder / name).unlink()
         return ring
 
 
@@ -236,7 +236,7 @@ class Lockstep:
     led: bool = False
 
 
-class LockstepFeed:
+class LockstepLoader:
     """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
 
     Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader,
@@ -245,14 +245,14 @@ class LockstepFeed:
     along from the next epoch on.
     """
 
-    def __init__(self, stream: Stream, kitchen: PreprocessorPool, lockstep: Lockstep) -> None:
+    def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
         self.samples = stream.samples
-        self.sample = kitchen.sample
-        self._helpful = replace(kitchen, cooks=1) if kitchen.cooks == 0 else kitchen
-        self._alone = RingFeed(stream, self._helpful)
+        self.sample = pool.sample
+        self._helpful = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
+        self._alone = RingLoader(stream, self._helpful)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
         self._member = stream
-        self._kitchen = kitchen
+        self._pool = pool
         self._lockstep = lockstep
         self._ring: Ring | None = None
         self._position = 0
@@ -283,7 +283,7 @@ class LockstepFeed:
             self._ring.leave()
             if self._ring.deserted:
                 # The folder stays for the next rounds of the job, and the ring would take its memory.
-                (self._kitchen.folder / self._lockstep.name).unlink(missing_ok=True)
+                (self._pool.folder / self._lockstep.name).unlink(missing_ok=True)
             self._ring.close()
             self._ring = None
 
@@ -291,23 +291,23 @@ class LockstepFeed:
         if self._ring is None:
             self._alone.close()
             name, readers = self._lockstep.name, self._lockstep.readers
-            self._ring = self._kitchen.ring(name, readers, self._shared, self._lockstep.largest)
+            self._ring = self._pool.ring(name, readers, self._shared, self._lockstep.largest)
             self._position = self._ring.join(self._lockstep.reader)
-            patience_s = self._kitchen.timeouts.lockstep_s
-            self._led = self._lockstep.led and await_exchange(self._kitchen.folder / name, patience_s)
+            patience_s = self._pool.timeouts.lockstep_s
+            self._led = self._lockstep.led and await_exchange(self._pool.folder / name, patience_s)
             if not self._led:
-                self._fill_by(self._kitchen)
+                self._fill_by(self._pool)
         return self._ring
 
-    def _fill_by(self, kitchen: PreprocessorPool) -> None:
-        kitchen.fill(self._lockstep.name, self._shared)
-        self._filling = kitchen.cooks != 0
+    def _fill_by(self, pool: PreprocessorPool) -> None:
+        pool.fill(self._lockstep.name, self._shared)
+        self._filling = pool.num_workers != 0
 
     def _look_after(self, ring: Ring, waiting_since: float) -> None:
         """Go on with our own preprocessors if who filled the ring is gone, dead or given up."""
-        if self._led and not exchange_serves(self._kitchen.folder / self._lockstep.name):
+        if self._led and not exchange_serves(self._pool.folder / self._lockstep.name):
             self._led = False
-            self._fill_by(self._kitchen)
+            self._fill_by(self._pool)
         waited_s = time.perf_counter() - waiting_since
         if not (self._led or self._filling) and waited_s > HELP_S and ring.is_neglected():
             self._fill_by(self._helpful)
@@ -346,7 +346,7 @@ class LockstepFeed:
     def _take(self, ring: Ring, position: int) -> Samples:
         began = time.perf_counter()
         count = len(self._shared.at(position).numbers)
-        samples = self._kitchen.take(ring, position, count, partial(self._look_after, ring, began))
+        samples = self._pool.take(ring, position, count, partial(self._look_after, ring, began))
         self._waited_s += time.perf_counter() - began
         return samples
 

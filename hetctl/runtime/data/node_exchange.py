@@ -70,8 +70,8 @@ def lead(lineup: Lineup) -> None:
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(lineup.run, node)))
-        kitchen = PreprocessorPool(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
-        exchange = _opened(world, kitchen, lockstep_on(lineup, node), len(source))
+        pool = PreprocessorPool(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
+        exchange = _opened(world, pool, lockstep_on(lineup, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
@@ -106,27 +106,27 @@ def _world(nodes: int) -> Any:
     return world
 
 
-def _opened(world: Any, kitchen: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
+def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
     stream = Stream(samples, lockstep.chunk, lockstep.seed)
-    _check_that_all_have_the_same(world, (stream, kitchen.layout, *map(_checksum, kitchen.sample)))
+    _check_that_all_have_the_same(world, (stream, pool.layout, *map(_checksum, pool.sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
-    kitchen.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
-    outlet = Outlet(kitchen.folder / lockstep.name)
+    pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
+    outlet = Outlet(pool.folder / lockstep.name)
     return Exchange(
-        *(world, _outbox(kitchen, own), outlet, stream, kitchen.layout, kitchen.preprocessors.check),
-        stall_s=kitchen.timeouts.samples_s / 2,
+        *(world, _outbox(pool, own), outlet, stream, pool.layout, pool.preprocessors.check),
+        stall_s=pool.timeouts.samples_s / 2,
     )
 
 
-def _outbox(kitchen: PreprocessorPool, own: NodeStream) -> Ring:
+def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
     """Let the node's share be prepared, into a ring that nobody else reads."""
     name = f"{uuid.uuid4().hex}.ring"
-    ring = kitchen.ring(name, 1, own, own.chunk)
+    ring = pool.ring(name, 1, own, own.chunk)
     try:
         ring.join(0)
-        kitchen.fill(name, own)
+        pool.fill(name, own)
     finally:
-        (kitchen.folder / name).unlink(missing_ok=True)
+        (pool.folder / name).unlink(missing_ok=True)
     return ring
 
 

@@ -106,8 +106,8 @@ class Driver:
         self._ended: str | None = None
 
     def _observer(self, options: Options) -> RunObserver:
-        def order(candidate: Workload) -> Any:
-            return self._planner.order(candidate, options)
+        def order(workload: Workload) -> Any:
+            return self._planner.order(workload, options)
 
         return RunObserver(self._spec.budget, self._members, self._workers, self._open, order)
 

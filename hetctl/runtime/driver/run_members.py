@@ -100,7 +100,7 @@ class RunMembers:
         self._look()
         left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
-        waiting = tuple([candidate for name, candidate in left.items() if name not in busy])
+        waiting = tuple([workload for name, workload in left.items() if name not in busy])
         in_training = (held for open_round in rounds for held in self._held(open_round, now))
         return RunObservation(left, waiting, tuple(in_training))
 
@@ -129,19 +129,19 @@ class RunMembers:
         since = opened.opened_at - self._began_at
         left, progress = self._workloads.left, self._state.progress
         for name, report in self._reports(opened).items():
-            candidate = left.get(name)
-            if candidate is None or name in opened.leaving:
+            workload = left.get(name)
+            if workload is None or name in opened.leaving:
                 continue
             allocation = opened.active[name]
             # Of several types of GPU the allocation's rate is that of its own.
-            rates = {} if candidate.rates_by_type else candidate.rates
+            rates = {} if workload.rates_by_type else workload.rates
             rate = rates.get(allocation.gpus, allocation.rate)
             part_samples = progress[name].part_samples
-            yield Held(as_of_now(candidate, part_samples, rate, report.epoch_since, now), allocation, since)
+            yield Held(as_of_now(workload, part_samples, rate, report.epoch_since, now), allocation, since)
 
 
 def as_of_now(
-    candidate: Workload, part_samples: int, rate: float, epoch_since: float | None, now: float
+    workload: Workload, part_samples: int, rate: float, epoch_since: float | None, now: float
 ) -> Workload:
     """Return a member in training with what it is likely to have left.
 
@@ -151,7 +151,7 @@ def as_of_now(
 
     Parameters
     ----------
-    candidate : Workload
+    workload : Workload
         As its finished epochs and its last checkpoint tell.
     part_samples : int
         Samples of the unfinished epoch in that checkpoint.
@@ -160,8 +160,8 @@ def as_of_now(
     epoch_since, now : float
         Seconds since the epoch; None: it has not made its first step.
     """
-    if epoch_since is None or not candidate.samples_per_epoch:
-        return candidate
-    rest = min(max(candidate.samples_per_epoch - part_samples, 0), candidate.samples_left)
+    if epoch_since is None or not workload.samples_per_epoch:
+        return workload
+    rest = min(max(workload.samples_per_epoch - part_samples, 0), workload.samples_left)
     trained = min(max(now - epoch_since, 0.0) * rate, rest)
-    return candidate.with_left(candidate.samples_left - trained)
+    return workload.with_left(workload.samples_left - trained)

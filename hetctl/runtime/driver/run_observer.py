@@ -27,7 +27,7 @@ class RunObserver:
     open_rounds : mapping of int to ActiveRound
         As they are at any moment.
     order : callable
-        Sorts candidates that wait.
+        Sorts workloads that wait.
     """
 
     budget: Budget
@@ -43,7 +43,7 @@ class RunObserver:
     def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
         """Return all members; those that wait come in the planner's order, without `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
-        waiting = (candidate for candidate in seen.waiting if candidate.name not in deferred)
+        waiting = (workload for workload in seen.waiting if workload.name not in deferred)
         return replace(seen, waiting=tuple(sorted(waiting, key=self.order)))
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -92,7 +92,7 @@ class _Agent:
 
     held: ResourceSet
     node: str
-    wire: Connection
+    connection: Connection
     lost_at: float
     gone: bool = False
     killed: dict[Gpu, float] = field(default_factory=dict)
@@ -168,8 +168,8 @@ class WorkerPool:
         self._next_watch = 0.0
         self._has_news = False
         self._selector = selectors.DefaultSelector()
-        self._door = Listener(secrets.token_hex(32), control_address(site.network.control))
-        write_address(files.address, self._door.address)
+        self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
+        write_address(files.address, self._listener.address)
 
     @property
     def gpus(self) -> int:
@@ -282,7 +282,7 @@ class WorkerPool:
 
     def leave(self) -> None:
         """Let all agents go, and with them their ranks; none outlives this."""
-        self._door.close()
+        self._listener.close()
         for name, started in self._started.items():
             self._let_go(name)
             for agent in started.agents.values():
@@ -294,8 +294,8 @@ class WorkerPool:
 
     def _close(self, agent: _Agent) -> None:
         if not agent.gone:
-            self._selector.unregister(agent.wire)
-        agent.wire.close()
+            self._selector.unregister(agent.connection)
+        agent.connection.close()
 
     def _agent_of(self, seat: WorkerSlot) -> _Agent | None:
         started = self._started.get(seat.step)
@@ -330,8 +330,8 @@ class WorkerPool:
         return seat
 
     def _hear_agents(self) -> None:
-        for facts, wire in self._door.guests():
-            self._welcome(facts, wire)
+        for facts, connection in self._listener.accepted():
+            self._welcome(facts, connection)
         for key, _ in self._selector.select(0):
             self._hear_agent(key.data)
         self._watch_agents(time.monotonic())
@@ -339,11 +339,11 @@ class WorkerPool:
     def _hear_agent(self, agent: _Agent) -> None:
         now = time.monotonic()
         try:
-            for message in agent.wire.arrived():
+            for message in agent.connection.arrived():
                 agent.lost_at = now + self._timeouts.silence_s
                 self._hear(agent, message)
         except ConnectionError:
-            self._selector.unregister(agent.wire)
+            self._selector.unregister(agent.connection)
             agent.gone = True
             agent.lost_at = min(agent.lost_at, now + STEP_END_S)
 
@@ -377,7 +377,7 @@ class WorkerPool:
         for node in [node for node in started.sets if node not in started.agents]:
             self._do_without(name, started, node, f"no agent of {name} came from {node}")
 
-    def _welcome(self, facts: Any, wire: Connection) -> None:
+    def _welcome(self, facts: Any, connection: Connection) -> None:
         """Give an agent its resource set and let it fork the ranks that wait for it."""
         said = decode(AgentFacts, facts)
         node = node_of_agent([node.name for node in self.nodes], said.variables, said.host)
@@ -387,11 +387,11 @@ class WorkerPool:
             log_line(
                 f"an agent of step {said.step} on {said.host} {said.variables} is none of the job's: {names}"
             )
-            wire.close()
+            connection.close()
         elif held := self._set_on(node, started):
-            self._seat_agent(held, node, started, said, wire)
+            self._seat_agent(held, node, started, said, connection)
         else:
-            wire.close()
+            connection.close()
             words = f"{said.step} was to start on {', '.join(started.sets)}, and started on {node}"
             self._give_up(said.step, started, words)
 
@@ -403,12 +403,12 @@ class WorkerPool:
         return free.get(node) or free.get(other)
 
     def _seat_agent(
-        self, held: ResourceSet, node: str, started: _Started, said: AgentFacts, wire: Connection
+        self, held: ResourceSet, node: str, started: _Started, said: AgentFacts, connection: Connection
     ) -> None:
         seen, given = len(said.gpus), len(held.gpus)
         too_many = started.member and seen > given
         if said.gpus and self._site.device == GPU and (seen < given or too_many):
-            wire.close()
+            connection.close()
             words = f"{said.step} sees {seen} GPUs on {node}, and not {given}"
             self._do_without(said.step, started, node, words)
             return
@@ -416,8 +416,8 @@ class WorkerPool:
         where = f"{node} ({said.host}){planned}"
         log_line(f"agent of step {said.step} on {where}, {len(said.cores)} cores{_gpu_list(said)}")
         lost_at = time.monotonic() + self._timeouts.silence_s
-        agent = started.agents[held.node] = _Agent(held, node, wire, lost_at)
-        self._selector.register(wire, selectors.EVENT_READ, agent)
+        agent = started.agents[held.node] = _Agent(held, node, connection, lost_at)
+        self._selector.register(connection, selectors.EVENT_READ, agent)
         site = self._site
         welcome = Welcome(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
@@ -446,7 +446,7 @@ class WorkerPool:
         """Send messages; that an agent is gone shows when it is heard."""
         with suppress(ConnectionError):
             for message in messages:
-                agent.wire.send(message)
+                agent.connection.send(message)
 
     def _hear(self, agent: _Agent, message: Any) -> None:
         if FROM in message:

@@ -247,7 +247,7 @@ class TensorFlow:
                 f"Horovod's ranks meet over IPv4 only, but rank 0 of the group is at {group.host}",
                 "name an interface with an IPv4 address in `network: {control: [..]}` of the site file",
             )
-        port = group.agree(self._open_rendezvous(group.size) if group.rank == 0 else None)
+        port = group.broadcast(self._open_rendezvous(group.size) if group.rank == 0 else None)
         os.environ.update(_gloo_environment(group, port))
         with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
             _horovod().init()

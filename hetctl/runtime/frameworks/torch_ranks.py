@@ -19,7 +19,7 @@ def meet(group: WiredGroup) -> None:
     store = None
     if group.rank == 0:
         store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
-    port = group.agree(store and store.port)
+    port = group.broadcast(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=group.hang_s)

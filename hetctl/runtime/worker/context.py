@@ -12,7 +12,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.data.input_pipeline import OpenFeed, Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
@@ -63,9 +63,9 @@ class WorkerResources:
     framework: Framework
     functions: UserFunctions
     samples: int
-    open_feed: OpenFeed
+    open_loader: OpenLoader
     held_out: int
-    open_validation: OpenFeed
+    open_validation: OpenLoader
 
 
 class WorkerContext:
@@ -151,13 +151,13 @@ class WorkerContext:
         self._prepare(supplies.framework, member.seed)
         chunk = member.batch_size * place.size
         stream = Stream(supplies.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
-        feed = supplies.open_feed(stream, share.preprocessors, share.lockstep)
-        stack.callback(feed.close)
-        network = supplies.framework.build(member, supplies.functions, self.group, feed.sample)
+        loader = supplies.open_loader(stream, share.preprocessors, share.lockstep)
+        stack.callback(loader.close)
+        network = supplies.framework.build(member, supplies.functions, self.group, loader.sample)
         validation = self._open_validation(supplies, member, place, share)
         stack.callback(validation.close)
         self.sign()
-        return BuiltMember(self.group, supplies.framework, network, feed, validation)
+        return BuiltMember(self.group, supplies.framework, network, loader, validation)
 
     @staticmethod
     def _open_validation(
@@ -189,9 +189,11 @@ class WorkerContext:
         self._prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
         training, validation = as_sources(functions.input_fn(ensemble.data))
-        open_feed = open_pipeline(training, sharing, self._keep)
+        open_loader = open_pipeline(training, sharing, self._keep)
         open_held_out = open_validation(validation, sharing, self._keep)
         # What stays need not be looked through each time that a member's leavings are collected.
         gc.collect()
         gc.freeze()
-        return WorkerResources(framework, functions, len(training), open_feed, len(validation), open_held_out)
+        return WorkerResources(
+            framework, functions, len(training), open_loader, len(validation), open_held_out
+        )

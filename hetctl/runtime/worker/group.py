@@ -31,10 +31,10 @@ class Group(Protocol):
     size: int
     rank: int
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, one that JSON knows, on every rank."""
 
-    def broken(self) -> bool:
+    def peer_failed(self) -> bool:
         """Whether another rank is gone."""
 
     def leave(self) -> None:
@@ -60,7 +60,7 @@ class WiredGroup(Protocol):
     interface: str
     hang_s: float
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """As of any group."""
 
 
@@ -109,11 +109,11 @@ class SingleRank:
     size = 1
     rank = 0
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the value."""
         return value
 
-    def broken(self) -> bool:
+    def peer_failed(self) -> bool:
         """Nobody else can be gone."""
         return False
 
@@ -122,11 +122,11 @@ class SingleRank:
 
 
 class ProcessGroup:
-    """A group of several: rank 0 has a wire to each of the others.
+    """A group of several: rank 0 has a connection to each of the others.
 
     Parameters
     ----------
-    wires : sequence of Wire
+    connections : sequence of Connection
         Of rank 0 those to ranks 1, 2, ..; of any other rank the one to rank 0.
     hang_s : float
         As of a `WiredGroup`.
@@ -136,7 +136,7 @@ class ProcessGroup:
         self,
         rank: int,
         size: int,
-        wires: Sequence[Connection],
+        connections: Sequence[Connection],
         host: str,
         interface: str,
         link: CollectiveBackend,
@@ -147,27 +147,27 @@ class ProcessGroup:
         self.host = host
         self.interface = interface
         self.hang_s = hang_s
-        self._wires = wires
+        self._connections = connections
         self._link = link
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Tell the others, or be told; LostPeerError if one of them is gone."""
         try:
             if self.rank != 0:
-                return self._wires[0].receive()
-            for wire in self._wires:
-                wire.send(value)
+                return self._connections[0].receive()
+            for connection in self._connections:
+                connection.send(value)
         except ConnectionError as error:
             raise LostPeerError(f"another rank of the group is gone: {error}") from None
         return value
 
-    def broken(self) -> bool:
-        """Look for `BROKEN_S`; ranks that fail let go of their wires."""
+    def peer_failed(self) -> bool:
+        """Look for `BROKEN_S`; ranks that fail let go of their connections."""
         limit = time.monotonic() + BROKEN_S
         while time.monotonic() < limit:
             try:
-                for wire in self._wires:
-                    for _ in wire.arrived():
+                for connection in self._connections:
+                    for _ in connection.arrived():
                         pass
             except ConnectionError:
                 return True
@@ -178,16 +178,16 @@ class ProcessGroup:
         """Meet once more, end what connects the ranks, let go."""
         try:
             if self.rank != 0:
-                self._wires[0].send(None)
-            for wire in self._wires:
-                wire.receive()
+                self._connections[0].send(None)
+            for connection in self._connections:
+                connection.receive()
             if self.rank == 0:
-                self.agree(None)
+                self.broadcast(None)
         except ConnectionError as error:
             raise LostPeerError(f"another rank of the group is gone: {error}") from None
         self._link.part()
-        for wire in self._wires:
-            wire.close()
+        for connection in self._connections:
+            connection.close()
 
 
 def join_group(
@@ -240,19 +240,19 @@ def _lead(
 ) -> ProcessGroup:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
-    door = Listener(place.key, control_address(interfaces.control))
-    address = door.address
+    listener = Listener(place.key, control_address(interfaces.control))
+    address = listener.address
     try:
         announce(address)
-        guests = [door.wait(timeouts.meeting_s) for _ in range(place.size - 1)]
+        peers = [listener.wait(timeouts.meeting_s) for _ in range(place.size - 1)]
     finally:
-        door.close()
-    wires = [wire for _, wire in sorted(guests, key=lambda guest: int(guest[0]["rank"]))]
-    far = [wire for who, wire in guests if who["host"] != here]
+        listener.close()
+    connections = [connection for _, connection in sorted(peers, key=lambda peer: int(peer[0]["rank"]))]
+    far = [connection for who, connection in peers if who["host"] != here]
     interface = named or interface_of(far[0].local_host if far else LOCALHOST)
-    for wire in wires:
-        wire.send({"host": here, "address": address.host, "interface": interface})
-    return ProcessGroup(0, place.size, wires, LOCALHOST, interface, link, timeouts.hang_s)
+    for connection in connections:
+        connection.send({"host": here, "address": address.host, "interface": interface})
+    return ProcessGroup(0, place.size, connections, LOCALHOST, interface, link, timeouts.hang_s)
 
 
 def _follow(
@@ -264,9 +264,9 @@ def _follow(
 ) -> ProcessGroup:
     here = socket.gethostname()
     named = chosen_interface(interfaces.gloo)
-    wire = connect(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
-    theirs = wire.receive(timeouts.meeting_s)
+    connection = connect(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
+    theirs = connection.receive(timeouts.meeting_s)
     near = theirs["host"] == here
     host = LOCALHOST if near else theirs["address"]
-    interface = named or (theirs["interface"] if near else interface_of(wire.local_host))
-    return ProcessGroup(place.rank, place.size, [wire], host, interface, link, timeouts.hang_s)
+    interface = named or (theirs["interface"] if near else interface_of(connection.local_host))
+    return ProcessGroup(place.rank, place.size, [connection], host, interface, link, timeouts.hang_s)

@@ -100,13 +100,13 @@ def _measure_point(
 def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
     """Train full batches until their rate is known."""
     clock = SteadyClock()
-    feed = FullBatches(built.training, member.batch_size * built.group.size)
+    loader = FullBatches(built.training, member.batch_size * built.group.size)
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
         context.sign()
 
-    batches = Batches(feed, 1, 0, built.group, lambda: clock.done, after_step)
+    batches = Batches(loader, 1, 0, built.group, lambda: clock.done, after_step)
     built.network.train(batches)
     return clock
 
@@ -126,12 +126,12 @@ def _epoch_ends(
     left = min(samples, chunk + samples % chunk)
     beyond = []
     for epoch in range(1, EPOCH_ENDS + 1):
-        feed = TimedFeed(built.training)
+        loader = TimedLoader(built.training)
         batches = Batches(
-            feed, epoch, samples - left, built.group, lambda: False, lambda _position: context.sign()
+            loader, epoch, samples - left, built.group, lambda: False, lambda _position: context.sign()
         )
         built.network.train(batches)
-        beyond.append(time.perf_counter() - feed.given_at - left / chunk * step_s)
+        beyond.append(time.perf_counter() - loader.given_at - left / chunk * step_s)
     return max(0.0, beyond[0]), max(0.0, statistics.fmean(beyond[1:]))
 
 
@@ -154,62 +154,62 @@ def _save_beside(
         steps += 1
         context.sign()
 
-    feed = TimedFeed(FullBatches(built.training, member.batch_size * built.group.size))
+    loader = TimedLoader(FullBatches(built.training, member.batch_size * built.group.size))
     began = time.perf_counter()
     with closing(Saver(CheckpointFolder(folder))) as saver:
         if built.group.rank == 0:
             saver.save(built.network.save(), TrainingState(), lambda *_: written.set())
         saved_s = time.perf_counter() - began
-        built.network.train(Batches(feed, 1, 0, built.group, written.is_set, after_step))
-        trained_s = time.perf_counter() - feed.given_at if feed.given_at else 0.0
+        built.network.train(Batches(loader, 1, 0, built.group, written.is_set, after_step))
+        trained_s = time.perf_counter() - loader.given_at if loader.given_at else 0.0
     return saved_s + trained_s - steps * step_s
 
 
 class FullBatches:
-    """One epoch without an end, of a feed's full batches alone; a smaller epoch is one batch."""
+    """One epoch without an end, of a loader's full batches alone; a smaller epoch is one batch."""
 
-    def __init__(self, feed: Loader, chunk: int) -> None:
-        self._feed = feed
-        self._chunk = min(chunk, feed.samples)
+    def __init__(self, loader: Loader, chunk: int) -> None:
+        self._loader = loader
+        self._chunk = min(chunk, loader.samples)
         self.samples = NO_END
-        self.sample = feed.sample
+        self.sample = loader.sample
 
     @property
     def waited_s(self) -> float:
         """Seconds that the trainer has waited for batches."""
-        return self._feed.waited_s
+        return self._loader.waited_s
 
     def close(self) -> None:
-        """Leave the feed to whoever opened it."""
+        """Leave the loader to whoever opened it."""
 
     def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches for ever."""
         for epoch in count(1):
-            for batch, chunk in self._feed.batches(epoch, 0):
+            for batch, chunk in self._loader.batches(epoch, 0):
                 if chunk.stop - chunk.start == self._chunk:
                     yield batch, chunk
 
 
-class TimedFeed:
-    """A feed that notes when it gave its first batch."""
+class TimedLoader:
+    """A loader that notes when it gave its first batch."""
 
-    def __init__(self, feed: Loader) -> None:
-        self._feed = feed
-        self.samples = feed.samples
-        self.sample = feed.sample
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.samples = loader.samples
+        self.sample = loader.sample
         self.given_at = 0.0
 
     @property
     def waited_s(self) -> float:
         """Seconds that the trainer has waited for batches."""
-        return self._feed.waited_s
+        return self._loader.waited_s
 
     def close(self) -> None:
-        """Leave the feed to whoever opened it."""
+        """Leave the loader to whoever opened it."""
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield the feed's batches."""
-        for batch in self._feed.batches(epoch, start, order):
+        """Yield the loader's batches."""
+        for batch in self._loader.batches(epoch, start, order):
             self.given_at = self.given_at or time.perf_counter()
             yield batch
 

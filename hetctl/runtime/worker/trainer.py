@@ -124,7 +124,7 @@ class Trainer:
         self._rescale_learning_rate()
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
         while not (reason := self._reason_to_stop_for_good()):
-            if not self.group.agree(self.stop.leaves_room_for(self._epoch_seconds_left())):
+            if not self.group.broadcast(self.stop.leaves_room_for(self._epoch_seconds_left())):
                 break
             if not self._train_epoch():
                 break
@@ -132,13 +132,13 @@ class Trainer:
         if reason:
             self.events.write("converged", reason=reason)
         else:
-            why = self.group.agree(self.stop.reason)
+            why = self.group.broadcast(self.stop.reason)
             self.events.write("stopped", reason=why, part_samples=self.state.part_samples)
 
     def _reason_to_stop_for_good(self) -> str | None:
         metric = self.member.stop.metric
         history = tuple(epoch.metrics[metric] for epoch in self.state.epochs)
-        reason: str | None = self.group.agree(self.member.stop.reason_to_stop(history))
+        reason: str | None = self.group.broadcast(self.member.stop.reason_to_stop(history))
         return reason
 
     def _restore(self) -> None:

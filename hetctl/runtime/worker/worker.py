@@ -56,26 +56,26 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.sched_setaffinity(0, binding.cores)
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
-    wire = Connection(channel)
-    stops = Stops(lambda: wire.send({"signalled": True}))
-    inbox = Inbox(wire, stops)
+    connection = Connection(channel)
+    stops = Stops(lambda: connection.send({"signalled": True}))
+    inbox = Inbox(connection, stops)
     with ExitStack() as keep:
         context = WorkerContext(
             binding,
             keep,
             stops.reason,
-            announce=lambda address: wire.send({"master": encode(address)}),
-            give_sign=lambda: wire.send({}),
-            send_pulse=lambda pulse: wire.send({"pulse": encode(pulse)}),
-            send_written=lambda length: wire.send({"written": length}),
+            announce=lambda address: connection.send({"master": encode(address)}),
+            give_sign=lambda: connection.send({}),
+            send_pulse=lambda pulse: connection.send({"pulse": encode(pulse)}),
+            send_written=lambda length: connection.send({"written": length}),
         )
-        wire.send({"ready": True})
+        connection.send({"ready": True})
         for assignment in inbox.assignments():
             with _heeding_sigterm(assignment, stops):
                 code = work(assignment, context)
             if code:
                 return code
-            wire.send({"done": True})
+            connection.send({"done": True})
             # The driver plans the next round meanwhile.
             context.clear()
     return 0
@@ -88,7 +88,7 @@ def _heeding_sigterm(assignment: Assignment, stops: Stops) -> AbstractContextMan
 
 
 class Inbox:
-    """Messages that come over the wire; a rank at work ends when its driver is gone.
+    """Messages that come over the connection; a rank at work ends when its driver is gone.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ class Inbox:
         Takes the driver's word that a group is to leave.
     """
 
-    def __init__(self, wire: Connection, stops: Stops) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, stops: Stops) -> None:
+        self._connection = connection
         self._stops = stops
         self._queue: queue.Queue[Assignment | None] = queue.Queue()
         self._at_work = threading.Lock()
@@ -112,7 +112,7 @@ class Inbox:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._wire.receive())
+                self._take(self._connection.receive())
         except ConnectionError:
             if not self._at_work.acquire(blocking=False):
                 os._exit(ORPHANED)
@@ -132,7 +132,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
         try:
             WORK[assignment.task.kind](assignment, context)
         except Exception as error:
-            if isinstance(error, LostPeerError) or context.group.broken():
+            if isinstance(error, LostPeerError) or context.group.peer_failed():
                 print(
                     f"rank {assignment.place.rank} leaves, since another one is gone: {error}",
                     file=sys.stderr,

@@ -62,7 +62,7 @@ class Held:
 
     Parameters
     ----------
-    candidate : Workload
+    workload : Workload
         As it is now: `startup_s` is what a new start would take.
     since_s : float
         When it got these GPUs.
@@ -70,7 +70,7 @@ class Held:
         It can be neither stopped nor moved.
     """
 
-    candidate: Workload
+    workload: Workload
     allocation: Allocation
     since_s: float
     fixed: bool = False
@@ -82,7 +82,7 @@ class Request:
 
     Parameters
     ----------
-    candidates : sequence of Candidate
+    workloads : sequence of Candidate
         Members that hold no GPU now and need training, in the planner's order (`Planner.order`), with
         a rate for every number of GPUs from 1 up.
     nodes : tuple of Node
@@ -100,7 +100,7 @@ class Request:
         interruption of the run perhaps again.
     """
 
-    candidates: Sequence[Workload]
+    workloads: Sequence[Workload]
     nodes: tuple[Node, ...]
     gpus: int
     round_index: int
@@ -164,11 +164,11 @@ class Planner:
         ``global``: asked when all GPUs are free; ``local``: asked whenever some are (FLEET, section
         4.1); ``elastic``: asked whenever anything changes, and may resize members in training.
     decide : callable
-        A pure function; starts somebody whenever nobody trains and there are a candidate and a GPU.
+        A pure function; starts somebody whenever nobody trains and there are a workload and a GPU.
     shares : bool
         Whether the members of a round train as a group on one stream of data.
     order : callable
-        Key of a candidate; `Request.candidates` are sorted by it, equal ones by arrival.
+        Key of a workload; `Request.workloads` are sorted by it, equal ones by arrival.
     reasons : callable
         Says in words, by member, why it got its GPUs or why it waits.
     alpha : float or None
@@ -213,8 +213,8 @@ def ask(
 def _without(request: Request, members: set[str]) -> Request:
     return replace(
         request,
-        candidates=tuple(c for c in request.candidates if c.name not in members),
-        held=tuple(replace(h, fixed=h.fixed or h.candidate.name in members) for h in request.held),
+        workloads=tuple(c for c in request.workloads if c.name not in members),
+        held=tuple(replace(h, fixed=h.fixed or h.workload.name in members) for h in request.held),
     )
 
 

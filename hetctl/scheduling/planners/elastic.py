@@ -33,7 +33,7 @@ class ResizeCandidate:
         GPUs that it gets at once, or none.
     """
 
-    candidate: Workload
+    workload: Workload
     rates: Mapping[int, float]
     holds: int = 0
     fixed: bool = False
@@ -42,12 +42,12 @@ class ResizeCandidate:
     @property
     def name(self) -> str:
         """The member's name."""
-        return self.candidate.name
+        return self.workload.name
 
     def seconds(self, gpus: int) -> float:
         """Return t_j = Q_j / f(w_j), and what a restart takes if it now has another number of GPUs."""
-        restart_s = self.candidate.interruption_s if self.holds not in (0, gpus) else 0.0
-        return self.candidate.samples_left / self.rates[gpus] + restart_s
+        restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
+        return self.workload.samples_left / self.rates[gpus] + restart_s
 
     def gain(self, before: int, after: int) -> float:
         """Return the seconds saved per GPU that is added (Equation 6)."""
@@ -60,8 +60,8 @@ Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
 
 def jobs_of(request: Request) -> list[ResizeCandidate]:
     """Return all members: first those in training, then those that wait in the order they came."""
-    held = [ResizeCandidate(h.candidate, h.candidate.rates, h.allocation.gpus, h.fixed) for h in request.held]
-    return held + [ResizeCandidate(candidate, candidate.rates) for candidate in request.candidates]
+    held = [ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed) for h in request.held]
+    return held + [ResizeCandidate(workload, workload.rates) for workload in request.workloads]
 
 
 def movable_nodes(request: Request) -> list[Node]:
@@ -175,8 +175,8 @@ def explain(
 
 def given_by(request: Request, decision: Decision) -> dict[str, int]:
     """Return the GPUs by member when a decision is carried out."""
-    stays = (held for held in request.held if held.candidate.name not in decision.stop)
-    given = {held.candidate.name: held.allocation.gpus for held in stays}
+    stays = (held for held in request.held if held.workload.name not in decision.stop)
+    given = {held.workload.name: held.allocation.gpus for held in stays}
     return given | {allocation.member: allocation.gpus for allocation in decision.start}
 
 

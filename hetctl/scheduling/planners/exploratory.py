@@ -1,6 +1,6 @@
 """The exploratory variant of the doubling heuristic (Capes et al., section 7): rates are not known before.
 
-Only rates on numbers of GPUs that somebody has trained with count; the others in the candidates'
+Only rates on numbers of GPUs that somebody has trained with count; the others in the workloads'
 tables are not looked at.
 
 With ``exploration`` *each* it is the paper's: a new member has 8 GPUs to itself for ten minutes and
@@ -68,7 +68,7 @@ def _known(request: Request) -> Known:
 
 
 def _stage_ends_s(request: Request, exploration: Exploration) -> float | None:
-    ends = {h.candidate.name: ready_s(h) for h in request.held}
+    ends = {h.workload.name: ready_s(h) for h in request.held}
     ends.update((a.member, request.now_s + STAGE_S) for a in exploration.decision.start)
     return min((ends[e] for e in exploration.explorers if ends.get(e, 0.0) > request.now_s), default=None)
 
@@ -87,7 +87,7 @@ def _together(request: Request, known: Known) -> Exploration:
 def _stages(request: Request, known: Known) -> dict[str, int]:
     """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
     jobs = jobs_of(request)
-    stages = {job.name: known.next_stage(job.candidate) for job in jobs if not job.fixed}
+    stages = {job.name: known.next_stage(job.workload) for job in jobs if not job.fixed}
     if not any(stages.values()):
         return {}
     room = NodeCapacity(movable_nodes(request))
@@ -95,7 +95,7 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     for job in jobs:
         if job.fixed or not room.left or not room.change(0, 1):
             continue
-        stage, key = stages[job.name], known.key(job.candidate)
+        stage, key = stages[job.name], known.key(job.workload)
         if stage and (key not in explorers or job.holds == stage > 1):
             explorers[key] = job, stage
     # Who is at its stage stays: asked again at once, others would take its GPUs, and nobody would get done.
@@ -110,9 +110,9 @@ def _apart(request: Request, known: Known) -> Exploration:
     rest = _without(request, kept)
     jobs = [known.job(job) for job in jobs_of(rest)]
     new = {
-        job.name: replace(job, rates={}, least=_power_within(min(most, job.candidate.max_gpus)))
+        job.name: replace(job, rates={}, least=_power_within(min(most, job.workload.max_gpus)))
         for job in jobs
-        if not job.fixed and known.next_stage(job.candidate, most)
+        if not job.fixed and known.next_stage(job.workload, most)
     }
     counts = double([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest))
     decision = give(rest, counts, twice)
@@ -120,7 +120,7 @@ def _apart(request: Request, known: Known) -> Exploration:
     for name, parts in _placements(rest, decision).items():
         if name in new:
             kept[name] = parts
-            resized.append(_stage(new[name].candidate, known, parts))
+            resized.append(_stage(new[name].workload, known, parts))
     held = {h.allocation for h in request.held}
     start = (*others, *(allocation for allocation in resized if allocation not in held))
     return Exploration(replace(decision, start=start), tuple(kept), kept)
@@ -131,23 +131,23 @@ def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts],
     remembered = (request.memory or {}).get("kept", {})
     kept, stages = dict[str, Parts](), list[Allocation]()
     for held in request.held:
-        name = held.candidate.name
-        if name in remembered and not held.fixed and known.next_stage(held.candidate, most):
+        name = held.workload.name
+        if name in remembered and not held.fixed and known.next_stage(held.workload, most):
             kept[name] = tuple(Placement(node, tuple(gpus)) for node, gpus in remembered[name])
-            stages.append(_stage(held.candidate, known, kept[name]))
+            stages.append(_stage(held.workload, known, kept[name]))
     return kept, stages
 
 
-def _stage(candidate: Workload, known: Known, kept: Parts) -> Allocation:
+def _stage(workload: Workload, known: Known, kept: Parts) -> Allocation:
     """Return the allocation of a member's next stage, on the first of the GPUs that it keeps."""
     size = sum(len(part.gpus) for part in kept)
-    gpus = known.next_stage(candidate, size) or size
+    gpus = known.next_stage(workload, size) or size
     parts, left = list[Placement](), gpus
     for part in kept:
         if left:
             parts.append(Placement(part.node, part.gpus[:left]))
             left -= len(parts[-1].gpus)
-    return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], tuple(parts))
+    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], tuple(parts))
 
 
 def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
@@ -157,13 +157,13 @@ def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
     return replace(
         request,
         nodes=tuple(node for node in nodes if node.gpus),
-        held=tuple(held for held in request.held if held.candidate.name not in kept),
+        held=tuple(held for held in request.held if held.workload.name not in kept),
         cluster=request.all_nodes,
     )
 
 
 def _placements(request: Request, decision: Decision) -> dict[str, Parts]:
-    stays = (held.allocation for held in request.held if held.candidate.name not in decision.stop)
+    stays = (held.allocation for held in request.held if held.workload.name not in decision.stop)
     return {allocation.member: allocation.placement for allocation in (*stays, *decision.start)}
 
 

@@ -39,22 +39,22 @@ def _decide(request: Request, k: int) -> Decision:
         placements, _ = _pack(queue, request)
     return Decision(
         tuple(
-            Allocation(name, gpus, DATA_PARALLEL, candidate.rates[gpus], placements[name])
-            for candidate, (name, gpus) in zip(request.candidates, queue, strict=False)
+            Allocation(name, gpus, DATA_PARALLEL, workload.rates[gpus], placements[name])
+            for workload, (name, gpus) in zip(request.workloads, queue, strict=False)
         )
     )
 
 
 def _affordable(request: Request, k: int) -> list[Item]:
-    """Return the first candidates with their GPUs, as long as enough are free."""
+    """Return the first workloads with their GPUs, as long as enough are free."""
     most, left = _most(request, k), request.free_gpus
     queue: list[Item] = []
-    for candidate in request.candidates:
-        gpus = min(most, candidate.max_gpus)
+    for workload in request.workloads:
+        gpus = min(most, workload.max_gpus)
         if gpus > left:
             break
         left -= gpus
-        queue.append((candidate.name, gpus))
+        queue.append((workload.name, gpus))
     return queue
 
 
@@ -71,7 +71,7 @@ def _pack(
 def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
     """Say who gets less than it would ask for, and for what the others wait."""
     started = {allocation.member: allocation.gpus for allocation in decision.start}
-    waiting = [candidate for candidate in request.candidates if candidate.name not in started]
+    waiting = [workload for workload in request.workloads if workload.name not in started]
     less = {
         name: f"{_gpus(gpus)} and not {k}: it can use no more here"
         for name, gpus in started.items()
@@ -84,7 +84,7 @@ def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
     wish = min(_most(request, k), head.max_gpus)
     return less | {
         head.name: f"waits for {_gpus(wish)} on as few nodes as that takes; {free} free",
-        **{candidate.name: f"waits: {head.name} came first" for candidate in rest},
+        **{workload.name: f"waits: {head.name} came first" for workload in rest},
     }
 
 

@@ -14,32 +14,32 @@ from hetctl.scheduling.planners.packing import pack
 def decide(request: Request) -> Decision:
     """Create a flotilla and place it; a member that finds no room gets fewer GPUs."""
     free = request.free_gpus
-    if not request.candidates or free == 0:
+    if not request.workloads or free == 0:
         return Decision()
-    counts = create_flotilla(request.candidates, free, request.options)
-    share_leftover(request.candidates, counts, free)
+    counts = create_flotilla(request.workloads, free, request.options)
+    share_leftover(request.workloads, counts, free)
     placements = _placed(counts, request)
-    by_name = {candidate.name: candidate for candidate in request.candidates}
+    by_name = {workload.name: workload for workload in request.workloads}
     return Decision(
         tuple(_allocation(by_name[name], placements[name]) for name in counts if name in placements)
     )
 
 
-def create_flotilla(candidates: Sequence[Workload], gpus: int, options: Options) -> dict[str, int]:
+def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) -> dict[str, int]:
     """Return the members of the flotilla with their GPUs (Algorithm 2, lines 1 to 11).
 
-    The paper searches all candidates for the best next member again and again (Equation 3). As the
+    The paper searches all workloads for the best next member again and again (Equation 3). As the
     GPUs that are left only become fewer, going once through all choices, the nearest to the reference
     rate first, finds the same ones. Equally near: first in the ensemble's order, then fewest GPUs.
     """
-    fastest = max(candidates, key=lambda candidate: candidate.rates[1])
+    fastest = max(workloads, key=lambda workload: workload.rates[1])
     reference = fastest.rates[1]
     delta = options.relative_delta * reference if options.delta is None else options.delta
     counts, left = {fastest.name: 1}, gpus - 1
     choices = sorted(
-        (abs(rate - reference), order, count, candidate.name)
-        for order, candidate in enumerate(candidates)
-        for count, rate in _near(candidate, reference, delta, left)
+        (abs(rate - reference), order, count, workload.name)
+        for order, workload in enumerate(workloads)
+        for count, rate in _near(workload, reference, delta, left)
     )
     for _, _, count, name in choices:
         if name not in counts and count <= left:
@@ -48,13 +48,13 @@ def create_flotilla(candidates: Sequence[Workload], gpus: int, options: Options)
     return counts
 
 
-def share_leftover(candidates: Sequence[Workload], counts: dict[str, int], gpus: int) -> None:
+def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: int) -> None:
     """Give GPUs that are left to the slowest member, one by one (Algorithm 2, lines 12 to 16).
 
     A member gets no more at its limit, or where one more would not make it faster; GPUs that make
     nobody faster stay idle.
     """
-    rates = {candidate.name: candidate.rates for candidate in candidates if candidate.name in counts}
+    rates = {workload.name: workload.rates for workload in workloads if workload.name in counts}
     left = gpus - sum(counts.values())
     slowest = [(rates[name][count], order, name) for order, (name, count) in enumerate(counts.items())]
     heapq.heapify(slowest)
@@ -69,14 +69,14 @@ def share_leftover(candidates: Sequence[Workload], counts: dict[str, int], gpus:
             heapq.heappop(slowest)
 
 
-def _near(candidate: Workload, reference: float, delta: float, limit: int) -> Iterator[tuple[int, float]]:
+def _near(workload: Workload, reference: float, delta: float, limit: int) -> Iterator[tuple[int, float]]:
     """Yield the counts of GPUs whose rate is within `delta` of the reference rate.
 
     The search ends where the rate first passes that window: beyond it, a member could only come
     back into it with more GPUs for no higher rate.
     """
-    for count in range(1, min(limit, len(candidate.rates)) + 1):
-        rate = candidate.rates[count]
+    for count in range(1, min(limit, len(workload.rates)) + 1):
+        rate = workload.rates[count]
         if rate > reference + delta:
             return
         if rate >= reference - delta:
@@ -99,9 +99,9 @@ def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placeme
         counts = {name: count for name, count in counts.items() if count}
 
 
-def _allocation(candidate: Workload, placement: tuple[Placement, ...]) -> Allocation:
+def _allocation(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
     gpus = sum(len(part.gpus) for part in placement)
-    return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)
+    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)
 
 
 FLOTILLA = Planner("flotilla", "global", decide, shares=True)

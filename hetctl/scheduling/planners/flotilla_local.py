@@ -14,13 +14,13 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Set the rates of those that start beside the one they were chosen by."""
     if not decision.start:
         return {}
-    fastest = max(request.candidates, key=lambda candidate: candidate.rates[1])
+    fastest = max(request.workloads, key=lambda workload: workload.rates[1])
     beside = f"chosen by {fastest.name}, the fastest left, with {fastest.rates[1]:.4g} on one GPU"
     words = {
         a.member: f"{a.gpus} of {request.free_gpus} GPUs: {a.rate:.4g} samples/s, {beside}"
         for a in decision.start
     }
-    waiting = (candidate.name for candidate in request.candidates if candidate.name not in words)
+    waiting = (workload.name for workload in request.workloads if workload.name not in words)
     return words | dict.fromkeys(waiting, f"waits for freed GPUs: others are nearer to {fastest.name}")
 
 

@@ -44,7 +44,7 @@ class FluidCandidate:
         What it is to have now.
     """
 
-    candidate: Workload
+    workload: Workload
     held: Held | None
     envelope: Envelope
     low: int = 0
@@ -65,11 +65,11 @@ class FluidCandidate:
     @property
     def start_s(self) -> float:
         """What it loses before it trains, if it gets other GPUs now."""
-        return self.candidate.interruption_s if self.held else self.candidate.startup_s
+        return self.workload.interruption_s if self.held else self.workload.startup_s
 
     def seconds_on(self, gpus: int) -> float:
         """Return how long the work left takes on so many GPUs, start-up left out."""
-        return self.candidate.samples_left / self.candidate.rates[gpus]
+        return self.workload.samples_left / self.workload.rates[gpus]
 
     def grow(self, room: NodeCapacity, gpus: int) -> None:
         """Take as many GPUs as there is room for, up to `gpus`."""
@@ -88,9 +88,9 @@ def decide(request: Request) -> Decision:
         return mean_jct.decide(request)
     jobs, time_s = mixtures(request)
     choose(jobs, NodeCapacity(request.all_nodes), time_s)
-    decision, given = place_members(request, {job.candidate.name: job.gpus for job in jobs})
+    decision, given = place_members(request, {job.workload.name: job.gpus for job in jobs})
     for job in jobs:
-        job.gpus = given.get(job.candidate.name, 0)
+        job.gpus = given.get(job.workload.name, 0)
     again_s = _next_change(jobs, request.now_s, time_s)
     return replace(decision, again_s=again_s, memory=request.now_s + time_s)
 
@@ -99,15 +99,15 @@ def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
     """Return each member with its corners and share, and the fluid bound of the work left in seconds."""
     jobs = [
         *(
-            FluidCandidate(held.candidate, held, envelope_of(held.candidate.rates, request.gpus))
+            FluidCandidate(held.workload, held, envelope_of(held.workload.rates, request.gpus))
             for held in request.held
         ),
         *(
             FluidCandidate(waiting, None, envelope_of(waiting.rates, request.gpus))
-            for waiting in request.candidates
+            for waiting in request.workloads
         ),
     ]
-    works = [(job.candidate.samples_left, job.envelope) for job in jobs if job.candidate.samples_left > 0]
+    works = [(job.workload.samples_left, job.envelope) for job in jobs if job.workload.samples_left > 0]
     time_s = fluid_time(works, request.gpus, _expected_s(request))
     for job in jobs:
         _mix(job, time_s)
@@ -121,7 +121,7 @@ def _expected_s(request: Request) -> float:
 
 def _mix(job: FluidCandidate, time_s: float) -> None:
     """Solve slow * (time on `low`) + fast * (time on `high`) = work left, restarts taken off either time."""
-    left, curve, start_s = job.candidate.samples_left, job.envelope, job.start_s
+    left, curve, start_s = job.workload.samples_left, job.envelope, job.start_s
     at = curve.corner_above(left / time_s) if time_s else 1
     job.low, job.high = curve.gpus[at - 1], curve.gpus[at]
     slow, fast = curve.rates[at - 1], curve.rates[at]
@@ -138,7 +138,7 @@ def choose(jobs: list[FluidCandidate], room: NodeCapacity, time_s: float) -> Non
         if job.fixed:
             job.grow(room, job.holds)
     free = [job for job in jobs if not job.fixed]
-    interruption_s = max((job.candidate.interruption_s for job in free if job.held), default=0.0)
+    interruption_s = max((job.workload.interruption_s for job in free if job.held), default=0.0)
     if time_s > PATIENCE * interruption_s:
         _follow_the_optimum(free, room, time_s)
     else:
@@ -184,7 +184,7 @@ def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> flo
     ]
     if not changes:
         return None
-    spacing_s = 2 * max(job.candidate.interruption_s for job in jobs)
+    spacing_s = 2 * max(job.workload.interruption_s for job in jobs)
     return now_s + max(min(changes), spacing_s, LEAST_SHARE_S)
 
 
@@ -193,14 +193,14 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     if request.options.objective == MEAN_JCT:
         return mean_jct.reasons(request, decision)
     jobs, time_s = mixtures(request)
-    gpus = {job.candidate.name: job.holds for job in jobs}
+    gpus = {job.workload.name: job.holds for job in jobs}
     gpus |= dict.fromkeys(decision.stop, 0)
     gpus |= {allocation.member: allocation.gpus for allocation in decision.start}
-    return {job.candidate.name: _reason(job, gpus[job.candidate.name], time_s) for job in jobs}
+    return {job.workload.name: _reason(job, gpus[job.workload.name], time_s) for job in jobs}
 
 
 def _reason(job: FluidCandidate, gpus: int, time_s: float) -> str:
-    needed = job.candidate.samples_left / time_s if time_s else 0.0
+    needed = job.workload.samples_left / time_s if time_s else 0.0
     share = min(max(job.share_s / time_s, 0.0), 1.0) if time_s else 0.0
     text = (
         f"needs {needed:.0f} samples/s to be done with all others in {time_s:.0f} s:"

@@ -81,29 +81,29 @@ def _mixed(request: Request) -> Request:
     on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance)
     return replace(
         request,
-        candidates=[on_all(candidate) for candidate in request.candidates],
-        held=tuple(replace(h, candidate=on_all(h.candidate)) for h in request.held),
+        workloads=[on_all(workload) for workload in request.workloads],
+        held=tuple(replace(h, workload=on_all(h.workload)) for h in request.held),
     )
 
 
 def _at_real_rates(request: Request, decision: Decision) -> Decision:
     """Return the decision with the rates on the types that members really got."""
-    members = {c.name: c for c in (*request.candidates, *(h.candidate for h in request.held))}
+    members = {c.name: c for c in (*request.workloads, *(h.workload for h in request.held))}
     types = {node.name: node.gpu_type or "" for node in request.all_nodes}
 
     def at_real_rate(given: Allocation) -> Allocation:
         gpus = Counter[str]()
         for part in given.placement:
             gpus[types[part.node]] += len(part.gpus)
-        candidate = _on_types(members[given.member], gpus, request.options.balance)
-        return replace(given, rate=candidate.rates[given.gpus])
+        workload = _on_types(members[given.member], gpus, request.options.balance)
+        return replace(given, rate=workload.rates[given.gpus])
 
     return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
 
 
-def _on_types(candidate: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
+def _on_types(workload: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
     """Return the member as it is on so many GPUs of each type at once."""
-    return candidate.on_balanced(gpus) if balance else candidate.on_slowest(gpus)
+    return workload.on_balanced(gpus) if balance else workload.on_slowest(gpus)
 
 
 @dataclass
@@ -150,35 +150,35 @@ def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
             lines[homes[node.name]].free.append(node)
     for held in request.held:
         gpu_type = homes[held.allocation.placement[0].node]
-        lines[gpu_type].held.add(held.candidate.name)
-        lines[gpu_type].work += _single_s(held.candidate.on_type(gpu_type))
-    _assign(request.candidates, lines, _remembered(request.memory, "members"))
+        lines[gpu_type].held.add(held.workload.name)
+        lines[gpu_type].work += _single_s(held.workload.on_type(gpu_type))
+    _assign(request.workloads, lines, _remembered(request.memory, "members"))
     _desert_none(lines)
     return {gpu_type: _part(request, gpu_type, line) for gpu_type, line in lines.items()}
 
 
-def _assign(candidates: Iterable[Workload], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
+def _assign(workloads: Iterable[Workload], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
     """Let each member wait where it did, and new ones, the longest first, where they would be done first."""
     new = []
-    for candidate in candidates:
-        if before.get(candidate.name) in lines:
-            _join(lines, before[candidate.name], candidate)
+    for workload in workloads:
+        if before.get(workload.name) in lines:
+            _join(lines, before[workload.name], workload)
         else:
-            new.append(candidate)
+            new.append(workload)
     gpus = {gpu_type: max(line.gpus, 1) for gpu_type, line in lines.items()}
     alone = {c.name: {gpu_type: _single_s(c.on_type(gpu_type)) for gpu_type in gpus} for c in new}
 
-    def done_s(candidate: Workload, gpu_type: str) -> float:
-        on_all = (lines[gpu_type].work + alone[candidate.name][gpu_type]) / gpus[gpu_type]
-        return max(on_all, _least_s(candidate.on_type(gpu_type), gpus[gpu_type]))
+    def done_s(workload: Workload, gpu_type: str) -> float:
+        on_all = (lines[gpu_type].work + alone[workload.name][gpu_type]) / gpus[gpu_type]
+        return max(on_all, _least_s(workload.on_type(gpu_type), gpus[gpu_type]))
 
-    for candidate in sorted(new, key=lambda c: -min(alone[c.name].values())):
-        _join(lines, min(gpus, key=lambda gpu_type: done_s(candidate, gpu_type)), candidate)
+    for workload in sorted(new, key=lambda c: -min(alone[c.name].values())):
+        _join(lines, min(gpus, key=lambda gpu_type: done_s(workload, gpu_type)), workload)
 
 
-def _join(lines: Mapping[str, _Line], gpu_type: str, candidate: Workload) -> None:
-    lines[gpu_type].waiting[candidate.name] = candidate
-    lines[gpu_type].work += _single_s(candidate.on_type(gpu_type))
+def _join(lines: Mapping[str, _Line], gpu_type: str, workload: Workload) -> None:
+    lines[gpu_type].waiting[workload.name] = workload
+    lines[gpu_type].work += _single_s(workload.on_type(gpu_type))
 
 
 def _desert_none(lines: Mapping[str, _Line]) -> None:
@@ -193,13 +193,13 @@ def _desert_none(lines: Mapping[str, _Line]) -> None:
 def _part(request: Request, gpu_type: str, line: _Line) -> Request:
     return replace(
         request,
-        candidates=[c.on_type(gpu_type) for c in request.candidates if c.name in line.waiting],
+        workloads=[c.on_type(gpu_type) for c in request.workloads if c.name in line.waiting],
         nodes=tuple(line.free),
         gpus=line.gpus,
         held=tuple(
-            replace(h, candidate=h.candidate.on_type(gpu_type))
+            replace(h, workload=h.workload.on_type(gpu_type))
             for h in request.held
-            if h.candidate.name in line.held
+            if h.workload.name in line.held
         ),
         cluster=tuple(line.nodes),
         memory=_remembered(request.memory, "gpu_types").get(gpu_type),
@@ -211,7 +211,7 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
     again = [decision.again_s for decision in decisions.values() if decision.again_s is not None]
     started = {given.member for decision in decisions.values() for given in decision.start}
     members = {
-        c.name: gpu_type for gpu_type, part in parts.items() for c in part.candidates if c.name not in started
+        c.name: gpu_type for gpu_type, part in parts.items() for c in part.workloads if c.name not in started
     }
     memories = {gpu_type: decision.memory for gpu_type, decision in decisions.items()}
     return Decision(
@@ -224,7 +224,7 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
 
 def _part_of(decision: Decision, gpu_type: str, part: Request) -> Decision:
     """Return what was decided of one type."""
-    names = {c.name for c in part.candidates} | {h.candidate.name for h in part.held}
+    names = {c.name for c in part.workloads} | {h.workload.name for h in part.held}
     return Decision(
         start=tuple(given for given in decision.start if given.member in names),
         stop=tuple(name for name in decision.stop if name in names),
@@ -241,9 +241,9 @@ def _remembered(memory: Any, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _single_s(candidate: Workload) -> float:
-    return candidate.samples_left / candidate.rates[1]
+def _single_s(workload: Workload) -> float:
+    return workload.samples_left / workload.rates[1]
 
 
-def _least_s(candidate: Workload, gpus: int) -> float:
-    return candidate.samples_left / max(rate for m, rate in candidate.rates.items() if m <= gpus)
+def _least_s(workload: Workload, gpus: int) -> float:
+    return workload.samples_left / max(rate for m, rate in workload.rates.items() if m <= gpus)

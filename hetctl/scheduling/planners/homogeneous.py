@@ -14,7 +14,7 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Say who is in the set, and how many sets come before one that waits."""
     size = len(decision.start)
     words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
-    waiting = (candidate.name for candidate in request.candidates if candidate.name not in words)
+    waiting = (workload.name for workload in request.workloads if workload.name not in words)
     return words | {
         name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"
         for place, name in enumerate(waiting)

@@ -15,19 +15,19 @@ def decide(request: Request) -> Decision:
     slots = ((node.name, gpu) for node in request.nodes for gpu in node.gpus)
     return Decision(
         tuple(
-            Allocation(candidate.name, 1, DATA_PARALLEL, candidate.rates[1], (Placement(node, (gpu,)),))
-            for (node, gpu), candidate in zip(slots, request.candidates, strict=False)
+            Allocation(workload.name, 1, DATA_PARALLEL, workload.rates[1], (Placement(node, (gpu,)),))
+            for (node, gpu), workload in zip(slots, request.workloads, strict=False)
         )
     )
 
 
-def drawn(candidate: Workload, options: Options) -> bytes:
-    """Return a candidate's place in an order drawn from the seed and the members' names alone.
+def drawn(workload: Workload, options: Options) -> bytes:
+    """Return a workload's place in an order drawn from the seed and the members' names alone.
 
     The order of two members never depends on who else is left, so refills and later jobs go on in
     the same order: a member that was interrupted comes before those that have not begun.
     """
-    return _draw(options.seed, candidate.name)
+    return _draw(options.seed, workload.name)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -29,7 +29,7 @@ mean times on Capes' Table 3 are between 1.25 and 1.6."""
 class JctCandidate:
     """A member, the GPUs that it has now (`holds`) and those that it is to have."""
 
-    candidate: Workload
+    workload: Workload
     envelope: Envelope
     holds: int
     fixed: bool
@@ -38,12 +38,12 @@ class JctCandidate:
     @property
     def work(self) -> float:
         """GPU-seconds that it takes at least."""
-        return max(self.candidate.samples_left, 1.0) * self.envelope.gpus[1] / self.envelope.rates[1]
+        return max(self.workload.samples_left, 1.0) * self.envelope.gpus[1] / self.envelope.rates[1]
 
     def seconds(self, gpus: int) -> float:
         """Return the time that is left on so many GPUs, a restart counted."""
-        restart_s = self.candidate.interruption_s if self.holds not in (0, gpus) else 0.0
-        return self.candidate.samples_left / self.candidate.rates[gpus] + restart_s
+        restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
+        return self.workload.samples_left / self.workload.rates[gpus] + restart_s
 
     def next_corner(self) -> int:
         """Return the GPUs of the next corner; 0 after the last."""
@@ -67,17 +67,17 @@ def decide(request: Request) -> Decision:
         if room.left and room.change(0, 1):
             job.gpus = 1
     _grow([job for job in growing if job.gpus], room)
-    return place_members(request, {job.candidate.name: job.gpus for job in jobs})[0]
+    return place_members(request, {job.workload.name: job.gpus for job in jobs})[0]
 
 
 def _jobs(request: Request) -> list[JctCandidate]:
     """Return the members by their work left; who trains is overtaken only if stopping it pays."""
     jobs = [
-        JctCandidate(h.candidate, envelope_of(h.candidate.rates, request.gpus), h.allocation.gpus, h.fixed)
+        JctCandidate(h.workload, envelope_of(h.workload.rates, request.gpus), h.allocation.gpus, h.fixed)
         for h in request.held
     ]
-    jobs += [JctCandidate(c, envelope_of(c.rates, request.gpus), 0, False) for c in request.candidates]
-    return sorted(jobs, key=lambda job: job.work + (0.0 if job.holds else job.candidate.interruption_s))
+    jobs += [JctCandidate(c, envelope_of(c.rates, request.gpus), 0, False) for c in request.workloads]
+    return sorted(jobs, key=lambda job: job.work + (0.0 if job.holds else job.workload.interruption_s))
 
 
 def _grow(jobs: list[JctCandidate], room: NodeCapacity) -> None:
@@ -105,13 +105,13 @@ def _growth(job: JctCandidate, order: int) -> list[tuple[float, int, int]]:
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Say of each member with GPUs what its next corner would save, and of the others who comes first."""
-    gpus = {held.candidate.name: held.allocation.gpus for held in request.held}
+    gpus = {held.workload.name: held.allocation.gpus for held in request.held}
     gpus |= dict.fromkeys(decision.stop, 0)
     gpus |= {allocation.member: allocation.gpus for allocation in decision.start}
     words = {}
     for ahead, job in enumerate(_jobs(request)):
-        job.gpus = gpus.get(job.candidate.name, 0)
-        words[job.candidate.name] = _reason(job, ahead)
+        job.gpus = gpus.get(job.workload.name, 0)
+        words[job.workload.name] = _reason(job, ahead)
     return words
 
 

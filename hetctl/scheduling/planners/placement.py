@@ -42,15 +42,15 @@ def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision
 class _Board:
     def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
         self._request = request
-        self._candidates = {c.name: c for c in request.candidates}
-        self._candidates.update((h.candidate.name, h.candidate) for h in request.held)
-        self._held = {h.candidate.name: h for h in request.held}
+        self._candidates = {c.name: c for c in request.workloads}
+        self._candidates.update((h.workload.name, h.workload) for h in request.held)
+        self._held = {h.workload.name: h for h in request.held}
         self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
             name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
         }
         self._places = {node.name: _Place(node.name, list(node.gpus)) for node in request.nodes}
         self._node_size = max((len(node.gpus) for node in request.all_nodes), default=1)
-        self._kept = {h.candidate.name for h in request.held if self._keeps(h)}
+        self._kept = {h.workload.name for h in request.held if self._keeps(h)}
         self._placed: dict[str, tuple[Placement, ...]] = {}
         for held in request.held:
             self._settle(held)
@@ -62,10 +62,10 @@ class _Board:
         return name in self._held and self._held[name].fixed
 
     def _keeps(self, held: Held) -> bool:
-        return held.fixed or self._counts.get(held.candidate.name) == held.allocation.gpus
+        return held.fixed or self._counts.get(held.workload.name) == held.allocation.gpus
 
     def _settle(self, held: Held) -> None:
-        name = held.candidate.name
+        name = held.workload.name
         keeps = name in self._kept
         for part in held.allocation.placement:
             place = self._places.setdefault(part.node, _Place(part.node, []))
@@ -190,6 +190,6 @@ class _Board:
         return Decision(start, stop)
 
 
-def _allocation(candidate: Workload, placement: tuple[Placement, ...]) -> Allocation:
+def _allocation(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
     gpus = sum(len(part.gpus) for part in placement)
-    return Allocation(candidate.name, gpus, DATA_PARALLEL, candidate.rates[gpus], placement)
+    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)

@@ -30,40 +30,40 @@ class Known:
         """Add what members have trained with for long enough by now."""
         for member in held:
             if now_s >= ready_s(member):
-                self._counts[self.key(member.candidate)].add(member.allocation.gpus)
+                self._counts[self.key(member.workload)].add(member.allocation.gpus)
 
-    def key(self, candidate: Workload) -> str:
-        """Return what has the same rates as the candidate: its family, or only itself."""
-        if self._shared and candidate.family:
-            return f"family {candidate.family}"
-        return f"member {candidate.name}"
+    def key(self, workload: Workload) -> str:
+        """Return what has the same rates as the workload: its family, or only itself."""
+        if self._shared and workload.family:
+            return f"family {workload.family}"
+        return f"member {workload.name}"
 
-    def next_stage(self, candidate: Workload, limit: int = EXPLORED) -> int | None:
+    def next_stage(self, workload: Workload, limit: int = EXPLORED) -> int | None:
         """Return the first power of two whose rate is to be explored; None if all are known."""
-        known = self._counts[self.key(candidate)]
-        stages = powers_of_two(min(limit, EXPLORED, candidate.max_gpus))
+        known = self._counts[self.key(workload)]
+        stages = powers_of_two(min(limit, EXPLORED, workload.max_gpus))
         return next((gpus for gpus in stages if gpus not in known), None)
 
-    def rates(self, candidate: Workload) -> dict[int, float]:
+    def rates(self, workload: Workload) -> dict[int, float]:
         """Return the rates on powers of two up to the first one that is still to be explored.
 
         Beyond what is explored stands Equation 5 of Capes et al., fitted to what is known.
         """
-        known = self._counts[self.key(candidate)]
-        tried = {gpus: candidate.rates[gpus] for gpus in powers_of_two(candidate.max_gpus) if gpus in known}
+        known = self._counts[self.key(workload)]
+        tried = {gpus: workload.rates[gpus] for gpus in powers_of_two(workload.max_gpus) if gpus in known}
         rates: dict[int, float] = {}
-        for gpus in powers_of_two(candidate.max_gpus):
+        for gpus in powers_of_two(workload.max_gpus):
             if gpus in tried:
                 rates[gpus] = tried[gpus]
             elif gpus > EXPLORED and tried:
-                rates[gpus] = _fitted(tuple(tried.items()), candidate.max_gpus)[gpus]
+                rates[gpus] = _fitted(tuple(tried.items()), workload.max_gpus)[gpus]
             else:
                 break
         return rates
 
     def job(self, job: ResizeCandidate) -> ResizeCandidate:
         """Return a member as one with known rates alone."""
-        return replace(job, rates=self.rates(job.candidate))
+        return replace(job, rates=self.rates(job.workload))
 
     def memory(self) -> dict[str, list[int]]:
         """Return what to remember."""

@@ -58,7 +58,7 @@ class Memory:
 
 def decide(request: Request) -> Decision:
     """Start whom the plan has next on the GPUs that are free; plan first if there is somebody new."""
-    if not request.candidates or not request.free_gpus:
+    if not request.workloads or not request.free_gpus:
         return Decision(memory=request.memory)
     memory = _read(request.memory)
     if _is_outdated(memory, request):
@@ -69,23 +69,23 @@ def decide(request: Request) -> Decision:
 
 
 def _is_outdated(memory: Memory, request: Request) -> bool:
-    """Whether a candidate has no place in the plan, or the plan a place that is no more."""
+    """Whether a workload has no place in the plan, or the plan a place that is no more."""
     planned = {p.name: p for p in memory.waiting}
     nodes = {node.name for node in request.all_nodes}
     return any(
         c.name not in planned
         or planned[c.name].gpus not in c.rates
         or any(node not in nodes for node, _ in planned[c.name].parts)
-        for c in request.candidates
+        for c in request.workloads
     )
 
 
 def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
-    """Return the plan for all candidates, with about so many seconds of search."""
+    """Return the plan for all workloads, with about so many seconds of search."""
     nodes = [node for node in request.all_nodes if node.gpus]
     heads = _heads(request, memory)
     allowed = placeable([len(head) for head in heads])
-    members = tuple(allotments_of(candidate, allowed) for candidate in request.candidates)
+    members = tuple(allotments_of(workload, allowed) for workload in request.workloads)
     gpus = sum(len(head) for head in heads)
     mean = request.options.objective == MEAN_JCT
     problem = Problem(members, heads, max(allotment_bound(members, gpus), LEAST_S), mean)
@@ -97,7 +97,7 @@ def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
 
 def _independent(problem: Problem, request: Request) -> list[Run]:
     """Return the list of FLEET's Baseline."""
-    members = sorted(range(len(problem.members)), key=lambda i: drawn(request.candidates[i], request.options))
+    members = sorted(range(len(problem.members)), key=lambda i: drawn(request.workloads[i], request.options))
     return [problem.run(member, 0) for member in members]
 
 
@@ -105,7 +105,7 @@ def _named(schedule: Schedule, request: Request, nodes: Sequence[str]) -> tuple[
     now_s = request.now_s
     return tuple(
         Planned(
-            request.candidates[run.member].name,
+            request.workloads[run.member].name,
             run.gpus,
             now_s + start_s,
             now_s + start_s + run.seconds,
@@ -143,7 +143,7 @@ class _Following:
     """
 
     def __init__(self, request: Request, memory: Memory) -> None:
-        self._candidates = {candidate.name: candidate for candidate in request.candidates}
+        self._candidates = {workload.name: workload for workload in request.workloads}
         self._free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
         self._waiting = [p for p in memory.waiting if p.name in self._candidates]
         self._size = max(len(node.gpus) for node in request.all_nodes)
@@ -224,7 +224,7 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     plan = _read(decision.memory)
     started = {allocation.member for allocation in decision.start}
     said = {p.name: _why_now(p) for p in plan.started if p.name in started}
-    waiting = {candidate.name for candidate in request.candidates}
+    waiting = {workload.name for workload in request.workloads}
     return said | {p.name: _why_later(p) for p in plan.waiting if p.name in waiting}
 
 

@@ -160,8 +160,8 @@ class Engine:
         self, allocation: Allocation, number: int, start_s: float, rate: float | None
     ) -> SimulatedStep:
         """Return the step of a member."""
-        candidate = self._members.unfinished[allocation.member]
-        step = begin_at_pace(candidate, allocation, number, start_s, *self._limits, rate)
+        workload = self._members.unfinished[allocation.member]
+        step = begin_at_pace(workload, allocation, number, start_s, *self._limits, rate)
         assert step is not None
         return step
 
@@ -192,7 +192,7 @@ class Engine:
         if kind != WorldEvent.STEP_ENDS:
             return False
         step = self.steps[index]
-        return step.end_s != at_s or self._members.running.get(step.candidate.name) != index
+        return step.end_s != at_s or self._members.running.get(step.workload.name) != index
 
     def _due_events(self) -> Iterator[Event]:
         """Let all happen that is due by now."""
@@ -201,9 +201,9 @@ class Engine:
             if not self._is_stale(due):
                 yield from _WORLD_HANDLERS[due[1]](self, *due[2:])
         while self._arrivals and self._arrivals[0].at_s <= self.now:
-            candidate = self._arrivals.popleft().candidate
-            self._members.add(candidate)
-            yield MemberArrived(self.now, candidate.name)
+            workload = self._arrivals.popleft().workload
+            self._members.add(workload)
+            yield MemberArrived(self.now, workload.name)
 
     def _step_ends(self, index: int, _node: str) -> Iterator[Event]:
         yield self._end(index, ExitReason.TOLD)
@@ -245,13 +245,13 @@ class Engine:
         self._rounds[step.round_index].discard(index)
         self._touched.add(step.round_index)
         if step.converged:
-            return StepEnded(self.now, step.candidate.name, ExitReason.FINISHED)
+            return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
         no_room = why is ExitReason.TOLD and not self._was_told(step)
-        return StepEnded(self.now, step.candidate.name, why, no_room)
+        return StepEnded(self.now, step.workload.name, why, no_room)
 
     def _was_told(self, step: SimulatedStep) -> bool:
         """Return true if the member in training was told to leave."""
-        return self._core.running[step.candidate.name].leaving
+        return self._core.running[step.workload.name].leaving
 
     def _set_pace(self, indices: Iterable[int]) -> None:
         """Have members that share their data go on at the pace of the slowest."""

@@ -18,9 +18,9 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
     Where a planner gives none, it is what the member got. Whatever is not quite known of a member
     with GPUs, such as rates that nobody measured, is added.
     """
-    known = {c.name: c for c in (*request.candidates, *(held.candidate for held in request.held))}
+    known = {c.name: c for c in (*request.workloads, *(held.workload for held in request.held))}
     given = _given(request, decision)
-    whole_s = math.fsum(_single_s(candidate) for candidate in known.values())
+    whole_s = math.fsum(_single_s(workload) for workload in known.values())
     waiting = _waiting_reason(request, given)
     reasons = {
         **{name: _reason(known[name], allocation, whole_s) for name, allocation in given.items()},
@@ -36,22 +36,22 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
 
 def _given(request: Request, decision: Decision) -> dict[str, Allocation]:
     """Return what each member holds when the decision is carried out."""
-    left = {h.candidate.name: h.allocation for h in request.held if h.candidate.name not in decision.stop}
+    left = {h.workload.name: h.allocation for h in request.held if h.workload.name not in decision.stop}
     return left | {allocation.member: allocation for allocation in decision.start}
 
 
-def _reason(candidate: Workload, allocation: Allocation, whole_s: float) -> str:
-    efficiency = allocation.rate / (allocation.gpus * candidate.rates[1])
-    share = _single_s(candidate) / whole_s if whole_s else 0.0
+def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
+    efficiency = allocation.rate / (allocation.gpus * workload.rates[1])
+    share = _single_s(workload) / whole_s if whole_s else 0.0
     return (
         f"{_gpus(allocation.gpus)} for {share:.0%} of the work:"
         f" {allocation.rate:.4g} samples/s, {efficiency:.0%} of linear scaling"
     )
 
 
-def _single_s(candidate: Workload) -> float:
+def _single_s(workload: Workload) -> float:
     """Return the seconds that the rest takes on one GPU, in which unlike members can be compared."""
-    return candidate.samples_left / candidate.rates[1]
+    return workload.samples_left / workload.rates[1]
 
 
 def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:

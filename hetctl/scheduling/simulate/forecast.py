@@ -20,13 +20,13 @@ from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 def forecast(
     planner: Planner,
-    candidates: Sequence[Workload],
+    workloads: Sequence[Workload],
     world: Scenario,
     options: Options,
     *,
     explain: bool = False,
 ) -> Plan:
-    """Predict every round until all candidates have converged, and how long they take.
+    """Predict every round until all workloads have converged, and how long they take.
 
     A member converges when its samples are done. In the global paradigm a round ends when all of its
     steps have; in the others rounds overlap, one for each time that GPUs were given away.
@@ -49,10 +49,10 @@ def forecast(
     def note(request: Request, decision: Decision) -> None:
         reasons[request.round_index] = reasons_for(planner, request, decision)
 
-    arrivals = [Arrival(candidate) for candidate in candidates]
+    arrivals = [Arrival(workload) for workload in workloads]
     steps = Engine(planner, arrivals, world, options, note if explain else None).run().steps
     makespan_s = max((step.end_s for step in steps), default=0.0)
-    lower_bound_s = fluid_bound(candidates, cluster.gpus)
+    lower_bound_s = fluid_bound(workloads, cluster.gpus)
     return Plan(
         planner=planner.name,
         objective=options.objective,
@@ -62,7 +62,7 @@ def forecast(
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
         rounds=_rounds(steps, reasons),
-        members=_members(candidates, steps),
+        members=_members(workloads, steps),
         options=asdict(options),
     )
 
@@ -85,10 +85,10 @@ def _rounds(steps: Sequence[SimulatedStep], reasons: dict[int, dict[str, str]]) 
     )
 
 
-def _members(candidates: Sequence[Workload], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
+def _members(workloads: Sequence[Workload], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
     done_s: dict[str, float] = {}
     training_s: dict[str, float] = defaultdict(float)
     for step in steps:
-        done_s[step.candidate.name] = step.end_s
-        training_s[step.candidate.name] += step.end_s - step.start_s
-    return tuple(Forecast(c.name, done_s[c.name], training_s[c.name]) for c in candidates)
+        done_s[step.workload.name] = step.end_s
+        training_s[step.workload.name] += step.end_s - step.start_s
+    return tuple(Forecast(c.name, done_s[c.name], training_s[c.name]) for c in workloads)

@@ -86,5 +86,5 @@ class Scenario:
 class Arrival:
     """A member that needs training from `at_s` on."""
 
-    candidate: Workload
+    workload: Workload
     at_s: float = 0.0

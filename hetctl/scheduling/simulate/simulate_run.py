@@ -29,10 +29,10 @@ def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, opt
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
     engine = Engine(planner, arrivals, world, options).run()
     members = _members(arrivals, engine.steps)
-    came_s = {arrival.candidate.name: arrival.at_s for arrival in arrivals}
+    came_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
     makespan_s = max((member.done_s for member in members), default=0.0)
     mean_jct_s = _mean([member.done_s - came_s[member.member] for member in members])
-    jobs = [(arrival.at_s, arrival.candidate) for arrival in arrivals]
+    jobs = [(arrival.at_s, arrival.workload) for arrival in arrivals]
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, world.cluster.gpus)
     busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.steps)
@@ -63,9 +63,9 @@ def _members(arrivals: Sequence[Arrival], steps: Sequence[SimulatedStep]) -> tup
     done_s: dict[str, float] = {}
     training_s: dict[str, float] = defaultdict(float)
     for step in steps:
-        done_s[step.candidate.name] = step.end_s
-        training_s[step.candidate.name] += step.end_s - step.start_s
-    names = (arrival.candidate.name for arrival in arrivals)
+        done_s[step.workload.name] = step.end_s
+        training_s[step.workload.name] += step.end_s - step.start_s
+    names = (arrival.workload.name for arrival in arrivals)
     return tuple(Forecast(name, done_s[name], training_s[name]) for name in names)
 
 

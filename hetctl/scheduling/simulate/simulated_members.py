@@ -49,26 +49,26 @@ class SimulatedMembers:
         self._is_elastic, self._seen = planner.paradigm == "elastic", seen
         self._waiting = WaitingQueue(planner, options)
 
-    def add(self, candidate: Workload) -> None:
+    def add(self, workload: Workload) -> None:
         """Let a member wait for GPUs."""
-        self.unfinished[candidate.name] = candidate
-        self._waiting.add(candidate)
+        self.unfinished[workload.name] = workload
+        self._waiting.add(workload)
 
     def begin(self, step: SimulatedStep) -> int:
         """Let a member train; return the number of its step."""
-        self._waiting.remove(step.candidate.name)
-        self.running[step.candidate.name] = len(self.steps)
+        self._waiting.remove(step.workload.name)
+        self.running[step.workload.name] = len(self.steps)
         self.steps.append(step)
         return len(self.steps) - 1
 
     def end(self, index: int) -> SimulatedStep:
         """Let a member have trained, and wait if it has not converged; return its step."""
         step = self.steps[index]
-        del self.running[step.candidate.name]
+        del self.running[step.workload.name]
         if step.converged:
-            del self.unfinished[step.candidate.name]
+            del self.unfinished[step.workload.name]
         else:
-            self.add(step.candidate.interrupted(step.samples_left))
+            self.add(step.workload.interrupted(step.samples_left))
         return step
 
     def left(self, now_s: float) -> Mapping[str, Workload]:
@@ -80,9 +80,9 @@ class SimulatedMembers:
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
         if self._seen is not None:
-            known = self._seen([*waiting, *(h.candidate for h in held)])
+            known = self._seen([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
-            held = tuple(replace(h, candidate=c) for h, c in zip(held, in_training, strict=True))
+            held = tuple(replace(h, workload=c) for h, c in zip(held, in_training, strict=True))
         return SimulatedObservation(self.left(now_s), waiting, held)
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -105,14 +105,14 @@ class SimulatedMembers:
 
     def _as_of_now(self, name: str, now_s: float) -> Workload:
         step = self.steps[self.running[name]]
-        return step.candidate.interrupted(step.left_at(now_s))
+        return step.workload.interrupted(step.left_at(now_s))
 
     def as_finished(self, name: str, now_s: float) -> Workload:
         """Return a member with what it has left by its finished epochs alone."""
         if name not in self.running:
             return self.unfinished[name]
         step = self.steps[self.running[name]]
-        return step.candidate.interrupted(kept_at(step, now_s))
+        return step.workload.interrupted(kept_at(step, now_s))
 
 
 class _Left(Mapping[str, Workload]):

@@ -16,7 +16,7 @@ class SimulatedStep:
 
     Parameters
     ----------
-    candidate : Workload
+    workload : Workload
         As it was when the step started.
     samples_left : float
         When the step ends; 0 if the member has converged.
@@ -24,7 +24,7 @@ class SimulatedStep:
         Samples/s from `paced_s` on, when `paced_left` samples were left.
     """
 
-    candidate: Workload
+    workload: Workload
     allocation: Allocation
     round_index: int
     start_s: float
@@ -42,27 +42,27 @@ class SimulatedStep:
     @property
     def samples(self) -> float:
         """Samples trained in this step."""
-        return self.candidate.samples_left - self.samples_left
+        return self.workload.samples_left - self.samples_left
 
     @property
     def ready_s(self) -> float:
         """When the start-up is over, unless the step ends before."""
-        return self.start_s + self.candidate.startup_s
+        return self.start_s + self.workload.startup_s
 
     @property
     def startup_s(self) -> float:
         """Seconds of this step that went into starting up."""
-        return min(self.candidate.startup_s, self.end_s - self.start_s)
+        return min(self.workload.startup_s, self.end_s - self.start_s)
 
     def left_at(self, now: float) -> float:
         """Return the samples that are left at `now`, before the step's end."""
         if now <= self.paced_s:
             return self.paced_left
-        return EpochTimeline(self.candidate, self.rate, self.paced_left).left_at(now - self.paced_s)
+        return EpochTimeline(self.workload, self.rate, self.paced_left).left_at(now - self.paced_s)
 
 
 def begin(
-    candidate: Workload,
+    workload: Workload,
     allocation: Allocation,
     round_index: int,
     start_s: float,
@@ -84,25 +84,25 @@ def begin(
         Samples/s; None: the allocation's.
     """
     rate = allocation.rate if rate is None else rate
-    course = EpochTimeline(candidate, rate)
-    ready_s = start_s + candidate.startup_s
+    course = EpochTimeline(workload, rate)
+    ready_s = start_s + workload.startup_s
     training_s = deadline_s - ready_s
     epochs = course.epochs_within(training_s)
     done_s, left = course.end_of(epochs), course.left_after(epochs)
-    next_s = candidate.startup_s + course.end_of(epochs + 1) - done_s
-    part = (training_s - done_s - candidate.checkpoint_s) * rate
-    if part > 0 and epochs < course.count and (not candidate.samples_per_epoch or next_s > longest_s):
+    next_s = workload.startup_s + course.end_of(epochs + 1) - done_s
+    part = (training_s - done_s - workload.checkpoint_s) * rate
+    if part > 0 and epochs < course.count and (not workload.samples_per_epoch or next_s > longest_s):
         done_s, left = training_s, left - part
     elif training_s < 0 or (epochs == 0 and course.count):
         return None
     end_s = ready_s + done_s
     return SimulatedStep(
-        candidate, allocation, round_index, start_s, end_s, left, rate, ready_s, candidate.samples_left
+        workload, allocation, round_index, start_s, end_s, left, rate, ready_s, workload.samples_left
     )
 
 
 def begin_at_pace(
-    candidate: Workload,
+    workload: Workload,
     allocation: Allocation,
     round_index: int,
     start_s: float,
@@ -114,8 +114,8 @@ def begin_at_pace(
 
     If it does not at the rate of its round, the deadline comes in the midst of an epoch.
     """
-    epochs = begin(candidate, allocation, round_index, start_s, deadline_s, longest_s, rate)
-    return epochs or begin(candidate, allocation, round_index, start_s, deadline_s, 0.0, rate)
+    epochs = begin(workload, allocation, round_index, start_s, deadline_s, longest_s, rate)
+    return epochs or begin(workload, allocation, round_index, start_s, deadline_s, 0.0, rate)
 
 
 def paced(
@@ -124,8 +124,8 @@ def paced(
     """Return the step as it goes if it trains at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
-    candidate = replace(step.candidate, samples_left=left, startup_s=0.0)
-    rest = begin_at_pace(candidate, step.allocation, 0, start_s, deadline_s, longest_s, rate)
+    workload = replace(step.workload, samples_left=left, startup_s=0.0)
+    rest = begin_at_pace(workload, step.allocation, 0, start_s, deadline_s, longest_s, rate)
     if rest is None:
         return step
     return replace(
@@ -137,7 +137,7 @@ def _trains_on_s(step: SimulatedStep, now: float) -> float:
     """Return when a step trains from `now` on: at once, or after the start-up or evaluation that it is in."""
     if now <= step.paced_s:
         return step.paced_s
-    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
+    course = EpochTimeline(step.workload, step.rate, step.paced_left)
     epochs = course.epochs_within(now - step.paced_s)
     trained = (now - step.paced_s - course.end_of(epochs)) * step.rate
     return now if trained < course.size_of(epochs) else step.paced_s + course.end_of(epochs + 1)
@@ -149,12 +149,12 @@ def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
     A step that is starting up ends as soon as it has; one that has trained all samples of its epoch
     ends with the epoch; and one that would be over by the time of a checkpoint goes its way.
     """
-    ending = now + step.candidate.checkpoint_s
+    ending = now + step.workload.checkpoint_s
     if step.end_s <= ending:
         return step
     if now <= step.paced_s:
         return replace(step, end_s=step.paced_s, samples_left=step.paced_left)
-    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
+    course = EpochTimeline(step.workload, step.rate, step.paced_left)
     epochs = course.epochs_within(now - step.paced_s)
     trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
     if trained < course.size_of(epochs):
@@ -165,12 +165,12 @@ def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
 
 def kept_at(step: SimulatedStep, now: float) -> float:
     """Return the samples that are left if all is lost that came after the last finished epoch."""
-    epoch = step.candidate.samples_per_epoch
+    epoch = step.workload.samples_per_epoch
     if not epoch or now <= step.ready_s:
-        return step.candidate.samples_left
-    course = EpochTimeline(step.candidate, step.rate, step.paced_left)
+        return step.workload.samples_left
+    course = EpochTimeline(step.workload, step.rate, step.paced_left)
     left = course.left_after(course.epochs_within(now - step.paced_s))
-    return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.candidate.samples_left)
+    return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.workload.samples_left)
 
 
 def lost(step: SimulatedStep, now: float, checkpoint_every_s: float) -> SimulatedStep:
@@ -179,7 +179,7 @@ def lost(step: SimulatedStep, now: float, checkpoint_every_s: float) -> Simulate
     A checkpoint is written after each epoch, or every so many seconds by a member without epochs.
     """
     end_s = max(now, step.start_s)
-    if step.candidate.samples_per_epoch or now <= step.ready_s:
+    if step.workload.samples_per_epoch or now <= step.ready_s:
         return replace(step, end_s=end_s, samples_left=kept_at(step, now))
     last_s = now - (now - step.ready_s) % checkpoint_every_s
     return replace(step, end_s=end_s, samples_left=step.left_at(last_s))

@@ -18,23 +18,23 @@ class WaitingQueue:
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, tuple[Any, int]] = {}
         self._keys: list[tuple[Any, int]] = []
-        self.candidates: list[Workload] = []
+        self.workloads: list[Workload] = []
 
-    def add(self, candidate: Workload) -> None:
-        """Put a candidate in its place."""
-        number = self._numbers.setdefault(candidate.name, len(self._numbers))
-        key = self._waiting[candidate.name] = self._order(candidate, self._options), number
+    def add(self, workload: Workload) -> None:
+        """Put a workload in its place."""
+        number = self._numbers.setdefault(workload.name, len(self._numbers))
+        key = self._waiting[workload.name] = self._order(workload, self._options), number
         at = bisect_left(self._keys, key)
         self._keys.insert(at, key)
-        self.candidates.insert(at, candidate)
+        self.workloads.insert(at, workload)
 
     def remove(self, name: str) -> None:
-        """Take out the candidate of that name."""
+        """Take out the workload of that name."""
         at = bisect_left(self._keys, self._waiting.pop(name))
-        del self._keys[at], self.candidates[at]
+        del self._keys[at], self.workloads[at]
 
     def without(self, names: Set[str]) -> Sequence[Workload]:
-        """Return the candidates but for those of `names`."""
+        """Return the workloads but for those of `names`."""
         if not names:
-            return self.candidates
-        return [candidate for candidate in self.candidates if candidate.name not in names]
+            return self.workloads
+        return [workload for workload in self.workloads if workload.name not in names]

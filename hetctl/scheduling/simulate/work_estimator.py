@@ -60,9 +60,9 @@ class _Member:
         """To convergence."""
         return self.samples / self.epoch
 
-    def trained(self, candidate: Workload) -> float:
+    def trained(self, workload: Workload) -> float:
         """Return the epochs that are done."""
-        return (self.samples - candidate.samples_left) / self.epoch
+        return (self.samples - workload.samples_left) / self.epoch
 
     def observe(self, epochs: int) -> None:
         """See the losses of finished epochs, and fit them anew if there are more than before."""
@@ -103,22 +103,22 @@ class WorkEstimator:
 
     Parameters
     ----------
-    candidates : sequence of Candidate
+    workloads : sequence of Candidate
         With their true work, before anything is trained.
     """
 
-    def __init__(self, candidates: Sequence[Workload], seed: int) -> None:
-        self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in candidates}
+    def __init__(self, workloads: Sequence[Workload], seed: int) -> None:
+        self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in workloads}
 
-    def __call__(self, candidates: Sequence[Workload]) -> list[Workload]:
+    def __call__(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the members with the work that is predicted to be left."""
-        trained = {c.name: self._members[c.name].trained(c) for c in candidates}
+        trained = {c.name: self._members[c.name].trained(c) for c in workloads}
         for name, epochs in trained.items():
             self._members[name].observe(int(epochs + 1e-9))
         guess = self._guess()
         for name in trained:
             self._members[name].predict(guess)
-        return [self._seen(candidate, trained[candidate.name]) for candidate in candidates]
+        return [self._seen(workload, trained[workload.name]) for workload in workloads]
 
     def errors(self) -> dict[float, float]:
         """Return the median of |predicted work - work| / work, by share of a member's run."""
@@ -134,19 +134,19 @@ class WorkEstimator:
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
         return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
-    def _seen(self, candidate: Workload, trained: float) -> Workload:
-        member = self._members[candidate.name]
+    def _seen(self, workload: Workload, trained: float) -> Workload:
+        member = self._members[workload.name]
         left = max(member.predicted - trained, 0.25) * member.epoch
-        return replace(candidate, samples_left=left)
+        return replace(workload, samples_left=left)
 
 
-def _course(candidate: Workload, draw: random.Random) -> _Member:
-    epoch = float(candidate.samples_per_epoch or candidate.samples_left / draw.uniform(*EPOCHS_DRAWN))
-    epochs = max(candidate.samples_left / epoch, 1.0)
+def _course(workload: Workload, draw: random.Random) -> _Member:
+    epoch = float(workload.samples_per_epoch or workload.samples_left / draw.uniform(*EPOCHS_DRAWN))
+    epochs = max(workload.samples_left / epoch, 1.0)
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
     curve = LossCurve(_slope(epochs, 1 / above), 1 / above, floor)
     assert math.isclose(epochs_to_converge(curve, RULE), epochs, rel_tol=1e-6) or epochs < 2
-    return _Member(candidate.samples_left, epoch, curve, draw)
+    return _Member(workload.samples_left, epoch, curve, draw)
 
 
 def _slope(epochs: float, start: float) -> float:

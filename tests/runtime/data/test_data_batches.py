@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 
@@ -15,17 +15,17 @@ class Rank:
     def __init__(self, size, rank):
         self.size, self.rank = size, rank
 
-    def agree(self, value):
+    def broadcast(self, value):
         return value
 
 
 def batches(samples, size, rank, batch_size, *, start=0, stop_after=10**9):
     x = np.arange(samples)
-    feed = ArrayFeed(
+    loader = ArrayLoader(
         ArraySource(x, x, "training"), Stream(samples, batch_size * size, 1, rank=rank, ranks=size)
     )
     calls = iter(range(10**9))
-    return Batches(feed, 1, start, Rank(size, rank), lambda: next(calls) >= stop_after)
+    return Batches(loader, 1, start, Rank(size, rank), lambda: next(calls) >= stop_after)
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40))

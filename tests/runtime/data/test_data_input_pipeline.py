@@ -11,7 +11,7 @@ import pytest
 
 from hetctl.model.run import CACHED, NONE
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sharing import node_folder, store
 from hetctl.runtime.data.sources import MapSource, as_source
@@ -49,13 +49,13 @@ def memory(tmp_path, monkeypatch):
 def trained(source, seed, mode, preprocessors=1, epochs=2):
     """Return what a member sees in its epochs."""
     with ExitStack() as stack:
-        open_feed = open_pipeline(source, Sharing(mode, "run", preprocessors), stack)
-        feed = open_feed(Stream(len(source), 16, seed))
-        stack.callback(feed.close)
+        open_loader = open_pipeline(source, Sharing(mode, "run", preprocessors), stack)
+        loader = open_loader(Stream(len(source), 16, seed))
+        stack.callback(loader.close)
         return [
             (np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]))
             for epoch in range(1, epochs + 1)
-            for batches in [[(x.copy(), y.copy()) for (x, y), _ in feed.batches(epoch, 0)]]
+            for batches in [[(x.copy(), y.copy()) for (x, y), _ in loader.batches(epoch, 0)]]
         ]
 
 
@@ -117,8 +117,8 @@ def test_without_room_for_all_samples_each_member_prepares_its_own(tmp_path, mon
 def test_arrays_take_nothing_of_the_node(memory):
     source = as_source((np.arange(10.0), np.arange(10)), "training")
     with ExitStack() as stack:
-        open_feed = open_pipeline(source, Sharing(CACHED, "run", 4), stack)
-        assert isinstance(open_feed(Stream(10, 4, 3)), ArrayFeed)
+        open_loader = open_pipeline(source, Sharing(CACHED, "run", 4), stack)
+        assert isinstance(open_loader(Stream(10, 4, 3)), ArrayLoader)
     assert list(memory.iterdir()) == []
 
 
@@ -127,9 +127,9 @@ def test_arrays_take_nothing_of_the_node(memory):
 def test_validation_samples_are_the_same_in_every_evaluation_and_in_order(tmp_path, mode):
     source = Counted(tmp_path / "log")
     with ExitStack() as stack:
-        feed = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
-        stack.callback(feed.close)
-        evaluations = [[(x.copy(), y.copy()) for (x, y), _ in feed.batches(epoch, 0)] for epoch in (1, 2)]
+        loader = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
+        stack.callback(loader.close)
+        evaluations = [[(x.copy(), y.copy()) for (x, y), _ in loader.batches(epoch, 0)] for epoch in (1, 2)]
     one, other = (np.concatenate([x for x, _ in batches]) for batches in evaluations)
     assert np.concatenate([y for _, y in evaluations[0]]).tolist() == list(range(SAMPLES))
     assert np.array_equal(one, other)

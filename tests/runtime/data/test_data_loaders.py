@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed, PreprocessorPool, RingFeed, slots_of
+from hetctl.runtime.data.loaders import ArrayLoader, PreprocessorPool, RingLoader, slots_of
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sources import ArraySource, MapSource
@@ -43,8 +43,8 @@ class Squares(MapSource):
 
 
 @pytest.fixture
-def feed_of(tmp_path):
-    """Make a feed with preprocessors of its own; end it after the test."""
+def loader_of(tmp_path):
+    """Make a loader with preprocessors of its own; end it after the test."""
     made = []
 
     def make(source, chunk=4, count=2, rank=0, ranks=1, timeouts=USUAL_TIMEOUTS):
@@ -52,16 +52,16 @@ def feed_of(tmp_path):
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        kitchen = PreprocessorPool(
+        pool = PreprocessorPool(
             layout, Preprocessors(source, layout, count), tmp_path, spare, timeouts=timeouts
         )
-        made.append(RingFeed(stream, kitchen))
+        made.append(RingLoader(stream, pool))
         return made[-1]
 
     yield make
-    for feed in made:
-        feed.close()
-        feed._kitchen.preprocessors.stop()
+    for loader in made:
+        loader.close()
+        loader._pool.preprocessors.stop()
 
 
 def copied(batches):
@@ -69,10 +69,10 @@ def copied(batches):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_batches_are_those_that_one_process_would_prepare(feed_of, count, tmp_path):
-    feed = feed_of(Squares(), count=count)
+def test_batches_are_those_that_one_process_would_prepare(loader_of, count, tmp_path):
+    loader = loader_of(Squares(), count=count)
     for epoch in (1, 2, 3):
-        batches = copied(feed.batches(epoch, 0))
+        batches = copied(loader.batches(epoch, 0))
         order = epoch_order(10, SEED, epoch)
         assert [(chunk.start, chunk.stop) for *_, chunk in batches] == [(0, 4), (4, 8), (8, 10)]
         assert np.concatenate([y for _, y, _ in batches]).tolist() == (order**2).tolist()
@@ -83,73 +83,73 @@ def test_batches_are_those_that_one_process_would_prepare(feed_of, count, tmp_pa
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, even if we are killed now
 
 
-def test_an_epoch_goes_on_in_its_middle(feed_of):
-    whole = copied(feed_of(Squares()).batches(2, 0))
-    rest = copied(feed_of(Squares()).batches(2, 4))
+def test_an_epoch_goes_on_in_its_middle(loader_of):
+    whole = copied(loader_of(Squares()).batches(2, 0))
+    rest = copied(loader_of(Squares()).batches(2, 4))
     assert [x.tolist() for x, *_ in rest] == [x.tolist() for x, *_ in whole[1:]]
 
 
-def test_a_feed_is_taken_back_to_where_training_goes_on(feed_of):
-    feed = feed_of(Squares())
-    first = copied(feed.batches(1, 0))
-    copied(feed.batches(2, 0))
-    again = copied(feed.batches(1, 4))
+def test_a_feed_is_taken_back_to_where_training_goes_on(loader_of):
+    loader = loader_of(Squares())
+    first = copied(loader.batches(1, 0))
+    copied(loader.batches(2, 0))
+    again = copied(loader.batches(1, 4))
     assert [y.tolist() for _, y, _ in again] == [y.tolist() for _, y, _ in first[1:]]
 
 
-def test_preprocessors_go_on_from_epoch_to_epoch(feed_of):
-    feed, rings = feed_of(Squares()), set()
+def test_preprocessors_go_on_from_epoch_to_epoch(loader_of):
+    loader, rings = loader_of(Squares()), set()
     for epoch in (1, 2, 3):
-        batches = Batches(feed, epoch, 0, SingleRank(), lambda: False)
+        batches = Batches(loader, epoch, 0, SingleRank(), lambda: False)
         assert [y for _, part in batches for y in part.tolist()] == (
             epoch_order(10, SEED, epoch) ** 2
         ).tolist()
-        rings.add(id(feed._ring))
+        rings.add(id(loader._ring))
     assert len(rings) == 1
 
 
-def test_ranks_share_batches_and_one_without_a_share_gets_one_sample(feed_of):
-    shares = [copied(feed_of(Squares(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
+def test_ranks_share_batches_and_one_without_a_share_gets_one_sample(loader_of):
+    shares = [copied(loader_of(Squares(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
     last = [share[-1] for share in shares]
     assert [len(y) for _, y, _ in last] == [1, 1, 1]
     assert [chunk.weight for *_, chunk in last] == [1, 0, 0]
-    whole = copied(feed_of(Squares(9)).batches(1, 0))
+    whole = copied(loader_of(Squares(9)).batches(1, 0))
     for index, (x, *_) in enumerate(whole[:-1]):
         assert np.concatenate([share[index][0] for share in shares]).tolist() == x.tolist()
 
 
 def test_arrays_need_no_preprocessors():
     x, y = np.arange(10.0), np.arange(10) ** 2
-    feed = ArrayFeed(ArraySource(x, y, "training"), Stream(10, 4, SEED, rank=1, ranks=2))
-    batches = copied(feed.batches(1, 4))
+    loader = ArrayLoader(ArraySource(x, y, "training"), Stream(10, 4, SEED, rank=1, ranks=2))
+    batches = copied(loader.batches(1, 4))
     order = epoch_order(10, SEED, 1)
     assert [y.tolist() for _, y, _ in batches] == [(order[6:8] ** 2).tolist(), (order[9:] ** 2).tolist()]
 
 
-def test_a_sample_that_cannot_be_prepared_ends_training_with_its_cause(feed_of, capfd):
-    feed = feed_of(Squares(bad=3))
+def test_a_sample_that_cannot_be_prepared_ends_training_with_its_cause(loader_of, capfd):
+    loader = loader_of(Squares(bad=3))
     with pytest.raises(BadInputError, match="ValueError: sample 3 is rotten"):
-        copied(feed.batches(1, 0))
+        copied(loader.batches(1, 0))
     assert "_read" in capfd.readouterr().err
 
 
-def test_a_killed_preprocessor_ends_training(feed_of, monkeypatch):
+def test_a_killed_preprocessor_ends_training(loader_of, monkeypatch):
     monkeypatch.setattr(loaders, "LOOK_S", 0.05)
-    feed = feed_of(Squares(10_000), count=1)  # more than are prepared ahead
-    batches = feed.batches(1, 0)
+    loader = loader_of(Squares(10_000), count=1)  # more than are prepared ahead
+    batches = loader.batches(1, 0)
     next(batches)
-    (process,) = feed._kitchen.preprocessors._processes
+    (process,) = loader._pool.preprocessors._processes
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(HetctlError, match="preprocessor was killed"):
         copied(batches)
 
 
-def test_a_preprocessor_that_hangs_is_given_up(feed_of):
-    feed = feed_of(Squares(), count=1, timeouts=Timeouts(samples_s=0.2))
-    (process,) = feed._kitchen.preprocessors._processes
+def test_a_preprocessor_that_hangs_is_given_up(loader_of):
+    loader = loader_of(Squares(), count=1, timeouts=Timeouts(samples_s=0.2))
+    (process,) = loader._pool.preprocessors._processes
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(HetctlError, match=r"did not answer in 0\.2 s"):
-        next(feed.batches(1, 0))
+        next(loader.batches(1, 0))
 
 
 def test_preprocessors_end_with_their_trainer(tmp_path):

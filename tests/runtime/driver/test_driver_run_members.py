@@ -28,8 +28,8 @@ def event(kind, time, **data):
     return Event("m", 0, kind, time, data)
 
 
-def left(*events, now, part=60, candidate=CANDIDATE):
-    return as_of_now(candidate, part, 10.0, report_of(events).epoch_since, now).samples_left
+def left(*events, now, part=60, workload=CANDIDATE):
+    return as_of_now(workload, part, 10.0, report_of(events).epoch_since, now).samples_left
 
 
 def test_before_its_first_step_a_member_has_trained_nothing():
@@ -56,7 +56,7 @@ def test_an_epoch_begins_when_the_one_before_is_reported():
 
 def test_without_known_epochs_nothing_is_guessed():
     unknown = Workload("m", {1: 10.0}, samples_left=340.0)
-    assert left(event("first_step", 0.0), now=9.0, candidate=unknown) == 340
+    assert left(event("first_step", 0.0), now=9.0, workload=unknown) == 340
 
 
 def test_epochs_count_as_they_are_told_or_when_the_step_has_ended(tmp_path):
@@ -104,10 +104,10 @@ def members_in(folder, *names):
 
 
 def samples_left(members):
-    return {name: candidate.samples_left for name, candidate in members.left().items()}
+    return {name: workload.samples_left for name, workload in members.left().items()}
 
 
 @given(st.floats(-10, 1e6), st.integers(0, 150), st.floats(0, 1e6))
 def test_what_is_left_neither_grows_nor_falls_below_zero(now, part, samples):
-    candidate = Workload("m", {1: 10.0}, samples, 100)
-    assert 0 <= left(event("first_step", 0.0), now=now, part=part, candidate=candidate) <= samples
+    workload = Workload("m", {1: 10.0}, samples, 100)
+    assert 0 <= left(event("first_step", 0.0), now=now, part=part, workload=workload) <= samples

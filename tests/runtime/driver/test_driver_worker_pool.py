@@ -69,7 +69,7 @@ def work(assignment, context):
         if how.get("hang"): time.sleep(1000)
     def goes_on():
         told = context.told(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
-        return ranks.agree(how["steps"] > 0 and not (told and not how.get("deaf")))
+        return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("deaf")))
     while goes_on():
         how["steps"] -= 1
         time.sleep(0.05)
@@ -341,13 +341,13 @@ def test_who_has_not_begun_when_another_fails_is_there_for_the_next(job):
 
 def test_an_agent_of_another_node_is_sent_away(job):
     assert AgentFiles.within(job.folder).address.stat().st_mode & 0o777 == 0o600
-    stranger = knock_as(job, "agents", "elsewhere")
+    stranger = connect_as(job, "agents", "elsewhere")
     wait_for(lambda: job.workers.reap() == [] and _closed(stranger))
 
 
-def _closed(wire) -> bool:
+def _closed(connection) -> bool:
     try:
-        wire.receive(0.01)
+        connection.receive(0.01)
     except TimeoutError:
         return False
     except ConnectionError:
@@ -446,7 +446,7 @@ def test_a_killed_agent_of_a_member_ends_that_member_alone_and_costs_no_node(mem
     assert other.exit_code == 0
 
 
-def knock_as(job, step: str, node: str, **facts):
+def connect_as(job, step: str, node: str, **facts):
     """Come as an agent of a step on a node."""
     address = json.loads((AgentFiles.within(job.folder).address).read_text())
     who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
@@ -473,7 +473,7 @@ def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(
     monkeypatch.setattr("hetctl.runtime.driver.worker_pool.LEAVE_S", 0.2)
     job.workers.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 0, 1)
-    stranger = knock_as(job, f"{tmp_path.name}/m", **facts)
+    stranger = connect_as(job, f"{tmp_path.name}/m", **facts)
     (step,) = job.end_of("m")
     assert _closed(stranger)
     assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
@@ -490,15 +490,15 @@ def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(start, 
     monkeypatch.setattr(sys, "executable", str(deaf))
     job.workers.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 2, 3)
-    agent = knock_as(job, f"{tmp_path.name}/m", "n2")
+    agent = connect_as(job, f"{tmp_path.name}/m", "n2")
     wait_for(lambda: job.workers.reap() == [] and _has_word(agent))
     welcome = decode(Welcome, agent.receive(5))
     assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
     assert agent.receive(5) == {"start": 2}
 
 
-def _has_word(wire) -> bool:
-    return bool(select.select([wire], [], [], 0.01)[0])
+def _has_word(connection) -> bool:
+    return bool(select.select([connection], [], [], 0.01)[0])
 
 
 DRIVER = """

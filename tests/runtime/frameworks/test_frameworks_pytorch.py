@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework, pytorch
@@ -44,9 +44,9 @@ def built(model_fn=parts, train_fn=None):
 
 
 def train(network, epochs=1, samples=SAMPLES, batch=16, start=0, should_stop=lambda: False):
-    feed = ArrayFeed(ArraySource(X[:samples], Y[:samples], "training"), Stream(samples, batch, 5))
+    loader = ArrayLoader(ArraySource(X[:samples], Y[:samples], "training"), Stream(samples, batch, 5))
     for epoch in range(1, epochs + 1):
-        network.train(Batches(feed, epoch, start, SingleRank(), should_stop))
+        network.train(Batches(loader, epoch, start, SingleRank(), should_stop))
 
 
 def other_scheduler():

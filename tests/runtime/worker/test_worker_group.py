@@ -71,7 +71,7 @@ class Ranks:
 def test_one_gpu_needs_nobody():
     group = join_group(RankInfo(0, 1), LinkOfTests(missing="plugs"), unexpected)
     assert isinstance(group, SingleRank)
-    assert (group.rank, group.size, group.agree("value"), group.broken()) == (0, 1, "value", False)
+    assert (group.rank, group.size, group.broadcast("value"), group.peer_failed()) == (0, 1, "value", False)
     group.leave()
 
 
@@ -83,7 +83,9 @@ def test_several_gpus_without_what_connects_them_are_refused_with_the_way_out():
 
 def test_ranks_agree_on_what_rank_0_says():
     def body(group):
-        said = [group.agree(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})]
+        said = [
+            group.broadcast(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})
+        ]
         group.leave()
         return said
 
@@ -94,14 +96,14 @@ def test_ranks_agree_on_what_rank_0_says():
 
 
 def let_go(group):
-    for wire in group._wires:
-        wire.close()
+    for connection in group._connections:
+        connection.close()
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_whoever_is_left_knows_that_another_is_gone(gone):
     def left(group):
-        broken = group.broken()
+        broken = group.peer_failed()
         let_go(group)  # as a process does that fails
         return broken
 
@@ -115,7 +117,7 @@ def test_nobody_is_gone_who_only_says_nothing():
     over = threading.Barrier(2)
 
     def body(group):
-        broken = group.broken()
+        broken = group.peer_failed()
         over.wait(timeout=30)
         return broken
 
@@ -126,7 +128,7 @@ def test_nobody_is_gone_who_only_says_nothing():
 def test_nobody_waits_for_a_rank_that_is_gone(how):
     def waiting(group):
         if how == "agree":
-            return group.agree(None)
+            return group.broadcast(None)
         return group.leave()
 
     assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)

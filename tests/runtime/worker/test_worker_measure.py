@@ -15,7 +15,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.perf.step_times import LEAST_S
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.context import WorkerContext
@@ -69,7 +69,7 @@ def test_point_has_the_rate_of_full_batches_and_what_an_epoch_takes_besides(tmp_
 
 def feed_of(samples, chunk):
     values = ArraySource(range_of(samples), range_of(samples), "training")
-    return ArrayFeed(values, Stream(samples, chunk, 3))
+    return ArrayLoader(values, Stream(samples, chunk, 3))
 
 
 def range_of(samples):

@@ -10,7 +10,7 @@ from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.loaders import ArrayFeed
+from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
@@ -50,11 +50,11 @@ def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs
     loaded = load_functions(ensemble)
     seed_all(framework, seed)
     training, validation = as_sources(loaded.input_fn(None))
-    feed = ArrayFeed(training, Stream(len(training), 32, seed))
-    held_out = ArrayFeed(validation, Stream(len(validation), 32, UNSHUFFLED))
-    network = load_framework(framework).build(member, loaded, SingleRank(), feed.sample)
+    loader = ArrayLoader(training, Stream(len(training), 32, seed))
+    held_out = ArrayLoader(validation, Stream(len(validation), 32, UNSHUFFLED))
+    network = load_framework(framework).build(member, loaded, SingleRank(), loader.sample)
     return Trainer(
-        member, network, feed, held_out, CheckpointFolder(folder), SingleRank(),
+        member, network, loader, held_out, CheckpointFolder(folder), SingleRank(),
         Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
     )  # fmt: skip
 

@@ -52,8 +52,8 @@ def test_planners_go_by_their_names() -> None:
 
 
 def request_for(*names: str) -> Request:
-    candidates = tuple(Workload(name, {1: 10.0, 2: 18.0}, 100.0) for name in names)
-    return Request(candidates, Cluster.of(2, 2).nodes, 2, 0, Options())
+    workloads = tuple(Workload(name, {1: 10.0, 2: 18.0}, 100.0) for name in names)
+    return Request(workloads, Cluster.of(2, 2).nodes, 2, 0, Options())
 
 
 def test_members_that_do_not_fit_leave_their_gpus_to_others() -> None:

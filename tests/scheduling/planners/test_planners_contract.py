@@ -76,13 +76,13 @@ options = st.builds(
 @st.composite
 def requests(draw: st.DrawFn, planner: Planner) -> Request:
     """Draw a cluster on which some members may be in training; an elastic planner is told of them."""
-    candidates, cluster = draw(members), draw(clusters)
-    wishes = draw(st.lists(st.integers(0, 9), min_size=len(candidates), max_size=len(candidates)))
+    workloads, cluster = draw(members), draw(clusters)
+    wishes = draw(st.lists(st.integers(0, 9), min_size=len(workloads), max_size=len(workloads)))
     if planner.paradigm == "global" or draw(st.booleans()):
         wishes = [0] * len(wishes)
-    counts = [(c.name, min(wish, c.max_gpus)) for c, wish in zip(candidates, wishes, strict=True) if wish]
+    counts = [(c.name, min(wish, c.max_gpus)) for c, wish in zip(workloads, wishes, strict=True) if wish]
     placements, _ = pack(counts, cluster, 1)
-    by_name = {c.name: c for c in candidates}
+    by_name = {c.name: c for c in workloads}
     held = tuple(
         Held(
             by_name[name], allocation(by_name[name], parts), draw(st.floats(0.0, 900.0)), draw(st.booleans())
@@ -92,7 +92,7 @@ def requests(draw: st.DrawFn, planner: Planner) -> Request:
     taken = {(p.node, gpu) for parts in placements.values() for p in parts for gpu in p.gpus}
     free = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster)
     return Request(
-        candidates=[c for c in candidates if c.name not in placements],
+        workloads=[c for c in workloads if c.name not in placements],
         nodes=tuple(node for node in free if node.gpus),
         gpus=sum(len(node.gpus) for node in cluster),
         round_index=draw(st.integers(0, 9)),
@@ -103,9 +103,9 @@ def requests(draw: st.DrawFn, planner: Planner) -> Request:
     )
 
 
-def allocation(candidate: Workload, parts: Any) -> Allocation:
+def allocation(workload: Workload, parts: Any) -> Allocation:
     gpus = sum(len(part.gpus) for part in parts)
-    return Allocation(candidate.name, gpus, "data-parallel", candidate.rates[gpus], parts)
+    return Allocation(workload.name, gpus, "data-parallel", workload.rates[gpus], parts)
 
 
 def gpus_of(allocations: Iterable[Allocation]) -> list[tuple[str, int]]:
@@ -113,13 +113,13 @@ def gpus_of(allocations: Iterable[Allocation]) -> list[tuple[str, int]]:
 
 
 def names_of(request: Request) -> set[str]:
-    return {c.name for c in request.candidates} | {h.candidate.name for h in request.held}
+    return {c.name for c in request.workloads} | {h.workload.name for h in request.held}
 
 
 def check_members(request: Request, decision: Decision) -> None:
     started = [a.member for a in decision.start]
-    movable = {h.candidate.name for h in request.held if not h.fixed}
-    waiting = {c.name for c in request.candidates}
+    movable = {h.workload.name for h in request.held if not h.fixed}
+    waiting = {c.name for c in request.workloads}
     assert len(set(started)) == len(started)
     assert set(started) <= waiting | movable
     assert set(decision.stop) <= movable - set(started)
@@ -127,8 +127,8 @@ def check_members(request: Request, decision: Decision) -> None:
 
 def check_gpus(request: Request, decision: Decision) -> None:
     touched = {*decision.stop, *(a.member for a in decision.start)}
-    kept = [h.allocation for h in request.held if h.candidate.name not in touched]
-    freed = [h.allocation for h in request.held if h.candidate.name in touched]
+    kept = [h.allocation for h in request.held if h.workload.name not in touched]
+    freed = [h.allocation for h in request.held if h.workload.name in touched]
     used, free = gpus_of(decision.start), {(n.name, gpu) for n in request.nodes for gpu in n.gpus}
     assert set(used) <= free | set(gpus_of(freed))
     whole = used + gpus_of(kept)
@@ -136,7 +136,7 @@ def check_gpus(request: Request, decision: Decision) -> None:
 
 
 def check_allocations(request: Request, decision: Decision) -> None:
-    curves = {c.name: c.rates for c in (*request.candidates, *(h.candidate for h in request.held))}
+    curves = {c.name: c.rates for c in (*request.workloads, *(h.workload for h in request.held))}
     for given_ in decision.start:
         assert given_.gpus == len(gpus_of([given_])) >= 1
         assert given_.rate == curves[given_.member][given_.gpus]
@@ -152,7 +152,7 @@ def check_nodes(request: Request, decision: Decision) -> None:
 
 def check_somebody_trains(request: Request, decision: Decision) -> None:
     if not request.held and request.free_gpus == request.gpus:
-        assert bool(decision.start) is bool(request.candidates and request.gpus)
+        assert bool(decision.start) is bool(request.workloads and request.gpus)
 
 
 def check_memory(request: Request, decision: Decision) -> None:
@@ -193,17 +193,17 @@ def test_so_does_the_next_one_with_what_is_remembered(planner: Planner) -> None:
 
 def after(planner: Planner, request: Request, decision: Decision, later_s: float) -> Request:
     """Return the request when the decision has been carried out."""
-    by_name = {c.name: c for c in (*request.candidates, *(h.candidate for h in request.held))}
+    by_name = {c.name: c for c in (*request.workloads, *(h.workload for h in request.held))}
     touched = {*decision.stop, *(a.member for a in decision.start)}
-    held = [h for h in request.held if h.candidate.name not in touched]
+    held = [h for h in request.held if h.workload.name not in touched]
     held += [Held(by_name[a.member], a, request.now_s) for a in decision.start]
-    freed = [h.allocation for h in request.held if h.candidate.name in touched]
+    freed = [h.allocation for h in request.held if h.workload.name in touched]
     free = {(n.name, gpu) for n in request.nodes for gpu in n.gpus} | set(gpus_of(freed))
     free -= set(gpus_of(decision.start))
-    training = {h.candidate.name for h in held}
+    training = {h.workload.name for h in held}
     return replace(
         request,
-        candidates=[c for c in by_name.values() if c.name not in training],
+        workloads=[c for c in by_name.values() if c.name not in training],
         nodes=tuple(
             node
             for whole in request.all_nodes
@@ -268,10 +268,10 @@ def check_run(arrivals: list[Arrival], world: Scenario, result: Simulation) -> N
         trained[interval.member] += interval.samples
         for gpu in gpus_of([interval.allocation]):
             busy[gpu].append((interval.start_s, interval.end_s))
-    assert trained == {a.candidate.name: pytest.approx(a.candidate.samples_left) for a in arrivals}
+    assert trained == {a.workload.name: pytest.approx(a.workload.samples_left) for a in arrivals}
     for spans in busy.values():
         assert all(before[1] <= after_[0] + 1e-6 for before, after_ in pairwise(sorted(spans)))
-    jobs = [(a.at_s, a.candidate) for a in arrivals]
+    jobs = [(a.at_s, a.workload) for a in arrivals]
     assert result.makespan_s >= makespan_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
     assert result.mean_jct_s >= mean_jct_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
 
@@ -283,12 +283,12 @@ def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
         check_run(arrivals, world, simulate(planner, arrivals, world, options))
 
 
-def longest_step_s(candidate: Workload) -> float:
+def longest_step_s(workload: Workload) -> float:
     """Return the seconds for a whole epoch, at worst."""
-    startup_s = max(candidate.startup_s, candidate.restart_s or 0.0)
-    left = candidate.samples_per_epoch or candidate.samples_left
-    whole = replace(candidate, samples_left=float(left), startup_s=startup_s)
-    return least_step_s(whole, min(candidate.rates.values()))
+    startup_s = max(workload.startup_s, workload.restart_s or 0.0)
+    left = workload.samples_per_epoch or workload.samples_left
+    whole = replace(workload, samples_left=float(left), startup_s=startup_s)
+    return least_step_s(whole, min(workload.rates.values()))
 
 
 @every_planner
@@ -297,7 +297,7 @@ def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
         planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, spare=st.floats(1.1, 3.0)
     )
     def check(arrivals: list[Arrival], world: Scenario, options: Options, spare: float) -> None:
-        longest_s = max(longest_step_s(arrival.candidate) for arrival in arrivals)
+        longest_s = max(longest_step_s(arrival.workload) for arrival in arrivals)
         world = replace(world, clock=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
         check_run(arrivals, world, simulate(planner, arrivals, world, options))
 

@@ -49,10 +49,10 @@ def member(name: str, samples: float = 1e6, restart_s: float = 10.0, **of: float
     return Workload(name, rates, samples, restart_s=restart_s)
 
 
-def held(candidate: Workload, node: str, *gpus: int, fixed: bool = False) -> Held:
-    rate = candidate.rates[len(gpus)]
-    allocation = Allocation(candidate.name, len(gpus), DATA_PARALLEL, rate, (Placement(node, gpus),))
-    return Held(candidate, allocation, 0.0, fixed)
+def held(workload: Workload, node: str, *gpus: int, fixed: bool = False) -> Held:
+    rate = workload.rates[len(gpus)]
+    allocation = Allocation(workload.name, len(gpus), DATA_PARALLEL, rate, (Placement(node, gpus),))
+    return Held(workload, allocation, 0.0, fixed)
 
 
 def given(decided: Decision) -> dict[str, int]:

@@ -78,7 +78,7 @@ def requests(draw: st.DrawFn, curves: st.SearchStrategy[dict[int, float]] = curv
 
 
 def after(request: Request, decision: Decision) -> dict[str, Allocation]:
-    stays = {h.candidate.name: h.allocation for h in request.held if h.candidate.name not in decision.stop}
+    stays = {h.workload.name: h.allocation for h in request.held if h.workload.name not in decision.stop}
     return stays | {allocation.member: allocation for allocation in decision.start}
 
 
@@ -92,7 +92,7 @@ def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> N
     assert len(taken) == len(set(taken))
     assert set(taken) <= {(node.name, gpu) for node in request_.cluster for gpu in node.gpus}
     size = max(len(node.gpus) for node in request_.cluster)
-    rates = {c.name: c.rates for c in (*request_.candidates, *(h.candidate for h in request_.held))}
+    rates = {c.name: c.rates for c in (*request_.workloads, *(h.workload for h in request_.held))}
     for allocation in decision.start:
         assert allocation.gpus == sum(len(part.gpus) for part in allocation.placement)
         assert allocation.rate == rates[allocation.member][allocation.gpus]
@@ -107,7 +107,7 @@ def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> N
 @given(requests())
 def test_who_is_named_gets_other_gpus_and_fixed_members_are_not(planner: Planner, request_: Request) -> None:
     decision = planner.decide(request_)
-    held = {h.candidate.name: h for h in request_.held}
+    held = {h.workload.name: h for h in request_.held}
     for allocation in decision.start:
         assert allocation.member not in held or held[allocation.member].allocation != allocation
     fixed = {name for name, h in held.items() if h.fixed}
@@ -119,8 +119,8 @@ def test_who_is_named_gets_other_gpus_and_fixed_members_are_not(planner: Planner
 @given(requests())
 def test_nobody_waits_while_somebody_could_do_with_less(planner: Planner, request_: Request) -> None:
     everybody = after(request_, planner.decide(request_))
-    waits = len(request_.candidates) + len(request_.held) - len(everybody)
-    larger = [a for h in request_.held if not h.fixed and (a := everybody[h.candidate.name]).gpus > 1]
+    waits = len(request_.workloads) + len(request_.held) - len(everybody)
+    larger = [a for h in request_.held if not h.fixed and (a := everybody[h.workload.name]).gpus > 1]
     assert not waits or not larger
 
 
@@ -131,17 +131,17 @@ def test_asked_again_at_once_it_changes_nothing(planner: Planner, request_: Requ
     request_ = replace(request_, options=Options())
     decision = planner.decide(request_)
     everybody = after(request_, decision)
-    known = {c.name: c for c in (*request_.candidates, *(h.candidate for h in request_.held))}
-    since = {h.candidate.name: h.since_s for h in request_.held}
+    known = {c.name: c for c in (*request_.workloads, *(h.workload for h in request_.held))}
+    since = {h.workload.name: h.since_s for h in request_.held}
     since.update({a.member: request_.now_s for a in decision.start})
-    fixed = {h.candidate.name for h in request_.held if h.fixed}
+    fixed = {h.workload.name for h in request_.held if h.fixed}
     taken = {(p.node, gpu) for a in everybody.values() for p in a.placement for gpu in p.gpus}
     free = (
         replace(n, gpus=tuple(gpu for gpu in n.gpus if (n.name, gpu) not in taken)) for n in request_.cluster
     )
     again = replace(
         request_,
-        candidates=tuple(c for name, c in known.items() if name not in everybody),
+        workloads=tuple(c for name, c in known.items() if name not in everybody),
         nodes=tuple(node for node in free if node.gpus),
         held=tuple(Held(known[n], a, since[n], n in fixed) for n, a in everybody.items()),
         memory=decision.memory,

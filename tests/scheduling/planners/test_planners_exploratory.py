@@ -91,8 +91,8 @@ def test_only_rates_that_were_explored_are_looked_at() -> None:
     assert decision.again_s == STAGE_S
 
 
-def asked(candidates: tuple[Workload, ...]) -> Request:
-    return Request(candidates, Cluster.of(16, 8).nodes, 16, 0, Options())
+def asked(workloads: tuple[Workload, ...]) -> Request:
+    return Request(workloads, Cluster.of(16, 8).nodes, 16, 0, Options())
 
 
 @pytest.mark.parametrize("exploration", ["each", "shared"])

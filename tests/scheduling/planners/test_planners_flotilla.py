@@ -18,8 +18,8 @@ def linear(name: str, rate: float, max_gpus: int = 16) -> Workload:
     return Workload(name, {gpus: gpus * rate for gpus in range(1, max_gpus + 1)}, 1000.0)
 
 
-def request(candidates: tuple[Workload, ...], gpus: int, per_node: int = 4, **options: float) -> Request:
-    return Request(candidates, Cluster.of(gpus, per_node).nodes, gpus, 0, Options(**options))  # type: ignore[arg-type]
+def request(workloads: tuple[Workload, ...], gpus: int, per_node: int = 4, **options: float) -> Request:
+    return Request(workloads, Cluster.of(gpus, per_node).nodes, gpus, 0, Options(**options))  # type: ignore[arg-type]
 
 
 def test_equation_3_by_hand() -> None:

@@ -80,11 +80,11 @@ def test_other_gpus_are_refused_with_what_was_written(text: str) -> None:
 
 
 def test_rates_are_those_of_the_type_or_else_the_general_ones() -> None:
-    candidate = member("a")
-    assert candidate.on_type("v100").rates == FAST
-    assert candidate.on_type("k80").rates == SLOW
-    assert candidate.on_slowest(["v100", "p100"]).rates == SLOW
-    assert candidate.highest_rates == FAST
+    workload = member("a")
+    assert workload.on_type("v100").rates == FAST
+    assert workload.on_type("k80").rates == SLOW
+    assert workload.on_slowest(["v100", "p100"]).rates == SLOW
+    assert workload.highest_rates == FAST
     plain = Workload("b", SLOW, 1.0)
     assert plain.on_type("v100") is plain
 
@@ -190,7 +190,7 @@ def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
     options = Options(plan_seconds=0.05, mix_types=mix_types)
     world = Scenario(CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0))
     result = simulate(planner_named(name), arrivals, world, options)
-    assert result.makespan_s >= makespan_bound([(a.at_s, a.candidate) for a in arrivals], 16) - 1e-6
+    assert result.makespan_s >= makespan_bound([(a.at_s, a.workload) for a in arrivals], 16) - 1e-6
     done = {m.name: sum(i.samples for i in result.intervals if i.member == m.name) for m in members}
     assert done == pytest.approx({m.name: m.samples_left for m in members})
 

@@ -81,11 +81,11 @@ counts = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 7))
 def test_from_any_state_to_any_other(before: dict[str, int], after: dict[str, int], nodes: int) -> None:
     first, _ = place_members(request((), "abcdefgh", nodes), before)
     holders = tuple(Held(member(a.member), a, 0.0) for a in first.start)
-    names = {holder.candidate.name for holder in holders}
+    names = {holder.workload.name for holder in holders}
     asked = request(holders, "".join(n for n in "abcdefgh" if n not in names), nodes)
     decision, given_ = place_members(asked, after)
     changed = {a.member: a for a in decision.start}
-    kept = [h.allocation for h in holders if h.candidate.name not in {*changed, *decision.stop}]
+    kept = [h.allocation for h in holders if h.workload.name not in {*changed, *decision.stop}]
     final = [*changed.values(), *kept]
     used = [(part.node, gpu) for a in final for part in a.placement for gpu in part.gpus]
     assert len(used) == len(set(used)) <= 4 * nodes

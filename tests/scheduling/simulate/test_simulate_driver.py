@@ -20,7 +20,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
-from hetctl.perf.workloads import candidates
+from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, Start
 from hetctl.scheduling.events import Event, StepEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
@@ -75,7 +75,7 @@ class RunCase:
 def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedStep]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
-    members = candidates(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
+    members = active_workloads(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
     failures = None
     if run.failed_at_s:
         Drawn.times = [run.failed_at_s.get(node.name, 1e12) for node in cluster.nodes]
@@ -108,7 +108,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
         for step in steps:
             by_round[step.round_index].append(step)
         simulated = [
-            (those[0].start_s, {s.candidate.name: s.allocation.placement for s in those})
+            (those[0].start_s, {s.workload.name: s.allocation.placement for s in those})
             for those in by_round.values()
         ]
         return virtual.rounds(), simulated

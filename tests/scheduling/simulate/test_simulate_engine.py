@@ -27,16 +27,14 @@ def member(name: str, samples: float, **values: float) -> Workload:
     return Workload(name, rates, samples, **values)  # type: ignore[arg-type]
 
 
-def given(candidate: Workload, *gpus: int, node: str = "node-0") -> Allocation:
+def given(workload: Workload, *gpus: int, node: str = "node-0") -> Allocation:
     count = len(gpus)
-    return Allocation(
-        candidate.name, count, "data-parallel", candidate.rates[count], (Placement(node, gpus),)
-    )
+    return Allocation(workload.name, count, "data-parallel", workload.rates[count], (Placement(node, gpus),))
 
 
 def one_each(request: Request) -> Decision:
     slots = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
-    pairs = zip(request.candidates, slots, strict=False)
+    pairs = zip(request.workloads, slots, strict=False)
     return Decision(tuple(given(c, gpu, node=node) for c, (node, gpu) in pairs))
 
 
@@ -53,7 +51,7 @@ def run(
 ) -> list[Row]:
     engine = Engine(planner, arrivals, Scenario(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
     return [
-        (s.candidate.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
+        (s.workload.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
         for s in engine.steps
     ]
 
@@ -77,10 +75,10 @@ def test_a_resize_costs_a_checkpoint_and_a_restart() -> None:
     a, b = member("a", 500, startup_s=0.0, restart_s=5.0, checkpoint_s=2.0), member("b", 100)
 
     def decide(request: Request) -> Decision:
-        waiting = {c.name: c for c in request.candidates}
+        waiting = {c.name: c for c in request.workloads}
         if "b" in waiting:
-            return Decision((given(request.held[0].candidate, 0, 1, 2), given(waiting["b"], 3)))
-        return Decision(tuple(given(c, 0) for c in request.candidates))
+            return Decision((given(request.held[0].workload, 0, 1, 2), given(waiting["b"], 3)))
+        return Decision(tuple(given(c, 0) for c in request.workloads))
 
     assert run(elastic(decide), [Arrival(a), Arrival(b, 20.0)]) == [
         ("a", 1, 0.0, 22.0, 200),
@@ -93,7 +91,7 @@ def test_the_same_planner_is_told_how_far_who_trains_has_come() -> None:
     seen: list[tuple[float, float, float]] = []
 
     def decide(request: Request) -> Decision:
-        seen.extend((request.now_s, h.candidate.samples_left, h.candidate.startup_s) for h in request.held)
+        seen.extend((request.now_s, h.workload.samples_left, h.workload.startup_s) for h in request.held)
         return one_each(request)
 
     run(
@@ -107,7 +105,7 @@ def test_who_is_stopped_waits_and_goes_on() -> None:
     """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
 
     def decide(request: Request) -> Decision:
-        waiting = {c.name: c for c in request.candidates}
+        waiting = {c.name: c for c in request.workloads}
         if request.now_s == 0:
             return Decision((given(waiting["a"], 0),), again_s=4.0, memory="stop")
         if request.held and request.memory == "stop":
@@ -272,7 +270,7 @@ def test_resize_that_the_planner_wanted_is_no_reason_to_ask_it_again() -> None:
     def decide(request: Request) -> Decision:
         asked.append(request.now_s)
         if request.held and request.now_s == 4.0:
-            return Decision((given(request.held[0].candidate, 0, 1),))
+            return Decision((given(request.held[0].workload, 0, 1),))
         return Decision(one_each(request).start, again_s=4.0 if request.now_s < 4 else None)
 
     run(elastic(decide), [Arrival(member("a", 100, checkpoint_s=2.0))])
@@ -306,7 +304,7 @@ def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Cal
 
     def decide(request: Request) -> Decision:
         if request.held and request.now_s == 4.0:
-            return Decision((given(request.held[0].candidate, 0, node="node-1"),))
+            return Decision((given(request.held[0].workload, 0, node="node-1"),))
         again_s = 4.0 if request.now_s < 4 else None
         return Decision(one_each(request).start if not request.held else (), again_s=again_s)
 
@@ -345,10 +343,10 @@ def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None
     """c needs 30 s on one GPU: too late at 15 s of 40; at 20 s it has both, on which it needs 15 s."""
 
     def decide(request: Request) -> Decision:
-        if len(request.candidates) > 1:
+        if len(request.workloads) > 1:
             return one_each(request)
         gpus = [gpu for node in request.nodes for gpu in node.gpus]
-        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+        return Decision(tuple(given(c, *gpus) for c in request.workloads))
 
     arrivals = [
         Arrival(member("a", 150)),
@@ -366,10 +364,10 @@ def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again()
     """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when nobody trains any more."""
 
     def decide(request: Request) -> Decision:
-        if len(request.candidates) > 1:
+        if len(request.workloads) > 1:
             return one_each(request)
         gpus = [gpu for node in request.nodes for gpu in node.gpus]
-        return Decision(tuple(given(c, *gpus) for c in request.candidates))
+        return Decision(tuple(given(c, *gpus) for c in request.workloads))
 
     arrivals = [
         Arrival(member("a", 199)),
@@ -415,7 +413,7 @@ def test_who_comes_back_has_its_place_before_those_who_came_later() -> None:
     for name in "abc":
         queue.add(member(name, 100))
     queue.remove("a")
-    assert [c.name for c in queue.candidates] == ["b", "c"]
+    assert [c.name for c in queue.workloads] == ["b", "c"]
     queue.add(member("a", 50))
-    assert [(c.name, c.samples_left) for c in queue.candidates] == [("a", 50), ("b", 100), ("c", 100)]
+    assert [(c.name, c.samples_left) for c in queue.workloads] == [("a", 50), ("b", 100), ("c", 100)]
     assert [c.name for c in queue.without({"b"})] == ["a", "c"]

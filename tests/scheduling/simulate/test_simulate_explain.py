@@ -19,13 +19,13 @@ CLUSTER = Cluster.of(4, 4)
 SILENT = Planner("silent", "global", lambda _: Decision())
 
 
-def on(candidate: Workload, *gpus: int) -> Allocation:
-    rate = candidate.rates[len(gpus)]
-    return Allocation(candidate.name, len(gpus), DATA_PARALLEL, rate, (Placement("node-0", gpus),))
+def on(workload: Workload, *gpus: int) -> Allocation:
+    rate = workload.rates[len(gpus)]
+    return Allocation(workload.name, len(gpus), DATA_PARALLEL, rate, (Placement("node-0", gpus),))
 
 
-def request(*candidates: Workload, **values: object) -> Request:
-    return Request(candidates, CLUSTER.nodes, 4, 0, Options(), **values)  # type: ignore[arg-type]
+def request(*workloads: Workload, **values: object) -> Request:
+    return Request(workloads, CLUSTER.nodes, 4, 0, Options(), **values)  # type: ignore[arg-type]
 
 
 def test_what_each_got_and_who_waits_for_whom() -> None:
@@ -74,7 +74,7 @@ def test_a_plan_asks_for_reasons_only_to_be_explained() -> None:
         return {a.member: f"round {request.round_index}" for a in decision.start}
 
     def decide(request: Request) -> Decision:
-        return Decision((on(request.candidates[0], 0),))
+        return Decision((on(request.workloads[0], 0),))
 
     planner = Planner("speaking", "global", decide, reasons=reasons)
     plain = forecast(planner, (A, C), Scenario(CLUSTER), Options())

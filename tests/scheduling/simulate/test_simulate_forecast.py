@@ -26,12 +26,12 @@ FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 
 
 def in_order(request: Request) -> Decision:
-    """One GPU each, as the candidates come."""
+    """One GPU each, as the workloads come."""
     free = [(node.name, gpu) for node in request.nodes for gpu in node.gpus]
     return Decision(
         tuple(
             Allocation(c.name, 1, "data-parallel", c.rates[1], (Placement(node, (gpu,)),))
-            for c, (node, gpu) in zip(request.candidates, free, strict=False)
+            for c, (node, gpu) in zip(request.workloads, free, strict=False)
         )
     )
 
@@ -207,7 +207,7 @@ def test_all_samples_are_trained_once_whatever_the_limits(
     for step in steps:
         assert step.samples >= 0
         assert step.end_s - step.start_s <= clock.usable_s * (1 + 1e-9)
-        trained[step.candidate.name] += step.samples
+        trained[step.workload.name] += step.samples
     assert dict(trained) == pytest.approx({c.name: c.samples_left for c in members})
     assert sum(step.converged for step in steps) == len(members)
     assert_nothing_is_used_twice(steps)
@@ -217,7 +217,7 @@ def assert_nothing_is_used_twice(steps: Sequence[SimulatedStep]) -> None:
     uses: dict[object, list[tuple[float, float]]] = defaultdict(list)
     for step in steps:
         held = [(part.node, gpu) for part in step.allocation.placement for gpu in part.gpus]
-        for user in (step.candidate.name, *held):
+        for user in (step.workload.name, *held):
             uses[user].append((step.start_s, step.end_s))
     for spans in uses.values():
         assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))

@@ -21,7 +21,7 @@ def one_by_one(gpus: int) -> Planner:
     """A planner that trains one member at a time."""
 
     def decide(request: Request) -> Decision:
-        first = request.candidates[0]
+        first = request.workloads[0]
         placement = (Placement("node-0", tuple(range(gpus))),)
         return Decision((Allocation(first.name, gpus, DATA_PARALLEL, first.rates[gpus], placement),))
 

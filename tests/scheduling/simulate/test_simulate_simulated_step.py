@@ -14,7 +14,7 @@ from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin, begi
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
 
-def candidate(left: float = 300.0, epoch: int | None = 100) -> Workload:
+def workload(left: float = 300.0, epoch: int | None = 100) -> Workload:
     return Workload("a", {1: 10.0}, left, epoch, startup_s=5.0, evaluate_s=2.0, checkpoint_s=1.0)
 
 
@@ -23,32 +23,32 @@ def step(member: Workload, deadline_s: float = math.inf) -> SimulatedStep | None
 
 
 def test_a_step_is_start_up_and_epochs() -> None:
-    whole = step(candidate())
+    whole = step(workload())
     assert whole is not None
     assert (whole.end_s, whole.samples, whole.converged) == (100 + 5 + 3 * 13, 300.0, True)
 
 
 @pytest.mark.parametrize(("deadline_s", "epochs"), [(118.0, 1), (130.9, 1), (131.0, 2), (144.0, 3)])
 def test_epochs_that_would_not_fit_are_not_started(deadline_s: float, epochs: int) -> None:
-    cut = step(candidate(), deadline_s)
+    cut = step(workload(), deadline_s)
     assert cut is not None
     assert (cut.end_s, cut.samples) == (105 + epochs * 13, epochs * 100.0)
     assert cut.converged is (epochs == 3)
 
 
 def test_a_step_that_would_get_nothing_done_does_not_begin() -> None:
-    assert step(candidate(), 117.9) is None
-    assert step(candidate(epoch=None), 106.0) is None
+    assert step(workload(), 117.9) is None
+    assert step(workload(epoch=None), 106.0) is None
 
 
 def test_without_epochs_a_step_trains_until_there_is_time_for_a_checkpoint() -> None:
-    cut = step(candidate(epoch=None), 116.0)
+    cut = step(workload(epoch=None), 116.0)
     assert cut is not None
     assert (cut.end_s, cut.samples) == (116.0, 100.0)
 
 
 def test_a_member_with_nothing_left_only_starts_up() -> None:
-    empty = step(candidate(left=0.0))
+    empty = step(workload(left=0.0))
     assert empty is not None
     assert (empty.end_s, empty.converged) == (105.0, True)
 
@@ -64,7 +64,7 @@ def test_a_member_with_nothing_left_only_starts_up() -> None:
     ],
 )
 def test_a_stopped_step_keeps_what_it_trained(now: float, end_s: float, samples: float) -> None:
-    running = step(candidate())
+    running = step(workload())
     assert running is not None
     ended = stopped(running, now)
     assert (ended.end_s, ended.samples) == pytest.approx((end_s, samples))
@@ -72,7 +72,7 @@ def test_a_stopped_step_keeps_what_it_trained(now: float, end_s: float, samples:
 
 
 def test_a_member_that_is_evaluated_for_the_last_time_converges_though_stopped() -> None:
-    running = step(candidate())
+    running = step(workload())
     assert running is not None
     ended = stopped(running, 141.5)
     assert (ended.end_s, ended.converged) == (144.0, True)
@@ -87,14 +87,14 @@ def test_a_member_that_is_evaluated_for_the_last_time_converges_though_stopped()
 def test_a_step_begins_if_there_is_room_for_it(
     left: float, epoch: int | None, room_s: int, longest_s: float
 ) -> None:
-    member = candidate(left, epoch)
+    member = workload(left, epoch)
     begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, longest_s)
     assert has_room(member, 10.0, 100.0, 100.0 + room_s, longest_s) is (begun is not None)
 
 
 def test_alone_a_member_goes_at_its_own_pace_until_the_deadline_comes_in_mid_epoch() -> None:
     """At 5/s it has 50 of 100 samples at 115; at 10/s 30 more by 118, with 1 s for the checkpoint."""
-    slow = begin_at_pace(candidate(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
+    slow = begin_at_pace(workload(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
     assert slow is not None
     assert (slow.end_s, slow.samples) == (118.0 + 1.0, 65.0)
     alone = paced(slow, 115.0, 10.0, 119.0)

@@ -20,19 +20,19 @@ def members(*epochs: float, per_epoch: int | None = EPOCH) -> list[Workload]:
     return [Workload(f"m{i}", rates, e * EPOCH, per_epoch) for i, e in enumerate(epochs)]
 
 
-def after(candidates: list[Workload], epochs: float) -> list[Workload]:
-    return [replace(c, samples_left=c.samples_left - epochs * EPOCH) for c in candidates]
+def after(workloads: list[Workload], epochs: float) -> list[Workload]:
+    return [replace(c, samples_left=c.samples_left - epochs * EPOCH) for c in workloads]
 
 
 def test_nobody_knows_anything_in_the_beginning() -> None:
     found = WorkEstimator(members(10, 20, 40), 0)(members(10, 20, 40))
-    assert {candidate.samples_left for candidate in found} == {FIRST_GUESS.epochs * EPOCH}
+    assert {workload.samples_left for workload in found} == {FIRST_GUESS.epochs * EPOCH}
 
 
 def test_losses_tell_long_members_from_short_ones() -> None:
     true = members(15, 25, 40, 20, 30)
     found = WorkEstimator(true, 3)(after(true, 12))
-    predicted = [candidate.samples_left / EPOCH + 12 for candidate in found]
+    predicted = [workload.samples_left / EPOCH + 12 for workload in found]
     assert predicted == pytest.approx([15, 25, 40, 20, 30], rel=0.3)
 
 
@@ -82,7 +82,7 @@ def test_the_work_is_done_when_the_rule_holds(epochs: float) -> None:
 def test_members_without_epochs_are_given_some() -> None:
     true = members(5, 6, per_epoch=None)
     found = WorkEstimator(true, 0)(true)
-    assert all(candidate.samples_left > 0 for candidate in found)
+    assert all(workload.samples_left > 0 for workload in found)
 
 
 def test_a_run_ends_when_the_true_work_is_done_and_the_errors_are_known() -> None:
