@@ -217,3 +217,17 @@ def test_modules_and_types_that_the_page_on_structure_names_exist():
     named = set(re.findall(r"`([A-Z][a-z]\w*)`", text))
     assert named
     assert named - classes == set()
+
+
+def test_options_of_one_name_have_one_vocabulary():
+    """Choices of one option are, in every command, some of the same words."""
+    words = {}
+    for command in COMMANDS.values():
+        for option in command.params:
+            choices = getattr(option.type, "choices", None)
+            for name in option.opts if isinstance(option, click.Option) else ():
+                words.setdefault(name, []).append(frozenset(choices) if choices else None)
+    for name, found in words.items():
+        largest = max(found, key=lambda choices: len(choices or ()))
+        assert all((choices or frozenset()) <= (largest or frozenset()) for choices in found), name
+        assert len({choices is None for choices in found}) == 1, name

@@ -77,7 +77,8 @@ def _shared_options(command: F) -> F:
         ),
         click.option("--seed", type=int, default=0, show_default=True, help="Of random choices."),
         click.option(
-            "--mode",
+            "--parallelism",
+            "mode",
             type=click.Choice(["hopper", "hybrid", "data-parallel", "auto"]),
             default="hopper",
             show_default=True,
@@ -120,7 +121,8 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
     help="Of every configuration.  [default: 1, or those of --replay]",
 )
 @click.option(
-    "--away",
+    "--outage",
+    "outages",
     type=OutageType(),
     metavar="WORKER@START-END",
     multiple=True,
@@ -138,7 +140,7 @@ def simulate(
     context: click.Context,
     /,
     epochs: int | None,
-    away: Sequence[tuple[str, float, float]],
+    outages: Sequence[tuple[str, float, float]],
     replay: Path | None,
     trace: Path | None,
     report: Path | None,
@@ -147,15 +149,15 @@ def simulate(
 ) -> None:
     """Run the hopper under a virtual clock, along a plan; with `randomized` it draws as it goes.
 
-    Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --away w3@10m-30m --report hops.html
+    Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --outage w3@10m-30m --report hops.html
     """
     from hetctl.app.hopper import replay_hops, run_hops
 
     if replay:
         _refuse_planning(context)
-        outcome = replay_hops(wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], away=away)
+        outcome = replay_hops(wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], away=outages)
     else:
-        outcome = run_hops(_request(**wishes), epochs or 1, away)
+        outcome = run_hops(_request(**wishes), epochs or 1, outages)
     _show(outcome, trace, report, as_json=as_json)
 
 

@@ -63,7 +63,8 @@ def plan_options(function: F) -> F:
             help="Waves by which a virtual worker may be ahead of the slowest.",
         ),
         click.option(
-            "--placement",
+            "--ps-placement",
+            "placement",
             type=click.Choice(["local", "round-robin"]),
             default="local",
             show_default=True,

@@ -29,20 +29,29 @@ if TYPE_CHECKING:
     help="Spread the points over N jobs.  [default: 1]",
 )
 @click.option(
-    "--at-once", metavar="K", type=click.IntRange(1), help="Run at most K of the jobs at the same time."
+    "--max-concurrent",
+    metavar="K",
+    type=click.IntRange(1),
+    help="Run at most K of the jobs at the same time.",
 )
 @click.option("--force", is_flag=True, help="Measure again what is measured already.")
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, /, jobs: int, at_once: int | None, force: bool, as_json: bool, **wishes: Any
+    context: click.Context,
+    /,
+    jobs: int,
+    max_concurrent: int | None,
+    force: bool,
+    as_json: bool,
+    **wishes: Any,
 ) -> None:
     """Measure the training rate of every member, each on 1, 2, .. GPUs, many points to a job.
 
     What is measured stays in the catalog, also when this is interrupted, and is not measured again. A
     job that an earlier command left measuring is followed.
 
-    Example: hetctl profile --site slurm --gpus 8 --jobs 4 --at-once 2
+    Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
     """
     if context.invoked_subcommand:
         _refuse_lost_options(context)
@@ -54,7 +63,7 @@ def command(
     project = Project.here()
     ensemble, site, size = resolve(project, **wishes)
     with ProfileDisplay(quiet=as_json) as display:
-        spread = ArraySpec(jobs, at_once)
+        spread = ArraySpec(jobs, max_concurrent)
         outcome = profile(project, ensemble, site, size, spread=spread, force=force, observer=display)
     failure = _failure(outcome)
     if as_json:

@@ -46,14 +46,20 @@ LEAST_MTBF_S = 600
 @click.option(
     "--round-limit", "--time", "round_limit_s", type=Duration(), help="Wall-clock limit of each job: 2h."
 )
-@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), help="Draw so many jobs from the members.")
+@click.option(
+    "--sample-members",
+    "jobs",
+    metavar="N",
+    type=click.IntRange(1, MOST_JOBS),
+    help="Simulate N drawn members.",
+)
 @click.option("--arrival-mean", "arrival_mean_s", type=Seconds(), help="Mean gap between arrivals: 500, 10m.")
 @click.option(
     "--sharing",
-    type=click.Choice(["lockstep", "independent"]),
+    type=click.Choice(["none", "cached", "lockstep", "independent"]),
     default="independent",
     show_default=True,
-    help="Whether the members of a flotilla all go at the slowest one's rate.",
+    help="lockstep: the members of a flotilla all go at the slowest one's rate. All others: each at its own.",
 )
 @click.option(
     "--node-mtbf", "node_mtbf_s", type=Seconds(least=LEAST_MTBF_S), help="Nodes fail, after 30d on average."

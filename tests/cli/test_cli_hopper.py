@@ -72,7 +72,7 @@ def test_a_simulation_without_failures_is_the_plan(folder):
 def test_workers_fail_and_return(folder, scheduler):
     wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--plan-seconds", "0.1")
     result = figures(
-        folder, "simulate", *wishes, "--away", "w1@1-1m", "--away", "w0@0-5", "--trace", "hops.jsonl"
+        folder, "simulate", *wishes, "--outage", "w1@1-1m", "--outage", "w0@0-5", "--trace", "hops.jsonl"
     )
     assert result["makespan"] > 60
     assert result["lost_seconds"] == 1
@@ -84,7 +84,7 @@ def test_workers_fail_and_return(folder, scheduler):
 
 def test_a_plan_is_made_anew_where_a_replay_keeps_it(folder):
     """In so little time the first plan is taken on any machine."""
-    times, away = ("--unit-times", "times.csv"), ("--away", "w2@10-40")
+    times, away = ("--unit-times", "times.csv"), ("--outage", "w2@10-40")
     wishes = (*times, "--scheduler", "approximate", "--plan-seconds", "0.000001", "--epochs", "4")
     figures(folder, "simulate", *wishes, "--trace", "whole.jsonl")
     kept = figures(folder, "simulate", *times, "--replay", "whole.jsonl", *away)
@@ -103,7 +103,7 @@ def order(found, of):
 
 def replayed(folder, *recording):
     """Record with workers that fail, replay with other times and no failures; return both traces."""
-    wishes = ("--scheduler", "randomized", "--away", "w1@1-9", "--away", "w0@0-5")
+    wishes = ("--scheduler", "randomized", "--outage", "w1@1-9", "--outage", "w0@0-5")
     figures(folder, "simulate", "--unit-times", "times.csv", *wishes, *recording, "--trace", "first.jsonl")
     (folder.path / "other.csv").write_text("config,w0,w1,w2\na,9,0,1\nb,1,8,0\nc,5,5,9\nd,7,1,3\n")
     replay = ("--unit-times", "other.csv", "--replay", "first.jsonl", "--seed", "7")
@@ -143,9 +143,9 @@ def test_a_replay_draws_what_its_log_lacks(folder):
     [
         (("--scheduler", "best"), "--scheduler does not go with --replay"),
         (("--plan-seconds", "1"), "--plan-seconds does not go with --replay"),
-        (("--mode", "auto"), "--mode does not go with --replay"),
+        (("--parallelism", "auto"), "--parallelism does not go with --replay"),
         (("--efficiency", "1"), "--efficiency does not go with --replay"),
-        (("--mode", "hopper"), "log.jsonl:2: there is no worker 'w9'"),
+        (("--parallelism", "hopper"), "log.jsonl:2: there is no worker 'w9'"),
         (("--replay", "none.jsonl"), "none.jsonl: cannot be read"),
     ],
 )
@@ -162,26 +162,28 @@ def test_wrong_replays_are_refused(folder, arguments, said):
 def test_copies_of_partitions(folder):
     wishes = ("--unit-times", "copies.csv", "--scheduler", "randomized")
     assert figures(folder, "plan", *wishes)["lower_bound"] == pytest.approx(8)
-    assert figures(folder, "simulate", *wishes, "--away", "w0@1")["makespan"] >= 16
-    lost = refused(folder, "simulate", *wishes, "--away", "w1@1", code=3)
+    assert figures(folder, "simulate", *wishes, "--outage", "w0@1")["makespan"] >= 16
+    lost = refused(folder, "simulate", *wishes, "--outage", "w1@1", code=3)
     assert "no worker is left with q" in lost
-    assert refused(folder, "plan", *wishes, "--mode", "data-parallel")
+    assert refused(folder, "plan", *wishes, "--parallelism", "data-parallel")
 
 
 def test_few_configurations_train_on_groups(folder):
-    wishes = ("--unit-times", "sized.txt", "--scheduler", "randomized", "--mode")
+    wishes = ("--unit-times", "sized.txt", "--scheduler", "randomized", "--parallelism")
     auto = figures(folder, "plan", *wishes, "auto", "--efficiency", "0.5")
     assert (auto["mode"], auto["makespan"], auto["workers"]) == ("data-parallel", 20, 1)
     assert auto["prices"] == {"data-parallel": 20, "hybrid": 20}
     assert figures(folder, "plan", *wishes, "hopper")["makespan"] == 40
-    away = figures(folder, "simulate", *wishes, "data-parallel", "--away", "w3@5-10", "--trace", "hops.jsonl")
+    away = figures(
+        folder, "simulate", *wishes, "data-parallel", "--outage", "w3@5-10", "--trace", "hops.jsonl"
+    )
     assert away["makespan"] == 20
     assert hops(folder, "hops.jsonl")[0]["worker"] == "w0+w1+w2+w3"
 
 
 def test_the_table_and_the_page(folder):
     done = folder.here(
-        "hopper", "simulate", "--unit-times", "times.csv", "--away", "w1@1-9", "--report", "h.html"
+        "hopper", "simulate", "--unit-times", "times.csv", "--outage", "w1@1-9", "--report", "h.html"
     )
     assert done.code == 0, done.stderr
     assert "4 configurations on 3 partitions and 3 workers, 1 epoch" in done.stdout
@@ -221,7 +223,7 @@ def test_wrong_options_are_refused(folder, arguments, said):
 )
 def test_wrong_outages_are_refused(folder, away, said):
     assert said in refused(
-        folder, "simulate", "--unit-times", "times.csv", "--scheduler", "randomized", "--away", away
+        folder, "simulate", "--unit-times", "times.csv", "--scheduler", "randomized", "--outage", away
     )
 
 

@@ -64,7 +64,7 @@ def test_a_plan_places_every_layer_once(folder, policy):
 
 
 def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
-    result = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--placement", "local")
+    result = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", "local")
     limit = len(result["virtual_workers"]) / result["bottleneck_s"]
     assert result["efficiency"] == pytest.approx(result["throughput"] / limit)
     assert 0.95 <= result["efficiency"] <= 1.01
@@ -86,7 +86,7 @@ def test_one_in_flight_is_slower_and_minibatches_are_completed_as_asked(folder):
 def test_best_is_the_fastest_in_the_simulation(folder):
     for placement in ("local", "round-robin"):
         found = {
-            policy: succeeded(folder, "simulate", *FILES, "--policy", policy, "--placement", placement)
+            policy: succeeded(folder, "simulate", *FILES, "--policy", policy, "--ps-placement", placement)
             for policy in POLICIES
         }
         others = max(found[policy]["throughput"] for policy in ("np", "ed", "hd"))
@@ -97,7 +97,7 @@ def test_best_is_the_fastest_in_the_simulation(folder):
 def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     slow = CLUSTER.replace("bytes_per_s: 5.0e+9", "bytes_per_s: 5.0e+8")
     (folder.path / "cluster.yaml").write_text(slow)
-    wishes = (*FILES, "--policy", policy, "--clock-distance", "1", "--placement", "round-robin")
+    wishes = (*FILES, "--policy", policy, "--clock-distance", "1", "--ps-placement", "round-robin")
     planned, simulated = (succeeded(folder, command, *wishes) for command in ("plan", "simulate"))
     assert (planned["clock_distance"], planned["placement"]) == (1, "round-robin")
     assert planned["in_flight"] == simulated["in_flight"]
@@ -108,7 +108,7 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
 
 def test_local_placement_sends_no_weights_over_the_network_with_equal_distribution(folder):
     found = {
-        placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--placement", placement)
+        placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", placement)
         for placement in ("round-robin", "local")
     }
     assert found["local"]["synchronisation_s"] < found["round-robin"]["synchronisation_s"]

@@ -156,7 +156,17 @@ def test_the_trace_adds_up_to_the_result(zoo):
 
 
 def test_jobs_are_drawn_and_arrive_by_the_seed_alone(zoo):
-    arguments = ("zoo", "--gpus", "8", "--jobs", "12", "--arrival-mean", "500", "--planner", "independent")
+    arguments = (
+        "zoo",
+        "--gpus",
+        "8",
+        "--sample-members",
+        "12",
+        "--arrival-mean",
+        "500",
+        "--planner",
+        "independent",
+    )
     first = simulated(zoo, *arguments, "--seed", "1")
     names = [member["member"] for member in first["members"]]
     assert [name[-5:] for name in names] == [f"-{number:04d}" for number in range(1, 13)]
@@ -187,7 +197,7 @@ def test_what_could_not_be_written_is_refused_first(zoo, option, path):
     ("arguments", "said"),
     [
         (["--gpus", "0"], "--gpus"),
-        (["--jobs", "0"], "--jobs"),
+        (["--sample-members", "0"], "--sample-members"),
         (["--arrival-mean", "0"], "--arrival-mean"),
         (["--arrival-mean", "nan"], "--arrival-mean"),
         (["--arrival-mean", "soon"], "soon"),
@@ -196,7 +206,7 @@ def test_what_could_not_be_written_is_refused_first(zoo, option, path):
         (["--node-mtbf", "5m"], "--node-mtbf"),
         (["--round-limit", "2"], "write 2s, 2m or 2h"),
         (["--gpus-per-node", "0"], "--gpus-per-node"),
-        (["--sharing", "none"], "lockstep"),
+        (["--sharing", "all"], "lockstep"),
         (["--work", "known"], "clairvoyant"),
         (["--objective", "jct"], "mean-jct"),
         (["--planner", "fluidd"], "fluid"),

@@ -48,7 +48,7 @@ def project(tmp_path, slurm_cluster):
 
 
 def test_points_are_measured_by_the_elements_of_an_array_one_after_another(project, slurm_cluster):
-    done = project.hetctl("profile", "--jobs", "3", "--at-once", "1", "--json")
+    done = project.hetctl("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
     assert done.code == 5
     assert sorted((p["member"], p["gpus"]) for p in done.json["points"]) == [
         ("a", 1), ("a", 2), ("b", 1), ("b", 2),

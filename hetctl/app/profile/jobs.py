@@ -64,7 +64,7 @@ class MeasureRequest:
     queue: Queue
     shares: tuple[tuple[ProfileTarget, ...], ...]
     preprocess_cores: tuple[int, ...]
-    at_once: int | None
+    max_concurrent: int | None
 
     @property
     def nodes(self) -> int:
@@ -291,7 +291,7 @@ def _call(group: JobGroup, request: MeasureRequest) -> FunctionCall:
         queue=request.queue,
         nodes=request.nodes,
         wall_s=request.wall_s,
-        at_once=request.at_once,
+        max_concurrent=request.max_concurrent,
     )
 
 

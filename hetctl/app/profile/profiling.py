@@ -25,7 +25,7 @@ class ArraySpec:
     """Over how many jobs the points are spread, and how many of these may run at the same time."""
 
     jobs: int = 1
-    at_once: int | None = None
+    max_concurrent: int | None = None
 
 
 ONE_JOB = ArraySpec()
@@ -180,7 +180,7 @@ class _Session:
             queue=self._size.queue,
             shares=tuple(tuple(share) for share in split(points, self._spread.jobs)),
             preprocess_cores=self._missing_cores(),
-            at_once=self._spread.at_once,
+            max_concurrent=self._spread.max_concurrent,
         )
 
     def _missing_cores(self) -> tuple[int, ...]:

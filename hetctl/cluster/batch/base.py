@@ -67,7 +67,7 @@ class FunctionCall:
     queue: Queue
     nodes: int
     wall_s: int
-    at_once: int | None = None
+    max_concurrent: int | None = None
 
 
 class BatchSystem(Protocol):

@@ -63,7 +63,7 @@ class LsfBatch:
             "lsf_whole_nodes": site.launcher == JSRUN,
             "lsf_cpus_per_task": site.gpus_per_node * site.cores_per_gpu,
             "lsf_gpus_per_node": site.gpus_per_node if site.device == "gpu" else 0,
-            "lsf_array_parallelism": call.at_once,
+            "lsf_array_parallelism": call.max_concurrent,
             "lsf_queue": call.queue.name,
             "lsf_project": site.account,
             "lsf_setup": list(_setup(site)),

@@ -58,7 +58,7 @@ class SlurmBatch:
             "slurm_job_name": call.name,
             "slurm_time": math.ceil(call.wall_s / 60),
             "slurm_nodes": call.nodes,
-            "slurm_array_parallelism": call.at_once,
+            "slurm_array_parallelism": call.max_concurrent,
             "slurm_mem": f"{site.memory_per_node // 2**20}M",
             f"slurm_{site.queue_option}": call.queue.name,
             "slurm_account": site.account,

@@ -43,7 +43,7 @@ def test_points_are_spread_over_several_jobs_that_take_turns_on_one_machine(proj
     assert max(times[0]) < min(times[1])
 
 
-@pytest.mark.parametrize("option", ["--jobs", "--at-once"])
+@pytest.mark.parametrize("option", ["--jobs", "--max-concurrent"])
 def test_less_than_one_job_is_refused(project, option):
     members(project, a=(1, "{}"))
     assert project.here("profile", option, "0").code == 2

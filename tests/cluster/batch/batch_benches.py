@@ -66,10 +66,12 @@ class Bench:
         self.jobs.append(self.batch.submit(self.request(name, text, wall_s, after)))
         return self.jobs[-1]
 
-    def call(self, function, *arguments, at_once=None) -> tuple[str, ...]:
+    def call(self, function, *arguments, max_concurrent=None) -> tuple[str, ...]:
         calls = self.folder / "calls"
         name = self.named("call")
-        call = FunctionCall(function, arguments, calls, name, self.site, self.site.queues[0], 1, 600, at_once)
+        call = FunctionCall(
+            function, arguments, calls, name, self.site, self.site.queues[0], 1, 600, max_concurrent
+        )
         jobs = self.batch.call(call)
         self.jobs += jobs
         return jobs

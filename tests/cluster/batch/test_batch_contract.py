@@ -139,7 +139,7 @@ def test_a_function_that_raises_has_failed(bench):
 def test_a_function_with_several_arguments_is_an_array_of_jobs(bench):
     wanted = [bench.folder / f"made-{index}" for index in range(3)]
     wanted[1].mkdir()  # so that this one fails
-    jobs = bench.call(os.makedirs, *map(str, wanted), at_once=1)
+    jobs = bench.call(os.makedirs, *map(str, wanted), max_concurrent=1)
     assert len(set(jobs)) == 3
     assert bench.batch.find_call(bench.named("call"), 3) == jobs
     ends = [bench.end_of(job).state for job in jobs]
@@ -152,7 +152,7 @@ def test_the_jobs_of_an_array_wait_for_their_turn_and_are_cancelled_together(ben
     program.write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\ntime.sleep(600)\n"
     )
-    jobs = bench.call(runpy.run_path, *[str(program)] * 4, at_once=1)
+    jobs = bench.call(runpy.run_path, *[str(program)] * 4, max_concurrent=1)
     bench.wait(lambda: bench.status(jobs[0]).state is JobState.RUNNING)
     states = bench.batch.statuses(jobs)
     assert [states[job].state for job in jobs[1:]] == [JobState.PENDING] * 3

@@ -96,8 +96,8 @@ def test_the_accounting_tells_the_same_when_squeue_has_forgotten(bench, monkeypa
         bench.submit("seven", "exit 7"),
         bench.submit("gone", "sleep 600"),
     ]
-    jobs += bench.call(time.sleep, *["nonsense"] * 3, at_once=1)
-    array = bench.call(os.system, *["sleep 600"] * 3, at_once=1)
+    jobs += bench.call(time.sleep, *["nonsense"] * 3, max_concurrent=1)
+    array = bench.call(os.system, *["sleep 600"] * 3, max_concurrent=1)
     bench.wait(lambda: bench.status(array[0]).state is JobState.RUNNING)
     bench.batch.cancel([jobs[2], *array])
     bench.wait(lambda: all(status.state.over for status in bench.batch.statuses(bench.jobs).values()))
