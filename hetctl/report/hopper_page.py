@@ -96,7 +96,7 @@ def render_hopper(
         other than 0 means that a failure undid it.
     """
     colours = colours_of(configs)
-    spans = Spans("slot", figures.workers, figures.makespan, steps, one_round(figures.makespan))
+    spans = Spans("slot", figures.workers, figures.makespan_s, steps, one_round(figures.makespan_s))
     drawn = 0 < len(steps) <= MOST_DRAWN
     return fill(
         TEMPLATE,
@@ -116,10 +116,10 @@ def render_hopper(
 
 def _cards(figures: HopperFigures) -> list[tuple[str, str, str]]:
     return [
-        ("makespan", format_seconds(figures.makespan), f"{figures.ratio:.3f} of the bound"),
-        ("lower bound", format_seconds(figures.lower_bound), "workers that never fail"),
-        ("workers busy", format_percent(figures.busy), "until the makespan"),
-        ("undone by failures", format_seconds(figures.lost_seconds), "over all workers"),
+        ("makespan", format_seconds(figures.makespan_s), f"{figures.ratio:.3f} of the bound"),
+        ("lower bound", format_seconds(figures.lower_bound_s), "workers that never fail"),
+        ("workers busy", format_percent(figures.gpu_busy_fraction), "until the makespan"),
+        ("undone by failures", format_seconds(figures.lost_s), "over all workers"),
         ("planning", f"{figures.plan_seconds:.3g} s", figures.scheduler),
     ]
 

@@ -22,13 +22,13 @@ class HopperFigures:
         ``hopper``, ``hybrid`` or ``data-parallel``.
     configs, partitions, workers : int
         How many; groups of workers that train together count as one.
-    makespan, lower_bound : float
+    makespan_s, lower_bound_s : float
         Seconds of all epochs.
     ratio : float
         The makespan over the bound; 1 is the limit.
-    busy : float
+    gpu_busy_fraction : float
         Seconds of units that were done, over all workers' until the makespan.
-    lost_seconds : float
+    lost_s : float
         Of units that a worker's failure undid, over all workers.
     plan_seconds : float
         What the scheduler took.
@@ -43,11 +43,11 @@ class HopperFigures:
     workers: int
     epochs: int
     seed: int
-    makespan: float
-    lower_bound: float
+    makespan_s: float
+    lower_bound_s: float
     ratio: float
-    busy: float
-    lost_seconds: float
+    gpu_busy_fraction: float
+    lost_s: float
     plan_seconds: float
     prices: Mapping[str, float] = field(default_factory=dict)
 
@@ -58,11 +58,11 @@ def hopper_table(figures: HopperFigures) -> RenderableType:
         ">makespan", ">lower\nbound", ">ratio", ">workers\nbusy", ">undone by\nfailures", ">planning", gap=1
     )
     table.add_row(
-        format_seconds(figures.makespan),
-        format_seconds(figures.lower_bound),
+        format_seconds(figures.makespan_s),
+        format_seconds(figures.lower_bound_s),
         f"{figures.ratio:.3f}",
-        format_percent(figures.busy),
-        format_seconds(figures.lost_seconds),
+        format_percent(figures.gpu_busy_fraction),
+        format_seconds(figures.lost_s),
         f"{figures.plan_seconds:.3g} s",
     )
     parts: list[RenderableType] = [Text(printable(headline(figures)), "bold"), Text(), table]

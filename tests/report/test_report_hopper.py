@@ -20,11 +20,11 @@ def figures() -> HopperFigures:
         workers=2,
         epochs=1,
         seed=0,
-        makespan=9.0,
-        lower_bound=8.0,
+        makespan_s=9.0,
+        lower_bound_s=8.0,
         ratio=1.125,
-        busy=0.8,
-        lost_seconds=2.0,
+        gpu_busy_fraction=0.8,
+        lost_s=2.0,
         plan_seconds=0.25,
     )
 
