@@ -63,7 +63,9 @@ def test_a_plan_has_its_figures_and_its_trace(folder, scheduler):
 
 def test_a_simulation_without_failures_is_the_plan(folder):
     wishes = ("--unit-times", "times.csv", "--scheduler", "approximate")
-    assert figures(folder, "simulate", *wishes)["makespan_s"] <= figures(folder, "plan", *wishes)["makespan_s"]
+    assert (
+        figures(folder, "simulate", *wishes)["makespan_s"] <= figures(folder, "plan", *wishes)["makespan_s"]
+    )
     five = figures(folder, "simulate", *wishes, "--epochs", "5")
     assert (five["epochs"], five["lower_bound_s"]) == (5, 80)
 

@@ -86,10 +86,10 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
     return plan
 
 
-def make_plan(catalog: Catalog, request: PlanRequest, progress: Mapping[str, Progress] | None = None) -> Plan:
+def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     """Make a plan from what the catalog has; errors are those of `plan_from`."""
     profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, request.site)}
-    return plan_from(profiles, request, progress)
+    return plan_from(profiles, request)
 
 
 def plan_from(

@@ -13,6 +13,7 @@ from hetctl.app.profile.known import current_points
 from hetctl.app.profile.outcome import ProfileOutcome
 from hetctl.app.project import Project
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobSize
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.site import Site
@@ -49,9 +50,12 @@ def profile(
 
     Raises
     ------
+    BadInputError
+        If the site lets nobody have so many jobs in its queues.
     InterruptedCommandError
         After SIGINT, SIGTERM or SIGHUP.
     """
+    _refuse_too_many(spread, site)
     with Interruptions() as interruptions, project.writing(create=True) as catalog:
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
@@ -70,6 +74,14 @@ def profile(
         except Interruption as interruption:
             leave(interruption, "the command ended", "`hetctl profile` goes on from here")
         return session.outcome()
+
+
+def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
+    if site.max_queued_jobs is not None and spread.jobs > site.max_queued_jobs:
+        raise BadInputError(
+            f"--jobs {spread.jobs}: site {site.name} lets a user have {site.max_queued_jobs} jobs queued",
+            f"ask for at most --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
+        )
 
 
 class _Session:

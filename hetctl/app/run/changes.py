@@ -70,7 +70,7 @@ SITE: Mapping[str, ChangeRule] = {
     "queue_option": _may("it is how the batch system is told the queue"),
     "account": _may("the next jobs are paid by it"),
     "submit_by": _may("it is how the submit command gets the script"),
-    "max_queued_jobs": _may("it is for the record"),
+    "max_queued_jobs": _may("only profiling goes by it"),
     "template": _may("the script of each job is made anew"),
     "directives": _may("they go into the script of each job"),
     "setup": _may("it goes into the script of each job"),

@@ -50,6 +50,15 @@ def test_less_than_one_job_is_refused(project, option):
     assert not project.home.path.exists()
 
 
+def test_more_jobs_than_the_site_lets_a_user_queue_are_refused(project):
+    members(project, a=(1, "{}"))
+    (project.path / "site-configs").mkdir()
+    (project.path / "site-configs" / "small.yaml").write_text("extends: local\nmax_queued_jobs: 2\n")
+    done = project.here("profile", "--site", "small", "--jobs", "3")
+    assert (done.code, "--jobs 3: site small lets a user have 2 jobs queued" in done.stderr) == (2, True)
+    assert not project.home.path.exists()
+
+
 def test_what_is_measured_is_not_measured_again_unless_it_changed(project):
     members(project, a=(1, "{}"), b=(1, "{}"))
     project.hetctl("profile")
