@@ -23,7 +23,7 @@ import numpy as np
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.worker.context import WorkerContext, Share
+from hetctl.runtime.worker.context import WorkerContext, InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.data.input_pipeline import Sharing
@@ -36,7 +36,7 @@ ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
 stack = contextlib.ExitStack()
 place, announce = place_in(folder, gpus)
 context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
-rank = context.build(ensemble, member, place, Sharing(), Share(), stack)
+rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
 stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
 loader = ArrayLoader(ArraySource(x[:samples], y[:samples], "training"), stream)

@@ -108,7 +108,7 @@ def test_predicted_work_is_all_that_planners_see_also_for_auto(
 ) -> None:
     module = ModuleType("hetctl.scheduling.simulate.work_estimator")
     monkeypatch.setattr(Doubling, "made", [], raising=False)
-    module.Sight = Doubling  # type: ignore[attr-defined]
+    module.WorkEstimator = Doubling  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "hetctl.scheduling.simulate.work_estimator", module)
     options = {"seed": 7, "plan_seconds": 0.1}
     outcome = run_simulation(project, request(planner="auto", predicted=True, restart_s=0.0, options=options))

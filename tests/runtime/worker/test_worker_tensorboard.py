@@ -71,7 +71,7 @@ def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
 
 def test_no_framework_is_imported_for_it():
     code = "import sys; from pathlib import Path; from hetctl.runtime.worker.tensorboard import Board;"
-    code += "from hetctl.model.profile import EpochResult; import tempfile;"
+    code += "from hetctl.model.training_progress import EpochResult; import tempfile;"
     code += "path = Path(tempfile.mkdtemp(), 'file');"
     code += "Board(path, 1).show(EpochResult(1, {}, 1.0, 1, 0.0)); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
