@@ -17,8 +17,8 @@ from hetctl.app.doctor.sample_jobs import cases_of, script_of
 from hetctl.app.doctor.site_checks import account_finding, command_findings, node_finding, queue_finding
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
-from hetctl.cluster.batch import command as process
-from hetctl.cluster.batch import queue_info as facts
+from hetctl.cluster.batch import queue_info
+from hetctl.cluster.batch.command import run as run_command
 from hetctl.cluster.batch.queue_info import QueueFacts
 from hetctl.cluster.render import render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
@@ -119,11 +119,13 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
         return
     qos = site.queue_option == "qos"
     ask, read = (
-        (facts.qos_command, facts.parse_qos) if qos else (facts.partition_command, facts.parse_partition)
+        (queue_info.qos_command, queue_info.parse_qos)
+        if qos
+        else (queue_info.partition_command, queue_info.parse_partition)
     )
     yield from _queues(site, ask, read)
     used = _used_queue(site)
-    groups = facts.parse_nodes_of_partition(_output(facts.nodes_command(None if qos else used)))
+    groups = queue_info.parse_nodes_of_partition(_output(queue_info.nodes_command(None if qos else used)))
     yield node_finding(site, used, groups)
     yield _account(site)
     yield dry_run(project, site)
@@ -134,7 +136,7 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     answers = _answers(["bqueues"], "LSF answers")
     yield answers
     if answers.outcome is not CheckStatus.FAILED:
-        yield from _queues(site, facts.lsf_queue_command, facts.parse_lsf_queue)
+        yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
 
 
 def no_checks(_project: Project, _site: Site) -> Iterator[CheckResult]:
@@ -155,7 +157,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        answer = process.run(facts.dry_run_command(), Path(file.name))
+        answer = run_command(queue_info.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "Slurm's own words say what it does not like: correct the site file, or ask your administrators"
         return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
@@ -167,7 +169,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
     python = site.python or sys.executable
     code = IMPORTABLE.format(names=list(PACKAGES))
     script = "\n".join([*site.setup, 'exec "$@"'])
-    answer = process.run(["bash", "-c", script, "hetctl", python, "-c", code])
+    answer = run_command(["bash", "-c", script, "hetctl", python, "-c", code])
     try:
         seen = json.loads(answer.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
@@ -203,16 +205,16 @@ def _account(site: Site) -> CheckResult:
         return CheckResult(
             "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
         )
-    answer = process.run(facts.accounts_command(getpass.getuser()))
+    answer = run_command(queue_info.accounts_command(getpass.getuser()))
     if answer.code != 0:
         found = f"not checked: {answer.last_words}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
-    return account_finding(site.account, facts.parse_accounts(answer.stdout))
+    return account_finding(site.account, queue_info.parse_accounts(answer.stdout))
 
 
 def _answers(command: Sequence[str], well: str) -> CheckResult:
     try:
-        answer = process.run(command)
+        answer = run_command(command)
     except BatchSystemError as error:
         return CheckResult(
             "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
@@ -227,4 +229,4 @@ def _answers(command: Sequence[str], well: str) -> CheckResult:
 
 def _output(command: Sequence[str]) -> str:
     """Run a question whose failure is an answer without facts."""
-    return process.run(command).stdout
+    return run_command(command).stdout

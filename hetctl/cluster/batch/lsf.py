@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
+from hetctl.cluster.batch.command import check_output, run_best_effort, run_with_retry, submit
 from hetctl.cluster.batch.lsf_commands import (
     AMBIGUOUS,
     NOTHING_FOUND,
@@ -48,7 +48,7 @@ class LsfBatch:
         if not request.script.is_file():  # bsub would take its name for a command
             raise BatchSystemError(f"cannot read {request.script}: no such file")
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(process.submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with hetctl's own executor for submitit; the function starts steps itself.
@@ -75,20 +75,18 @@ class LsfBatch:
         """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
         if not ids:
             return {}
-        found = parse_bjobs(process.check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
+        found = parse_bjobs(check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
         if missing := [job for job in ids if job not in found]:
-            found |= parse_bhist(process.run_best_effort(bhist_command(missing)))
+            found |= parse_bhist(run_best_effort(bhist_command(missing)))
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """Ask bjobs, then bhist for what bjobs no longer knows."""
         if not names:
             return {}
-        found = parse_found(process.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
+        found = parse_found(check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
         if missing := [name for name in names if name not in found]:
-            found |= parse_found_gone(
-                process.check_output(find_gone_command(missing), TRANSIENT, NOTHING_FOUND)
-            )
+            found |= parse_found_gone(check_output(find_gone_command(missing), TRANSIENT, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
@@ -100,7 +98,7 @@ class LsfBatch:
         """Run bkill."""
         if not ids:
             return
-        answer = process.run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
+        answer = run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
         said = f"{answer.stdout}\n{answer.stderr}".splitlines()
         if answer.code != 0 and [line for line in said if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
+from hetctl.cluster.batch.command import check_output, run_best_effort, submit
 from hetctl.cluster.batch.slurm_commands import (
     AMBIGUOUS,
     GONE,
@@ -46,7 +46,7 @@ class SlurmBatch:
     def submit(self, request: JobRequest) -> str:
         """Run sbatch, which reads the script itself unless the command names it; all else is in there."""
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(process.submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
@@ -80,9 +80,9 @@ class SlurmBatch:
         """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
         if not ids:
             return {}
-        records = parse_squeue(process.check_output(squeue_command(ids), TRANSIENT, GONE))
+        records = parse_squeue(check_output(squeue_command(ids), TRANSIENT, GONE))
         if missing := [job for job in ids if record_of(job, records) is None]:
-            records |= parse_sacct(process.run_best_effort(sacct_command(missing)))
+            records |= parse_sacct(run_best_effort(sacct_command(missing)))
         found = {job: record_of(job, records) for job in ids}
         return {job: _status(record) for job, record in found.items()}
 
@@ -93,10 +93,10 @@ class SlurmBatch:
         """
         if not names:
             return {}
-        found = parse_found(process.check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
+        found = parse_found(check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
         if missing := [name for name in names if name not in found]:
             command = find_gone_command(missing, os.getuid())
-            found |= parse_found(process.check_output(command, TRANSIENT, NO_ACCOUNTING))
+            found |= parse_found(check_output(command, TRANSIENT, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class SlurmBatch:
     def cancel(self, ids: Sequence[str]) -> None:
         """Run scancel."""
         if ids:
-            process.check_output(["scancel", *ids], TRANSIENT, OVER_ALREADY)
+            check_output(["scancel", *ids], TRANSIENT, OVER_ALREADY)
 
 
 def _status(record: JobRecord | None) -> JobStatus:
@@ -116,7 +116,7 @@ def _status(record: JobRecord | None) -> JobStatus:
         return JobStatus(JobState.UNKNOWN)
     if record.status.state != JobState.NODE_FAILED or not record.nodes:
         return record.status
-    failed = parse_failed_nodes(process.run_best_effort(sinfo_command(record.nodes)))
+    failed = parse_failed_nodes(run_best_effort(sinfo_command(record.nodes)))
     return replace(record.status, failed_nodes=failed)
 
 

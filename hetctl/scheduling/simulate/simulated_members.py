@@ -10,7 +10,7 @@ from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Planner
 from hetctl.scheduling.rounds import Running
-from hetctl.scheduling.simulate import scenario as world
+from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, kept_at
 from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
 
@@ -42,7 +42,7 @@ class SimulatedMembers:
         Numbers of the steps that have not ended, by member.
     """
 
-    def __init__(self, planner: Planner, options: Options, seen: world.WorkEstimate | None) -> None:
+    def __init__(self, planner: Planner, options: Options, seen: WorkEstimate | None) -> None:
         self.unfinished: dict[str, Workload] = {}
         self.steps: list[SimulatedStep] = []
         self.running: dict[str, int] = {}
