@@ -43,7 +43,7 @@ setup(
     ],
     package_dir={"hetctl_templates": "templates", "hetctl_site_configs": "site-configs"},
     package_data={
-        "hetctl": ["py.typed", "examples/*/*", "files/*.json"],
+        "hetctl": ["py.typed", "examples/*/*", "inputs/*.json"],
         "hetctl_templates": ["*.j2"],
         "hetctl_site_configs": ["*.yaml"],
     },
