@@ -1,7 +1,7 @@
-"""Folders of JPEG and PNG files as what ``input_fn`` returns.
+"""Folders of JPEG and PNG files as data of ``input_fn``.
 
-Preparing an image has a part that is the same in every epoch, which members can share, and a random
-part, which each trainer does for itself.
+The preparation of an image consists of a part that is the same in every epoch, which members can share,
+and a random part, which each trainer executes itself.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ Augment = Callable[..., Array]
 
 
 class ImageFolder:
-    """JPEG and PNG files in one sub-folder a class.
+    """JPEG and PNG files in one sub-folder per class.
 
     Parameters
     ----------
     folder : path
-        Names that begin with a dot are left out, and so are files with other suffixes than `SUFFIXES`.
+        Folder with the sub-folders; names that begin with a dot and suffixes not in `SUFFIXES` are ignored.
     size : int
         Height and width in pixels after the default `prepare`.
     prepare : callable, optional
-        ``prepare(path) -> array``, the part that never changes; by default `decode_and_crop` of `size`.
+        ``prepare(path) -> array``, the deterministic part; by default `decode_and_crop` of `size`.
         Its results must have one shape and type.
     augment : callable, optional
-        ``augment(array, rng) -> array``, the random part; all its chance must come from `rng`, which is good
-        for this one call. It is applied whenever a sample is used, in validation too. If it has a third
-        parameter `out`, it may write its result into that array, where a trainer finds it, and return it.
+        ``augment(array, rng) -> array``, the random part; all randomness must come from `rng`, which is valid
+        for this call only. It is applied to every sample on every use, in validation too. If it has a third
+        parameter `out`, it may write its result into that array, which a trainer reads, and return it.
 
     Attributes
     ----------
     classes : tuple of str
-        Names of the sub-folders, sorted; a label is a position among them.
+        Names of the sub-folders, sorted; a label is an index into them.
     files : tuple of str
-        Relative to the folder, sorted by class and name.
+        Paths relative to the folder, sorted by class and name.
     labels : array of int64, shape (files,)
 
     Raises
@@ -93,7 +93,7 @@ def decode_and_crop(size: int) -> Prepare:
         pillow = _pillow()
         try:
             with pillow.open(path) as image:
-                # A JPEG much larger than needed is decoded at a fraction of its size, at least `size`.
+                # A JPEG much larger than needed is decoded at a reduced scale, not smaller than `size`.
                 image.draft("RGB", (size, size))
                 return np.array(_centre(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
@@ -103,12 +103,12 @@ def decode_and_crop(size: int) -> Prepare:
 
 
 def random_crop_and_flip(size: int) -> Augment:
-    """Return an `augment`: a random square of `size` pixels, mirrored every other time.
+    """Return an `augment`: a random square of `size` pixels, mirrored with probability 1/2.
 
     Returns
     -------
     callable
-        ``(array, rng) -> array`` of shape (size, size, channels); `array` itself is left as it is.
+        ``(array, rng) -> array`` of shape (size, size, channels); `array` itself is not changed.
     """
 
     def augment(array: Array, rng: np.random.Generator) -> Array:
@@ -126,7 +126,7 @@ def random_crop_and_flip(size: int) -> Augment:
 def mirrored(image: Array) -> Array:
     """Return an image with left and right exchanged.
 
-    To take whole rows apart, channel by channel, is several times faster than to copy a reversed view.
+    Taking whole rows, channel by channel, is several times faster than copying a reversed view.
     """
     height, width, channels = image.shape
     rows = np.ascontiguousarray(image).reshape(height, width * channels)
@@ -139,7 +139,7 @@ def _mirror(width: int, channels: int) -> Array:
 
 
 def scale(array: Array, _rng: np.random.Generator | None = None, out: Array | None = None) -> Array:
-    """Scale uint8 to float32 in [0, 1]; an `augment` without any chance."""
+    """Scale uint8 to float32 in [0, 1]; a deterministic `augment`."""
     scaled = np.empty(array.shape, np.float32) if out is None else out
     np.copyto(scaled, array)
     scaled /= 255
@@ -147,7 +147,7 @@ def scale(array: Array, _rng: np.random.Generator | None = None, out: Array | No
 
 
 def in_turn(*parts: Augment) -> Augment:
-    """Return an `augment` that applies others, from left to right."""
+    """Return an `augment` that applies `parts` from left to right."""
     *others, last = parts
 
     def augment(array: Array, rng: np.random.Generator) -> Array:
@@ -164,7 +164,7 @@ def in_turn(*parts: Augment) -> Augment:
 
 
 def takes_out(augment: Augment) -> bool:
-    """Whether an `augment` can write its result into an array that it is given."""
+    """Return true if an `augment` can write its result into a given array."""
     return "out" in inspect.signature(augment).parameters
 
 
@@ -173,7 +173,7 @@ def _unchanged(array: Array, _rng: np.random.Generator) -> Array:
 
 
 def _centre(image: Any, size: int, resampling: Any) -> Any:
-    """Scale the centre square in one go: the same as scaling the shorter side and then cropping."""
+    """Scale the centre square in one step; equivalent to scaling the shorter side, then cropping."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -202,7 +202,7 @@ def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str
 
 
 def _pillow() -> Any:
-    """Import ``PIL.Image``, which only those need who have images."""
+    """Import ``PIL.Image`` only when needed, so that projects without images need no Pillow."""
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:

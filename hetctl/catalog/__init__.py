@@ -1,1 +1,1 @@
-"""Profiles, runs and jobs in one SQLite file, on the login side; the only package that imports SQLAlchemy."""
+"""Profiles, runs and jobs in one SQLite file on the login node; the only package that imports SQLAlchemy."""

@@ -1,4 +1,4 @@
-"""What the login side remembers: values in, values out, one transaction per call."""
+"""Catalog of the login node: it stores and returns values, in one transaction per call."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ QUEUED = "queued"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the catalog has it.
+    """Run as stored in the catalog.
 
     Parameters
     ----------
     plan : Plan
-        The one that was submitted, without its rounds.
+        Plan that was submitted, without its rounds.
     created_at : float
-        Seconds since the epoch.
+        Creation time in seconds since the epoch.
     state, reason : str
-        As in `core.status.RunStatus`.
+        Same as in `hetctl.model.run_status.RunStatus`.
     """
 
     spec: RunSpec
@@ -85,10 +85,10 @@ class RunRecord:
 
 
 class Catalog:
-    """The catalog of a project, open.
+    """Open catalog of a project.
 
-    Every method is one transaction. All of them raise LockedError if another process keeps the
-    file busy, and BadInputError if it is damaged or cannot be written; nothing is then stored.
+    Every method is one transaction. All of them raise LockedError if another process keeps the file locked,
+    and BadInputError if the file is damaged or cannot be written; then nothing is stored.
     """
 
     def __init__(self, path: Path, engine: Engine) -> None:
@@ -98,32 +98,32 @@ class Catalog:
 
     @classmethod
     def open(cls, path: Path) -> Catalog:
-        """Open the catalog at `path`; it is created, or migrated to this schema, as needed.
+        """Open the catalog at `path`; create it, or migrate it to the current schema, if needed.
 
         Raises
         ------
         BadInputError
-            If the file is no catalog, is of a newer hetctl, or cannot be written.
+            If the file is not a catalog, has the schema of a newer hetctl, or cannot be written.
         LockedError
-            If another process keeps it busy.
+            If another process keeps it locked.
         """
         return cls(path, open_database(path))
 
     @classmethod
     def open_to_read(cls, path: Path) -> Catalog:
-        """Open the catalog at `path` so that nothing can change the file.
+        """Open the catalog at `path` read-only.
 
         Raises
         ------
         BadInputError
-            If the file is no catalog, is of a newer hetctl, or cannot be read.
+            If the file is not a catalog, has the schema of a newer hetctl, or cannot be read.
         LockedError
-            If another process keeps it busy.
+            If another process keeps it locked.
         """
         return cls(path, open_to_read(path))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._reader.dispose()
 
     def __enter__(self) -> Catalog:
@@ -136,12 +136,12 @@ class Catalog:
 
     @property
     def identity(self) -> str:
-        """A word that no other project's catalog has."""
+        """Random identifier that distinguishes this catalog from those of other projects."""
         (row,) = self._rows(select(PROJECT.c.identity))
         return str(row["identity"])
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
-        """Store an ensemble and its members in place of one of the same name."""
+        """Store an ensemble and its members, replacing one of the same name."""
         saved = select(func.coalesce(func.max(ENSEMBLES.c.saved), 0) + 1).scalar_subquery()
         row = {"name": ensemble.name, "framework": ensemble.framework, "value": encode(ensemble)}
         with self._write() as connection:
@@ -155,11 +155,11 @@ class Catalog:
         return decode(Ensemble, value["value"]) if value else None
 
     def ensembles(self) -> list[str]:
-        """Return the names of all ensembles, the most recently saved last."""
+        """Return the names of all ensembles in the order of their last save."""
         return [row["name"] for row in self._rows(select(ENSEMBLES.c.name).order_by(ENSEMBLES.c.saved))]
 
     def save_site(self, site: Site) -> None:
-        """Store a site in place of one of the same name."""
+        """Store a site, replacing one of the same name."""
         row = {"name": site.name, "batch_system": site.batch_system, "launcher": site.launcher}
         with self._write() as connection:
             connection.execute(_upsert(SITES).values(**row, value=encode(site)))
@@ -172,7 +172,7 @@ class Catalog:
     def save_points(self, ensemble: str, site: str, points: Iterable[ProfilePoint]) -> None:
         """Store measurements.
 
-        Of those of one member, fingerprint, number of GPUs and GPU type the newest is kept.
+        For each member, fingerprint, number of GPUs and GPU type, only the newest is kept.
         """
         table = PROFILE_POINTS.c
         statement = _upsert(PROFILE_POINTS, lambda new: new.measured_at >= table.measured_at)
@@ -181,7 +181,7 @@ class Catalog:
             _insert(connection, statement, rows)
 
     def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
-        """Return all measurements, stale ones included, by member, GPUs and time."""
+        """Return all measurements, outdated ones included, sorted by member, GPUs and time."""
         table = PROFILE_POINTS.c
         rows = self._rows(
             select(PROFILE_POINTS)
@@ -191,13 +191,13 @@ class Catalog:
         return [decode(ProfilePoint, {**row, "machine": row}) for row in rows]
 
     def profiled_sites(self, ensemble: str) -> list[str]:
-        """Return the names of the sites at which any point of an ensemble was measured."""
+        """Return the names of the sites with a measurement of an ensemble."""
         site = PROFILE_POINTS.c.site
         rows = self._rows(select(site).where(PROFILE_POINTS.c.ensemble == ensemble).distinct().order_by(site))
         return [row["site"] for row in rows]
 
     def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
-        """Store the preprocessor's throughput in place of earlier points on as many cores."""
+        """Store the preprocessor's throughput, replacing earlier points on the same numbers of cores."""
         with self._write() as connection:
             rows = [{"ensemble": ensemble, "site": site, **encode(point)} for point in points]
             _insert(connection, _upsert(PREPROCESS_POINTS), rows)
@@ -213,7 +213,7 @@ class Catalog:
         return [decode(PreprocessPoint, row) for row in rows]
 
     def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> int:
-        """Store a plan beside the earlier ones, and return its number."""
+        """Store a plan in addition to the earlier ones; return its number."""
         row = {
             "ensemble": ensemble,
             "site": site,
@@ -242,7 +242,7 @@ class Catalog:
         Raises
         ------
         BadInputError
-            If there is a run of that name.
+            If a run of that name exists.
         """
         row = {
             "name": spec.run,
@@ -263,13 +263,13 @@ class Catalog:
             connection.execute(insert(JOBS), {"run": spec.run, **encode(job)})
 
     def remove_run(self, run: str) -> None:
-        """Forget a run of which nothing has started."""
+        """Remove a run before any of its jobs has started."""
         with self._write() as connection:
             connection.execute(delete(JOBS).where(JOBS.c.run == run))
             connection.execute(delete(RUNS).where(RUNS.c.name == run))
 
     def save_spec(self, spec: RunSpec) -> None:
-        """Store a changed specification of a run; BadInputError if it is not in the catalog."""
+        """Store a changed specification of a run; BadInputError if the run is not in the catalog."""
         with self._write_run(spec.run) as connection:
             connection.execute(update(RUNS).where(RUNS.c.name == spec.run).values(spec=encode(spec)))
 
@@ -288,40 +288,40 @@ class Catalog:
         return decode(RunRecord, row) if row else None
 
     def set_run_state(self, run: str, state: str, reason: str = "") -> None:
-        """Note where a run stands; BadInputError if it is not in the catalog."""
+        """Store the state of a run; BadInputError if the run is not in the catalog."""
         with self._write_run(run) as connection:
             connection.execute(update(RUNS).where(RUNS.c.name == run).values(state=state, reason=reason))
 
     def save_job(self, run: str, job: Job) -> None:
-        """Store a job of a run in place of what was known of it; BadInputError without the run."""
+        """Store a job of a run in place of its earlier data; BadInputError if the run does not exist."""
         with self._write_run(run) as connection:
             connection.execute(_upsert(JOBS), {"run": run, **encode(job)})
 
     def remove_job(self, run: str, number: int) -> None:
-        """Forget a job that the batch system does not have."""
+        """Remove a job that the batch system does not have."""
         with self._write() as connection:
             connection.execute(delete(JOBS).where(JOBS.c.run == run, JOBS.c.number == number))
 
     def jobs(self, run: str) -> list[Job]:
-        """Return the jobs of a run, by number."""
+        """Return the jobs of a run, sorted by number."""
         rows = self._rows(select(JOBS).where(JOBS.c.run == run).order_by(JOBS.c.number))
         return [decode(Job, row) for row in rows]
 
     def ingest(self, run: str, events: Iterable[Event]) -> int:
-        """Store what happened in a run, however often and in whatever parts it is told.
+        """Store the events of a run; repeated events and any division into calls are allowed.
 
-        The tables depend on which events were ingested, never on when or in which order. Of
-        several reports of one epoch the earliest counts, as in `core.progress`.
+        The tables depend only on the set of ingested events, not on time or order. Of several reports of one
+        epoch the earliest counts, as in `hetctl.storage.progress_fold`.
 
         Returns
         -------
         int
-            How many of the events were new.
+            Number of new events.
 
         Raises
         ------
         BadInputError
-            If the run is not in the catalog, or an epoch's report is garbled.
+            If the run is not in the catalog, or the report of an epoch is corrupt.
         """
         key = {"run": run}
         with self._write_run(run) as connection:
@@ -333,7 +333,7 @@ class Catalog:
         return len(fresh)
 
     def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
-        """Return the finished epochs of every member that has any, in order."""
+        """Return the finished epochs of every member with any, in order."""
         table = EPOCHS.c
         rows = self._rows(select(EPOCHS).where(table.run == run).order_by(table.member, table.epoch))
         results: dict[str, tuple[EpochResult, ...]] = {}
@@ -342,7 +342,7 @@ class Catalog:
         return results
 
     def events_seen(self, run: str) -> int:
-        """Return how many events of a run were ingested."""
+        """Return the number of ingested events of a run."""
         row = self._first(select(func.count().label("events")).where(EVENTS.c.run == run))
         return int(row["events"]) if row else 0
 
@@ -369,7 +369,7 @@ class Catalog:
 
 
 def _upsert(table: Table, replaces: Callable[[Any], ColumnElement[bool]] | None = None) -> sqlite.Insert:
-    """Insert rows in place of those with their primary key, or only where a new row `replaces`."""
+    """Insert rows, replacing those with the same primary key, or only those that the new row `replaces`."""
     statement = sqlite.insert(table)
     new = statement.excluded
     return statement.on_conflict_do_update(
@@ -424,7 +424,7 @@ def _earliest_report() -> sqlite.Insert:
 
 
 def _save_rounds(connection: Connection, key: Row, fresh: Iterable[Event]) -> None:
-    """Write the rows of rounds anew from all that was told of them, from the first that has news."""
+    """Recompute the rows of rounds from all stored events, starting at the first round with new events."""
     first = min((event.round for event in fresh if tells_of_round(event)), default=None)
     if first is None:
         return

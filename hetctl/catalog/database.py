@@ -1,4 +1,4 @@
-"""The SQLite file itself: made, migrated, and its errors put into words."""
+"""SQLite file of the catalog: creation, migration, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUSY_TIMEOUT_S = 5.0
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
 
-# What SQLite says -> what it means here. The first fragment found in its message counts.
+# SQLite message -> class of error, text and hint. The first fragment found in the message counts.
 TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
     "locked": (
         LockedError,
@@ -73,9 +73,9 @@ def open_database(path: Path) -> Engine:
     Raises
     ------
     BadInputError
-        If the file is not a catalog, is of a newer schema, or cannot be written.
+        If the file is not a catalog, has a newer schema, or cannot be written.
     LockedError
-        If another process keeps it busy.
+        If another process keeps it locked.
     """
     with translate_db_errors(path):
         _create_private(path)
@@ -91,15 +91,15 @@ def open_database(path: Path) -> Engine:
 def open_to_read(path: Path) -> Engine:
     """Return an engine on the catalog at `path` that cannot change the file.
 
-    A catalog of an older schema, or that a crash left in the midst of a change, is read as the next
-    writer will find it, from a copy in memory.
+    A catalog with an older schema, or one that was left within a transaction by a crash, is read from a copy
+    in memory, in the state in which the next writer will find it.
 
     Raises
     ------
     BadInputError
-        If the file is not a catalog, is of a newer schema, or cannot be read.
+        If the file is not a catalog, has a newer schema, or cannot be read.
     LockedError
-        If another process keeps it busy.
+        If another process keeps it locked.
     """
     with translate_db_errors(path):
         engine = _read_only(path)
@@ -107,7 +107,7 @@ def open_to_read(path: Path) -> Engine:
             if _is_current(engine, path):
                 return engine
         except DatabaseError as error:
-            # SQLite would have to write to roll a change back.
+            # SQLite would have to write to roll a transaction back.
             if "readonly" not in str(error.orig):
                 engine.dispose()
                 raise
@@ -124,7 +124,7 @@ def _read_only(path: Path) -> Engine:
 
 
 def _copied(path: Path) -> Engine:
-    """Roll back and migrate a copy."""
+    """Return an engine on a copy in memory, rolled back and migrated."""
     memory = sqlite3.connect(":memory:", check_same_thread=False)
     with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
         copy = Path(folder) / path.name
@@ -139,10 +139,10 @@ def _copied(path: Path) -> Engine:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return what is another after every change of the catalog; None if it cannot be read.
+    """Return a stamp that differs after every change of the catalog; None if the file cannot be read.
 
     SQLite counts transactions in bytes 24 to 27 of the file ("The Database File Format", 1.3.3). Time and
-    size tell a transaction that was rolled back from the next one.
+    size distinguish a transaction that was rolled back from the next one.
     """
     try:
         with path.open("rb") as file:
@@ -154,7 +154,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 @contextmanager
 def translate_db_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system complain of into errors that a user can act on."""
+    """Convert errors of SQLite and the file system to errors that a user can resolve."""
     try:
         yield
     except DatabaseError as error:
@@ -170,7 +170,7 @@ def translate_db_errors(path: Path) -> Iterator[None]:
 
 
 def _create_private(path: Path) -> None:
-    """Make the file before SQLite does, which heeds the umask; journals take over its mode."""
+    """Create the file before SQLite does, which applies the umask; journals inherit its mode."""
     make_private_folder(path.parent)
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -183,7 +183,7 @@ def _engine(url: URL, *, on_connect: str = "", **how: Any) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: object) -> None:
-        # Python's driver would begin only at the first write; `_begin` does it where we say.
+        # Python's driver would begin only at the first write; `_begin` begins explicitly.
         connection.isolation_level = None
         connection.execute(on_connect)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -203,7 +203,7 @@ def _migrate(engine: Engine, path: Path) -> None:
 
 
 def _is_current(engine: Engine, path: Path) -> bool:
-    """Compare the schema: true for this one, false for an older one, BadInputError for a newer one."""
+    """Return true for the current schema and false for an older one; raise BadInputError for a newer one."""
     with engine.begin() as connection:
         stored = _stored_revision(connection, path)
     if stored > REVISION:
@@ -216,7 +216,7 @@ def _is_current(engine: Engine, path: Path) -> bool:
 
 
 def _stored_revision(connection: Connection, path: Path) -> str:
-    """Return the schema of the file, empty for an empty file, without Alembic's machinery."""
+    """Return the schema revision of the file, empty for an empty file, without loading Alembic."""
     names = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
     if "alembic_version" in names:
         return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())

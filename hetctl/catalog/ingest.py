@@ -1,4 +1,4 @@
-"""From the events of a run to the rows of its tables: pure, and the same in whatever order they came."""
+"""Conversion of a run's events to rows of its tables: pure, and independent of the order of arrival."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ALLOCATION_COLUMNS = (
 )
 CHECKPOINT_COLUMNS = ("epoch", "part_samples", "path", "bytes", "sha256", "seconds")
 
-# Kind of event -> what it says of its round.
+# Kind of event -> columns of its round.
 OF_ROUND: dict[str, Callable[[Event], Row]] = {
     "round_started": lambda event: {"started_at": event.time, **_pick(event, "job", "predicted_s")},
     "round_ended": lambda event: {"ended_at": event.time, **_pick(event, "ended_by")},
 }
 
-# Kind of event -> what it says of the allocation of the member that it names. A step that is tried
-# again in the same round takes the place of the one before it.
+# Kind of event -> columns of the allocation of its member. A step that is repeated in the same
+# round replaces the earlier one.
 OF_ALLOCATION: dict[str, Callable[[Event], Row]] = {
     "step_started": lambda event: {
         **dict.fromkeys(("ended_at", "exit_code", "cause")),
@@ -38,12 +38,12 @@ OF_ALLOCATION: dict[str, Callable[[Event], Row]] = {
 
 
 def tells_of_round(event: Event) -> bool:
-    """Return true if an event changes the row of a round, or of one of its allocations."""
+    """Return true if an event changes the row of a round or of one of its allocations."""
     return event.source == DRIVER and (event.kind in OF_ROUND or event.kind in OF_ALLOCATION)
 
 
 def round_rows(driver: Iterable[Event]) -> list[Row]:
-    """Fold the drivers' events, in order, into a row for each round."""
+    """Fold the drivers' events, in order, into one row per round."""
     empty = dict.fromkeys(ROUND_COLUMNS)
     rows: dict[int, Row] = {}
     for event in filter(tells_of_round, driver):
@@ -54,7 +54,7 @@ def round_rows(driver: Iterable[Event]) -> list[Row]:
 
 
 def allocation_rows(driver: Iterable[Event]) -> list[Row]:
-    """Fold the drivers' events, in order, into a row for each member of each round."""
+    """Fold the drivers' events, in order, into one row per member and round."""
     empty = dict.fromkeys(ALLOCATION_COLUMNS)
     rows: dict[tuple[int, str], Row] = {}
     for event in driver:
@@ -66,7 +66,7 @@ def allocation_rows(driver: Iterable[Event]) -> list[Row]:
 
 
 def epoch_rows(events: Iterable[Event]) -> list[Row]:
-    """Return a row per report of an epoch, those of the same epoch included.
+    """Return one row per report of an epoch, repeated reports of an epoch included.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def epoch_rows(events: Iterable[Event]) -> list[Row]:
 
 
 def checkpoint_rows(events: Iterable[Event]) -> list[Row]:
-    """Return a row per checkpoint that was written."""
+    """Return one row per written checkpoint."""
     return [
         {
             "member": event.source,

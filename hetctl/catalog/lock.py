@@ -1,4 +1,4 @@
-"""The project's lock: one hetctl at a time changes the catalog and submits."""
+"""Lock of the project: only one hetctl process at a time changes the catalog and submits."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
 SILENT_S = 120.0
-"""A holder on another host that has not touched its lock for so long is dead."""
+"""Seconds without a touch of the lock after which a holder on another host counts as dead."""
 
 LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lock, as the lock file says.
+    """Holder of the lock, as stored in the lock file.
 
     Parameters
     ----------
     since : float
-        Seconds since the epoch.
+        Time of the locking in seconds since the epoch.
     """
 
     machine: HostBoot
@@ -44,12 +44,12 @@ class Holder:
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this host."""
+        """True if the holder is a process of this host."""
         return self.machine.host == HostBoot.this().host
 
     @property
     def gone(self) -> bool:
-        """Whether its process, one of this host, has ended."""
+        """True if the holder, a process of this host, has ended."""
         return self.machine != HostBoot.this() or not self.process.alive
 
     def __str__(self) -> str:
@@ -58,19 +58,19 @@ class Holder:
 
 
 class ProjectLock:
-    """Holds the project's lock within a ``with`` block.
+    """Lock of the project within a ``with`` block.
 
-    The lock is a file that appears whole, by a hard link, or not at all, and that its holder touches
-    as long as it lives. That of a dead process is taken over, and the log says so: on this host the
-    process is gone, on another one it has fallen silent. A lock that cannot be read is taken over,
+    The lock is a file that is created atomically, by a hard link, and that its holder touches as long as it
+    lives. The lock of a dead process is taken over with a log message: on this host the process must have
+    ended, on another one it must not have touched the lock for `SILENT_S`. An unreadable lock is taken over,
     too, since hetctl never leaves such a file.
 
     Parameters
     ----------
     path : Path
-        `Home.lock`.
+        Path of the lock file, `Home.lock`.
     command : str
-        Named to those who find the project locked, such as ``hetctl submit``.
+        Command, such as ``hetctl submit``, named in the errors of processes that find the project locked.
     """
 
     def __init__(self, path: Path, command: str) -> None:
@@ -110,7 +110,7 @@ class ProjectLock:
 
     @contextmanager
     def _own_file(self) -> Iterator[Path]:
-        """Write a file that says that we are the holder; what is left of it is removed."""
+        """Write a temporary file that names this process as the holder; remove it in the end."""
         make_private_folder(self._path.parent)
         own = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
         try:
@@ -125,10 +125,10 @@ class ProjectLock:
             own.unlink(missing_ok=True)
 
     def _take_over(self, own: Path) -> bool:
-        """Put our file in place of a stale one; False if the one that was there is gone.
+        """Replace a stale lock file by this process's; return False if the stale file no longer exists.
 
-        Only the process that has the stale file locked while it still is the project's lock
-        replaces it.
+        A process replaces the stale file only while it holds a file lock on it and the file still is the
+        project's lock.
         """
         try:
             with self._path.open("r+", encoding="utf-8", errors="replace") as file:
@@ -154,7 +154,7 @@ class ProjectLock:
 
 @contextmanager
 def _touching(path: Path) -> Iterator[None]:
-    """Touch a file every few seconds, as long as it is the same file."""
+    """Touch a file every few seconds through an open descriptor, and so never a file that replaced it."""
     descriptor = os.open(path, os.O_RDONLY)
     over = threading.Event()
 
@@ -177,13 +177,13 @@ def _link(own: Path, path: Path) -> bool:
     try:
         os.link(own, path)
     except FileExistsError:
-        # On NFS the answer to a link that was made can be lost, and the repeated call then fails.
+        # On NFS the reply to a successful link can be lost; the repeated call then fails.
         return own.stat().st_nlink == 2
     return True
 
 
 def _read(text: str) -> Holder | None:
-    """Return whom a lock file names; None if it names nobody."""
+    """Return the holder named in a lock file; None if it names none."""
     try:
         return decode(Holder, json.loads(text))
     except ValueError:

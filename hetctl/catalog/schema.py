@@ -1,9 +1,9 @@
-"""The tables of the catalog.
+"""Tables of the catalog.
 
-Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a
-whole core value by `core.codec`; the columns beside it are there to be queried. What people
-measured or planned (points, plans) is kept under the names of its ensemble and site without a
-foreign key, so that it outlives their edits.
+Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
+value encoded by `hetctl.model.serialization`; the columns beside it exist for queries. Measurements and
+plans (points, plans) refer to their ensemble and site by name, without a foreign key, so that they
+survive changes of those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 REVISION = "0001"
-"""The newest migration; a test holds that it is."""
+"""Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
     naming_convention={
@@ -36,7 +36,7 @@ METADATA = MetaData(
 PROJECT = Table(
     "project",
     METADATA,
-    # Drawn when the catalog is made: jobs of another one are never taken for ours.
+    # Random, drawn when the catalog is created: jobs of another catalog are never taken for its own.
     Column("identity", String, primary_key=True),
 )
 
@@ -45,7 +45,7 @@ ENSEMBLES = Table(
     METADATA,
     Column("name", String, primary_key=True),
     Column("framework", String, nullable=False),
-    # Counts up with every save.
+    # Number of the save, increased by each one.
     Column("saved", Integer, nullable=False),
     Column("value", JSON, nullable=False),
 )
@@ -207,7 +207,7 @@ EPOCHS = Table(
     Column("batch_size", Integer),
     Column("gpu_type", String),
     Column("overhead_s", Float),
-    # The report that counted, of those of this epoch.
+    # Time of the report that counts, among all reports of the epoch.
     Column("reported_at", Float, nullable=False),
     Column("seq", Integer, nullable=False),
     Column("round", Integer, nullable=False),

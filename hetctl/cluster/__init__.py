@@ -1,1 +1,1 @@
-"""Batch systems, launchers and job scripts: all that differs from one cluster to the next."""
+"""Batch systems, launchers and job scripts: all differences between clusters."""

@@ -1,4 +1,4 @@
-"""The batch systems: one entry for each has all by which they differ, but for what its client does."""
+"""Batch systems: one entry each, with all differences except for those of the clients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class NodeList:
-    """How a driver learns which nodes its job holds.
+    """Method by which a driver obtains the nodes of its job.
 
     Parameters
     ----------
     variable : str
-        Set inside a job.
+        Environment variable that is set inside a job.
     script : str
-        For ``sh -c``; prints the nodes' names, one in a line.
+        Script for ``sh -c`` that prints the names of the nodes, one per line.
     """
 
     variable: str
@@ -24,28 +24,28 @@ class NodeList:
 
 @dataclass(frozen=True)
 class BatchSystemEntry:
-    """One batch system.
+    """Properties of one batch system.
 
     Parameters
     ----------
     name : str
-        As `batch_system` of a site file; the template ``<name>.sh.j2`` is its job script.
+        Value of `batch_system` in a site file; its job script is the template ``<name>.sh.j2``.
     title : str
-        As its own documentation writes it.
+        Name in the batch system's own documentation.
     client : str
-        ``module:class`` of its `hetctl.cluster.batch.base.BatchSystem`, imported when it is first asked.
+        ``module:class`` of its `hetctl.cluster.batch.base.BatchSystem`, imported on first use.
     submit : tuple of str
         Command that submits a script.
     node_list : NodeList or None
-        None: jobs run on the machine that submits them.
+        Source of the job's nodes; None: jobs run on the machine that submits them.
     commands : tuple of str
-        Without these on the PATH, nothing can be submitted.
+        Commands that must be on the PATH to submit jobs.
     helpful : mapping of str to str
-        Commands that it can do without, and what they would tell.
+        Optional commands, with the information that they provide.
     time_unit_s : int
-        Its limits are counted in.
+        Unit of its time limits in seconds.
     asked_every_s : float
-        While a run is watched, it is not asked again sooner than that.
+        Least interval in seconds between queries while a run is watched.
     """
 
     name: str

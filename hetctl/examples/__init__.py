@@ -1,1 +1,1 @@
-"""Projects to start from: ``hetctl init FOLDER --example NAME`` copies one."""
+"""Example projects: ``hetctl init FOLDER --example NAME`` copies one."""

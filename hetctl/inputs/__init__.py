@@ -1,1 +1,1 @@
-"""Files that people write: read, checked and, if any of it is wrong, refused whole."""
+"""Readers of user-written files; a file with any error is rejected completely."""

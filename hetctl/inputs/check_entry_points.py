@@ -1,4 +1,4 @@
-"""Whether the user's functions exist, found out without running any of their code."""
+"""Check that the user's functions exist, without running any of their code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetctl.inputs.input_errors import suggestion
 
 
 def problem_with(function: str, folder: Path) -> str | None:
-    """Say what is wrong with ``module:function`` beside an ensemble file; None if nothing is."""
+    """Return the error in ``module:function`` beside an ensemble file; None if there is none."""
     module, name = function.split(":")
     stem = Path(*module.split("."))
     candidates = [stem.with_name(f"{stem.name}.py"), stem / "__init__.py"]
@@ -40,7 +40,7 @@ def _top_level_names(source: bytes) -> set[str]:
 
 
 class _Finder(ast.NodeVisitor):
-    """Collects what a module binds outside of its functions and classes; ``*`` for a star import."""
+    """Visitor that collects the names bound at a module's top level; ``*`` for a star import."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

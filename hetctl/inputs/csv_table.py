@@ -1,4 +1,4 @@
-"""CSV: the cells of each line, by column where there is a header, and what is wrong with it by line."""
+"""CSV tables: cells of each line, by column if there is a header, and errors by line."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Problem = tuple[SourceLine, str]
 
 @dataclass(frozen=True)
 class CsvRow:
-    """A line below the header; its cells by column, without blanks around them."""
+    """Line below the header, with its cells by column, stripped of blanks."""
 
     place: SourceLine
     cells: Mapping[str, str]
 
 
 def csv_lines(path: Path, text: str) -> list[Line]:
-    """Return the lines that are not empty, without blanks around their cells.
+    """Return the non-empty lines, with cells stripped of blanks.
 
     Raises
     ------
     BadInputError
-        If it is not CSV.
+        If the file is not CSV.
     """
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -46,12 +46,12 @@ def csv_lines(path: Path, text: str) -> list[Line]:
 def records_in(
     path: Path, text: str, required: Sequence[str], optional: Sequence[str]
 ) -> tuple[list[CsvRow], list[Problem]]:
-    """Return the lines below the header, and name those that do not have a cell for each column.
+    """Return the lines below the header, and the errors of lines without one cell per column.
 
     Raises
     ------
     BadInputError
-        If it is not CSV, has no rows, or its header is not of these columns.
+        If the file is not CSV, has no rows, or its header has other columns.
     """
     found = csv_lines(path, text)
     if not found:
@@ -70,12 +70,12 @@ def records_in(
 
 
 def is_count(text: str) -> bool:
-    """Whether it is a whole number from 1 to a billion."""
+    """Return true if the text is a whole number from 1 to a billion."""
     return re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= 1
 
 
 def is_positive(text: str) -> bool:
-    """Whether it is a finite number above 0."""
+    """Return true if the text is a finite number above 0."""
     return NUMBER.fullmatch(text) is not None and 0 < float(text) < math.inf
 
 

@@ -1,4 +1,4 @@
-"""Times and sizes as people write them."""
+"""Durations and sizes in user-written form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_duration(text: str) -> int:
     Raises
     ------
     BadInputError
-        If it has another form, lacks its unit or is not longer than nothing.
+        If the text has another form, lacks its unit or is not above zero.
     """
     text = text.strip()
     match = CLOCK.fullmatch(text) or WITH_UNITS.fullmatch(text)
@@ -56,7 +56,7 @@ def parse_bytes(text: str | int) -> int:
     Raises
     ------
     BadInputError
-        If it has another form, lacks its unit or is not more than nothing.
+        If the text has another form, lacks its unit or is not above zero.
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text

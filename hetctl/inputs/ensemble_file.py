@@ -1,4 +1,4 @@
-"""Ensemble files: what is to be trained."""
+"""Reader of ensemble files, which define what is to be trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_ensemble(path: Path) -> Ensemble:
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+        If the file has errors, with a line for each: ``FILE:LINE: key: rule``.
     """
     source = read_yaml(path)
     model = validate(EnsembleModel, source)

@@ -1,4 +1,4 @@
-"""The ensemble file's keys, their types and what they mean."""
+"""Keys of the ensemble file, with their types and meanings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FunctionsModel(Strict):
 
 
 class StopModel(Strict):
-    """When a member has converged."""
+    """Conditions under which a member has converged."""
 
     metric: str = Field(default="val_loss", min_length=1, description="A key of the epoch's results.")
     mode: Literal["max", "min"] | None = Field(
@@ -71,7 +71,7 @@ class StopModel(Strict):
 
 
 class Settings(Strict):
-    """What an ensemble sets for all its members, and a member for itself."""
+    """Settings that an ensemble makes for all its members, and a member for itself."""
 
     batch_size: int = Field(default=32, ge=1, description="Samples per GPU and step.")
     min_batch_size: int | None = Field(
@@ -100,7 +100,7 @@ class Settings(Strict):
 
 
 def _without_inherited_defaults(schema: dict[str, Any]) -> None:
-    """Drop what the schema cannot know: a member's default is the ensemble's value."""
+    """Drop defaults that the schema cannot know: a member's default is the ensemble's value."""
     for name in Settings.model_fields:
         schema["properties"][name].pop("default", None)
 
@@ -136,7 +136,7 @@ class GridModel(MemberSettings):
 
 
 class DrawModel(Strict):
-    """How a value is drawn: exactly one of these keys."""
+    """Distribution of a random value: exactly one of these keys."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 

@@ -1,4 +1,4 @@
-"""GPUs of a cluster as people write them."""
+"""GPUs of a cluster in user-written form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PART = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,7})")
 
 
 def parse_gpus(text: str) -> dict[str, int]:
-    """Return GPUs by type of ``v100:40,p100:40``, or of ``80`` under the type "".
+    """Return the number of GPUs by type for ``v100:40,p100:40``, or under the type "" for ``80``.
 
     Raises
     ------
     BadInputError
-        If it has another form, names a type twice, or asks for no GPUs.
+        If the text has another form, names a type twice, or gives no GPUs.
     """
     if COUNT.fullmatch(text.strip()):
         return {"": _count(text, text)}

@@ -1,4 +1,4 @@
-"""How a wrong file is refused: one error that names every file, line and rule."""
+"""Errors of input files: one exception that names every file, line and rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SHOWN = 20
 
 
 class SourceLine(NamedTuple):
-    """A line of a file, counted from 1."""
+    """Line of a file, counted from 1."""
 
     path: Path
     line: int
@@ -23,7 +23,7 @@ class SourceLine(NamedTuple):
 
 
 def refusal(problems: Iterable[tuple[SourceLine, str]]) -> BadInputError:
-    """Make one error of all problems, in order of place; more than 20 are counted only."""
+    """Return one exception for all problems, sorted by place; of more than 20 the rest is only counted."""
     lines = [f"{place}: {rule}" for place, rule in sorted(set(problems))]
     if len(lines) > MOST_SHOWN:
         lines[MOST_SHOWN:] = [f"and {len(lines) - MOST_SHOWN} more"]
@@ -31,7 +31,7 @@ def refusal(problems: Iterable[tuple[SourceLine, str]]) -> BadInputError:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Say which known word is meant, or which there are: the end of an error message."""
+    """Return the end of an error message: the most similar known word, or all known words."""
     words = sorted(set(known))
     close = difflib.get_close_matches(word, words, n=1)
     if close:
@@ -40,7 +40,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Show a value in an error message, shortened."""
+    """Return the text of a value for an error message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
     Raises
     ------
     BadInputError
-        If it cannot be read or is not UTF-8.
+        If the file cannot be read or is not UTF-8.
     """
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The keys of links between GPUs, in site files and in cluster files of pipelines."""
+"""Keys of links between GPUs, in site files and in cluster files of pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.model.interconnect import InterNode, IntraNode, NodeLinks
 
 
 def _points(value: object) -> object:
-    """Take a point as a list of two numbers, as YAML has it."""
+    """Convert a point given as a list of two numbers, as in YAML."""
     if not isinstance(value, list) or not all(isinstance(point, list) for point in value):
         return value
     return tuple(tuple(float(part) if _is_number(part) else part for part in point) for point in value)
@@ -63,7 +63,7 @@ class LinksModel(Strict):
 
 
 def links_problems(links: LinksModel) -> list[tuple[Location, str]]:
-    """Return what is said twice, or not at all."""
+    """Return the problems of values that are given twice, or not at all."""
     intra, inter = links.intra_node, links.inter_node
     line = [value for value in (inter.latency_s, inter.bytes_per_s) if value is not None]
     problems: list[tuple[Location, str]] = []

@@ -1,4 +1,4 @@
-"""The published JSON Schemas; ``python -m hetctl.inputs.json_schemas`` writes them anew."""
+"""Published JSON Schemas; ``python -m hetctl.inputs.json_schemas`` regenerates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMAS = {"ensemble.schema.json": ensemble_schema, "site.schema.json": site_sch
 
 
 def schema_text(name: str) -> str:
-    """Return the text of a published schema as the models have it now."""
+    """Return the text of a published schema according to the current models."""
     return json.dumps(SCHEMAS[name](), indent=2) + "\n"
 
 

@@ -20,16 +20,16 @@ SAME_ON_ALL_TYPES = (*BYTES, "held_bytes")
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer on one type of GPU.
+    """Layer on one type of GPU.
 
     Parameters
     ----------
     gpu_type : str or None
-        None in a profile that does not say what it was measured on.
+        GPU type; None in a profile that does not name it.
     activation_bytes : int
-        What crosses a cut after the layer.
+        Bytes that are transferred at a cut after the layer.
     held_bytes : int or None
-        What stays on the GPU for the backward pass; None: as much as `activation_bytes`.
+        Bytes kept on the GPU for the backward pass; None: equal to `activation_bytes`.
     """
 
     place: SourceLine
@@ -43,13 +43,13 @@ class LayerRow:
 
 
 def read_layers(path: Path) -> list[LayerRow]:
-    """Read a layer profile; the layers come in the order in which they are computed.
+    """Read a layer profile; the layers are returned in the order of computation.
 
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``. Graphs must
-        have no cycle; all layers must have rows for the same GPU types.
+        If the file has errors, with a line for each: ``FILE:LINE: rule``. Graphs must have no cycle; all
+        layers must have rows for the same GPU types.
     """
     text = read_text(path)
     if is_graph(text):

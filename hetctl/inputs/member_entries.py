@@ -1,4 +1,4 @@
-"""From the entries of an ensemble file to its members."""
+"""Expansion of the entries of an ensemble file to its members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MORE_IS_BETTER = ("acc", "auc", "f1", "precision", "recall")
 
 
 class MemberEntry(NamedTuple):
-    """A member to be: where it is written, its name, its config and its own settings."""
+    """Member to be created: its place in the file, its name, its config and its own settings."""
 
     where: Location
     name: str
@@ -40,7 +40,7 @@ class MemberEntry(NamedTuple):
 
 
 def count_members(ensemble: EnsembleModel) -> int:
-    """Return how many members the entries stand for, without making them."""
+    """Return the number of members of all entries, without creating them."""
     return sum(_count(entry) for entry in ensemble.members)
 
 
@@ -51,7 +51,7 @@ def _count(entry: MemberModel | GridEntry | RandomEntry) -> int:
 
 
 def points_of(ensemble: EnsembleModel) -> Iterator[MemberEntry]:
-    """Write out all entries, in the order of the file."""
+    """Expand all entries, in the order of the file."""
     for index, entry in enumerate(ensemble.members):
         where: Location = ("members", index)
         if isinstance(entry, MemberModel):
@@ -77,9 +77,10 @@ def _random_points(where: Location, sample: RandomModel, seed: int) -> Iterator[
 
 
 def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
-    """Draw a value that depends on nothing but the arguments.
+    """Draw a value that depends only on the arguments.
 
-    Floats have six significant digits, so that no machine's logarithm changes them.
+    Floats are rounded to six significant digits, so that differences between machines in the logarithm have
+    no effect.
     """
     (kind,) = how.model_fields_set
     values = getattr(how, kind)
@@ -97,14 +98,14 @@ def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
 
 
 def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path) -> list[Member]:
-    """Lay each member's own settings over the ensemble's.
+    """Combine each member's own settings with the ensemble's; its own take precedence.
 
-    The seed is the CRC-32 of ``SEED/NAME``: members differ, and none depends on another.
+    The seed is the CRC-32 of ``SEED/NAME``: it differs between members, and does not depend on other members.
 
     Parameters
     ----------
     folder : Path
-        Where relative paths of layer profiles begin.
+        Folder to which paths of layer profiles are relative.
     """
     common = ensemble.model_dump(include=set(Settings.model_fields))
     return [replace(_member(common, point), layers=_layers(point, folder)) for point in points]
@@ -128,7 +129,7 @@ def _own(settings: Settings) -> dict[str, Any]:
 
 
 def _stop_rule(common: dict[str, Any], own: dict[str, Any]) -> StopRule:
-    """Merge stop keys; a mode and a target for one metric say nothing about another."""
+    """Merge stop keys; a mode and a target for one metric are not inherited by another metric."""
     if own.get("metric", common["metric"]) != common["metric"]:
         common = {**common, "mode": None, "target": None}
     merged = {**common, **own}

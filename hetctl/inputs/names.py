@@ -1,4 +1,4 @@
-"""Names that are safe as file names, and the names of members that are made, not written."""
+"""Names that are safe as file names, and generated names of members."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MemberName = Annotated[str, Matching(MEMBER_NAME.pattern, MEMBER_RULE)]
 
 
 def grid_names(prefix: str, points: list[dict[str, Any]]) -> list[str]:
-    """Name every point of a grid ``<prefix>-<key>-<value>...``, its keys in the order written.
+    """Name every point of a grid ``<prefix>-<key>-<value>...``, with its keys in the order of the file.
 
-    A name depends on its own point alone, unless two points would get the same name: then both
-    carry a hash of their values, as those do that would be longer than 64 characters.
+    A name depends on its own point alone, unless two points would get the same name: then both have a
+    hash of their values appended, like names that would be longer than 64 characters.
     """
     plain = ["-".join([prefix, *(f"{_slug(k)}-{_slug(v)}" for k, v in point.items())]) for point in points]
     uses = Counter(plain)

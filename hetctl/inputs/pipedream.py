@@ -1,9 +1,9 @@
 """PipeDream's graph text: a line for each node with its profile, then a line for each edge.
 
-The graph becomes a chain: its nodes in a topological order that ends one branch before it begins the
-next, each a layer of its own. What crosses a cut is the sum of all outputs that are still needed
-after it, so that a skip connection is paid at every cut that it spans. Chains in which branches are
-merged into single layers are coarser: all their cuts are here, too.
+The graph is converted to a chain: its nodes in a topological order that finishes one branch before it
+begins the next, each a layer of its own. The bytes at a cut are the sum of all outputs that are still
+needed after it, so that a skip connection counts at every cut that it spans. Chains in which branches are
+merged into single layers are coarser: all their cuts are included here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Edges = Mapping[tuple[str, str], SourceLine]
 
 @dataclass(frozen=True)
 class GraphNode:
-    """An operation, as it was profiled with one minibatch.
+    """Operation as profiled with one minibatch.
 
     Parameters
     ----------
     output_bytes : int
-        What it hands on.
+        Bytes of its output.
     """
 
     place: SourceLine
@@ -50,29 +50,29 @@ class GraphNode:
 
     @property
     def title(self) -> str:
-        """The node and its kind, such as ``node12 Conv2d``."""
+        """Node and its kind, such as ``node12 Conv2d``."""
         return f"{self.name} {self.description.partition('(')[0]}".strip()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes kept for the backward pass; what is done in place needs no room of its own."""
+        """Bytes kept for the backward pass; an in-place operation needs none of its own."""
         return 0 if IN_PLACE in self.description else self.output_bytes
 
 
 def is_graph(text: str) -> bool:
-    """Whether a text looks like a graph, by its first line."""
+    """Return true if the first line of a text has the form of a graph's."""
     return " -- " in text.lstrip().partition("\n")[0]
 
 
 def layers_of(path: Path, text: str) -> list[tuple[GraphNode, int]]:
-    """Return the nodes as a chain, each with the bytes that cross a cut after it.
+    """Return the nodes as a chain, each with the bytes that are transferred at a cut after it.
 
-    Inputs are left out, as PipeDream does: they are read where the first layer is.
+    Inputs are omitted, as in PipeDream: they are read on the GPU of the first layer.
 
     Raises
     ------
     BadInputError
-        If a line is neither node nor edge, a value is wrong, or the edges make a cycle.
+        If a line is neither node nor edge, a value is invalid, or the edges form a cycle.
     """
     nodes, edges = _parsed(path, text)
     _refuse_cycles(path, nodes, edges)
@@ -116,7 +116,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[SourceLine, str]]:
 
 
 def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[GraphNode, list[str]]:
-    """Return the node, with 0 for values that break a rule, and the broken rules."""
+    """Return the node, with 0 for invalid values, and the violated rules."""
     pairs = dict(part.split("=", 1) for part in re.split(r", | -- ", values) if "=" in part)
     rules = [f"{key} is missing" for key in VALUES if key not in pairs]
     found = {key: _number(pairs[key]) for key in VALUES if key in pairs}
@@ -139,7 +139,7 @@ def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[
 
 
 def _number(text: str) -> float | None:
-    """Return a number, or the sum of several in ``[1.0; 2.0]``; None if it breaks the rule."""
+    """Return a number, or the sum of several in ``[1.0; 2.0]``; None if it is invalid."""
     parts = text.strip("[]").split(";") if text.startswith("[") else [text]
     numbers = [float(part) if NUMBER.fullmatch(part.strip()) else math.nan for part in parts]
     return math.fsum(numbers) if all(0 <= number <= MOST_BYTES for number in numbers) else None
@@ -160,7 +160,7 @@ def _refuse_cycles(path: Path, nodes: Mapping[str, GraphNode], edges: Edges) -> 
 
 
 def _topological(nodes: Mapping[str, GraphNode], edges: Edges) -> list[str]:
-    """Order the nodes, depth first; of several that may come next, the one that the file has first."""
+    """Return the nodes in depth-first topological order; among several candidates, the first in the file."""
     after: dict[str, list[str]] = {name: [] for name in nodes}
     waits = dict.fromkeys(nodes, 0)
     for first, second in edges:
@@ -181,7 +181,7 @@ def _topological(nodes: Mapping[str, GraphNode], edges: Edges) -> list[str]:
 
 
 def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges) -> list[int]:
-    """Return the bytes that cross a cut after each node of the order; after the last, its output."""
+    """Return the bytes transferred at a cut after each node of the order; for the last node, its output."""
     at = {name: position for position, name in enumerate(order)}
     last_use = dict.fromkeys(order, -1)
     for first, second in edges:

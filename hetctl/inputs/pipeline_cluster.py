@@ -1,4 +1,4 @@
-"""Clusters for pipelines: a YAML file of GPU types, nodes, and what was measured of the links."""
+"""Clusters for pipelines: a YAML file of GPU types, nodes, and measurements of the links."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hetctl.model.interconnect import NodeLinks
 
 @dataclass(frozen=True)
 class GpuType:
-    """A type of GPU.
+    """Type of GPU.
 
     Parameters
     ----------
     time_ratio : float or None
-        Its times over those of a layer profile that names no GPU type.
+        Ratio of its times to those of a layer profile that names no GPU type.
     """
 
     place: SourceLine
@@ -35,14 +35,14 @@ class GpuType:
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """What a cluster file says.
+    """Content of a cluster file.
 
     Parameters
     ----------
     nodes : tuple of tuple of str
-        The type of each GPU of each node.
+        GPU type of each GPU of each node.
     nodes_place : SourceLine
-        Where the nodes begin.
+        Line at which the nodes begin.
     """
 
     nodes_place: SourceLine
@@ -57,7 +57,7 @@ def read_cluster(path: Path) -> ClusterFile:
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+        If the file has errors, with a line for each: ``FILE:LINE: key: rule``.
     """
     source = read_yaml(path)
     model = validate(_ClusterModel, source)

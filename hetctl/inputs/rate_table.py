@@ -1,4 +1,4 @@
-"""Rate tables: CSV with the columns ``member,gpus,rate`` and perhaps ``gpu_type,samples``."""
+"""Rate tables: CSV with the columns ``member,gpus,rate`` and optionally ``gpu_type,samples``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OPTIONAL = ("gpu_type", "samples")
 
 @dataclass(frozen=True)
 class RateRow:
-    """The rate of a member on a number of GPUs.
+    """Rate of a member on a number of GPUs.
 
     Parameters
     ----------
     rate : float
         Samples/s.
     samples : float or None
-        Samples to convergence; the same in all rows of the member.
+        Samples to convergence; equal in all rows of the member.
     """
 
     member: str
@@ -41,12 +41,12 @@ def read_rates(path: Path, *, with_work: bool = False) -> list[RateRow]:
     Parameters
     ----------
     with_work : bool
-        The table must tell all about its members: `samples` of each, and rates on one type of GPU.
+        If true, the table must be complete: `samples` of each member, and rates on one type of GPU.
 
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: column: rule``.
+        If the file has errors, with a line for each: ``FILE:LINE: column: rule``.
     """
     required = (*REQUIRED, "samples") if with_work else REQUIRED
     records, problems = records_in(path, read_text(path), required, OPTIONAL)
@@ -64,7 +64,7 @@ def read_rates(path: Path, *, with_work: bool = False) -> list[RateRow]:
 
 
 def write_rates(rows: Iterable[RateRow], file: TextIO) -> None:
-    """Write a table that `read_rates` reads as the same rows."""
+    """Write a table from which `read_rates` returns the same rows."""
     rows = list(rows)
     used = [name for name in OPTIONAL if any(getattr(row, name) is not None for row in rows)]
     columns = (*REQUIRED, *used)

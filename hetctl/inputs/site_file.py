@@ -1,4 +1,4 @@
-"""Site files: where it is trained, and which of several files of one name counts."""
+"""Site files, and the choice between several files of one name."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ FOLDER = "site-configs"
 
 
 def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
-    """Read a site file, with those that it extends.
+    """Read a site file with the files that it extends.
 
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: key: rule``.
+        If a file has errors, with a line for each: ``FILE:LINE: key: rule``.
     """
     return _checked(path, _SiteSearch(project, home).load(path, ()))[0]
 
 
 def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[Site, tuple[SiteKey, ...]]:
-    """Read a site as `find_site` does; say for each of its keys where it stands.
+    """Read a site as `find_site` does; return also the place of each of its keys.
 
     Raises
     ------
     BadInputError
-        As `find_site` does.
+        Same as for `find_site`.
     """
     search = _SiteSearch(project, home)
     path = search.locate(name, Path(), ())
@@ -49,7 +49,7 @@ def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[S
 
 
 def _key(key: str, value: Any, source: YamlSource) -> SiteKey:
-    """Show a key as its file has it, in human units; one that no file has as its default."""
+    """Return a key with its value as in its file, or with its default, in human units."""
     if key not in source.values:
         return SiteKey(key, value)
     place = source.place((key,))
@@ -77,25 +77,25 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
 def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
     """Read a site by its name, or by its path if that has a ``/`` or ends in ``.yaml``.
 
-    A file in the project's ``site-configs/`` comes before one in ``~/.config/hetctl/site-configs/``,
-    and that before the ones that come with hetctl.
+    A file in the project's ``site-configs/`` takes precedence over one in ``~/.config/hetctl/site-configs/``,
+    and that over those included in hetctl.
 
     Raises
     ------
     BadInputError
-        If there is no such site, or anything in its file is wrong.
+        If there is no such site, or its file has errors.
     """
     search = _SiteSearch(project, home)
     return read_site(search.locate(name, Path(), ()), project=project, home=home)
 
 
 def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Path]]:
-    """Return all names that `find_site` knows, each with the file that counts."""
+    """Return all names that `find_site` finds, each with the file that it reads."""
     return [(name, paths[0]) for name, paths in sorted(_SiteSearch(project, home).files().items())]
 
 
 def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
-    """Return the first site one of whose host patterns fits; None if no site's do."""
+    """Return the first site with a host pattern that matches; None if there is none."""
     for site in sites:
         if any(fnmatch.fnmatch(hostname, pattern) for pattern in site.host_patterns):
             return site.name
@@ -103,7 +103,7 @@ def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
 
 
 def site_schema() -> dict[str, Any]:
-    """Return the JSON Schema of site files; only one that extends another may leave keys out."""
+    """Return the JSON Schema of site files; only a file that extends another may omit keys."""
     schema = SiteModel.model_json_schema()
     schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "hetctl site"}
@@ -115,7 +115,7 @@ class _SiteSearch:
     home: Path | None
 
     def files(self) -> dict[str, list[Path]]:
-        """Return every file of each name, the one that counts first."""
+        """Return all files of each name, the one of highest precedence first."""
         folders = [Path(str(resources.files("hetctl_site_configs")))]
         if self.home is not None:
             folders.insert(0, self.home / ".config" / "hetctl" / FOLDER)
@@ -128,7 +128,7 @@ class _SiteSearch:
         return found
 
     def locate(self, name: str, folder: Path, without: tuple[Path, ...]) -> Path:
-        """Find a site's file; one that extends its own name means the next file of that name."""
+        """Return a site's file; for a file that extends its own name, the next file of that name."""
         if "/" in name or name.endswith(".yaml"):
             return folder / name
         files = self.files()
@@ -140,7 +140,7 @@ class _SiteSearch:
         raise BadInputError(f"unknown site {shown(name)}{suggestion(name, files)}")
 
     def load(self, path: Path, chain: tuple[Path, ...]) -> YamlSource:
-        """Read a file and all that it extends, `chain` being the files that led here."""
+        """Read a file and all files that it extends; `chain` lists the files that refer to it."""
         chain = (*chain, path.resolve())
         source = read_yaml(path)
         base = source.values.get("extends")

@@ -1,4 +1,4 @@
-"""The site file's keys, their types and what they mean."""
+"""Keys of the site file, with their types and meanings."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _timeout(name: str, meaning: str) -> Any:
 
 
 class TimeoutsModel(Strict):
-    """Times after which what has not come by then is given up."""
+    """Time limits of waits."""
 
     hang: Duration = _timeout("hang", "A group of which no rank gives a sign of life for so long hangs")
     meeting: Duration = _timeout("meeting", "For the ranks of a group to meet")
@@ -149,7 +149,7 @@ class TimeoutsModel(Strict):
 
 
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
-    """Entries of one name are bins by the number of nodes, as on Summit."""
+    """Check that limits rise: entries of one name are bins by the number of nodes, as on Summit."""
     most: dict[str, float] = {}
     for queue in queues:
         nodes = float("inf") if queue.max_nodes is None else queue.max_nodes

@@ -1,4 +1,4 @@
-"""Time-outs of site files: their values, and what is wrong with them."""
+"""Time-outs of site files: their values and errors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hetctl.inputs.yaml_source import Location
 from hetctl.model.site import SIGN_EVERY_S, Timeouts
 
 LEAST_SILENCE_S = 5 * SIGN_EVERY_S
-"""Signs of life may be late, or some of them lost."""
+"""Least value of `silence_s`: signs of life may be late, and some may be lost."""
 WITHOUT_A_SIGN = ("meeting", "samples", "lockstep")
-"""Waited for by ranks that give no sign of life meanwhile."""
+"""Time limits of waits during which ranks send no sign of life."""
 
 
 def timeouts_of(model: TimeoutsModel) -> Timeouts:
-    """Return the time-outs as a value."""
+    """Return the time-outs as a `Timeouts` value."""
     given = {f"{key}_s": float(value) for key, value in model if value is not None}
     return Timeouts(**given)
 
 
 def timeouts_problems(timeouts: Timeouts) -> list[tuple[Location, str]]:
-    """Return which are too short for what has to happen meanwhile."""
+    """Return the time-outs that are too short for the operations that they have to cover."""
     return [(("timeouts", key), rule) for key, rule in _problems(timeouts)]
 
 

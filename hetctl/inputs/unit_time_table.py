@@ -1,7 +1,7 @@
-"""Unit times: how long each configuration trains on each partition, as a matrix or as a list.
+"""Unit times: training time of each configuration on each partition, as a matrix or as a list.
 
-Three forms are told apart by their first line: a CSV matrix, with names or without; two whole numbers
-``rows columns`` and the numbers, as open-shop benchmarks are; a CSV list with the columns
+The first line determines which of three forms a file has: a CSV matrix, with or without names; two whole
+numbers ``rows columns`` followed by the times, the form of open-shop benchmarks; a CSV list with the columns
 ``config,partition,worker,seconds``, for partitions of which several workers have a copy.
 """
 
@@ -18,21 +18,21 @@ from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 COLUMNS = ("config", "partition", "worker", "seconds")
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
 NEVER = ("", "inf")
-"""Cells of a worker that does not have the partition."""
+"""Cells of a worker without the partition."""
 MOST_S = 1e12
-"""Sums of times stay finite."""
+"""Largest time in seconds, which keeps sums of times finite."""
 
 
 @dataclass(frozen=True)
 class UnitTimeTable:
-    """Unit times as a file has them.
+    """Unit times of a file.
 
     Parameters
     ----------
     configs, partitions, workers : tuple of str
-        Names in the order of the file; ``c0``, ``p0``, ``w0`` and so on where it has none.
+        Names in the order of the file; ``c0``, ``p0``, ``w0`` and so on if it has none.
     seconds : mapping of (int, int, int) to float
-        By the numbers of configuration, partition and worker; what is missing cannot be trained there.
+        Seconds by the indices of configuration, partition and worker; missing units cannot be trained there.
     """
 
     configs: tuple[str, ...]
@@ -47,7 +47,7 @@ def read_unit_times(path: Path) -> UnitTimeTable:
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: rule``.
+        If the file has errors, with a line for each: ``FILE:LINE: rule``.
     """
     text = read_text(path)
     numbered = [(SourceLine(path, i), line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -77,9 +77,10 @@ def _sized(first: SourceLine, rows: int, columns: int, lines: Sequence[Line]) ->
 
 
 def _named(lines: Sequence[Line]) -> UnitTimeTable:
-    """Read a matrix; its first line names the workers if it has no number.
+    """Read a matrix; its first line names the workers if it contains no number.
 
-    If it begins with ``config``, or no row begins with a number, rows begin with a configuration's name.
+    Rows begin with the name of a configuration if the first line begins with ``config``, or if no row begins
+    with a number.
     """
     (place, header), rows = lines[0], lines[1:]
     named = header[0] == "config" or bool(rows and not any(_is_time(cells[0]) for _, cells in rows))
@@ -101,7 +102,7 @@ def _named(lines: Sequence[Line]) -> UnitTimeTable:
 
 
 def _matrix(lines: Sequence[Line], configs: tuple[str, ...], workers: tuple[str, ...]) -> UnitTimeTable:
-    """Return the times of a partition on each worker, that no other one has."""
+    """Return a table in which each worker has one partition, which no other worker has."""
     problems = []
     for j, worker in enumerate(workers):
         if all(cells[j].lower() in NEVER for _, cells in lines):
@@ -156,7 +157,7 @@ def _seconds_of(
 
 
 def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str, str]]]) -> Iterable[Problem]:
-    """Say what a list lacks, where it first names that: who has a partition has all configurations' times."""
+    """Yield what a list lacks: a worker with a partition needs times of all configurations on it."""
     places = _first_places(records)
     homes = sorted({(table.partitions[j], table.workers[k]) for _, j, k in table.seconds})
     times = {(table.configs[i], table.partitions[j], table.workers[k]) for i, j, k in table.seconds}
@@ -175,7 +176,7 @@ def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str,
 def _first_places(
     records: Iterable[tuple[SourceLine, Mapping[str, str]]],
 ) -> Mapping[tuple[str, str], SourceLine]:
-    """Return where each partition is first named, each worker, and both together; "" stands for any."""
+    """Return the first line of each partition, of each worker, and of each pair; "" stands for any."""
     places: dict[tuple[str, str], SourceLine] = {}
     for place, record in records:
         partition, worker = record["partition"], record["worker"]

@@ -1,4 +1,4 @@
-"""From values to a pydantic model, with every problem named by its file, line and rule."""
+"""Conversion of values to a pydantic model, with file, line and rule of every problem."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ RULES = {
 
 
 class Strict(BaseModel):
-    """A mapping that takes its own keys only, and values of just their types."""
+    """Model that accepts only its own keys, and only values of exactly their types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Marks a text that must match `pattern` as a whole; `rule` says so in words."""
+    """Constraint that a whole text matches `pattern`; `rule` states it in words."""
 
     pattern: str
     rule: str
@@ -73,7 +73,7 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
     Raises
     ------
     BadInputError
-        With a line for each problem: ``FILE:LINE: key: rule, got value``.
+        If the file has errors, with a line for each: ``FILE:LINE: key: rule, got value``.
     """
     try:
         return kind.model_validate(source.values)
@@ -99,7 +99,7 @@ def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
 
 
 def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:
-    """Return the keys that go where `key` does not: those of every kind of mapping that may stand there."""
+    """Return the valid keys at the place of an unknown `key`, of all kinds of mapping allowed there."""
     models = [kind]
     for step in around:
         fields = [model.model_fields[step] for model in models if step in model.model_fields]

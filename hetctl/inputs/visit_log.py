@@ -1,4 +1,4 @@
-"""A log of visits: JSON lines, as ``hetctl hopper --trace`` writes them."""
+"""Log of visits: JSON lines, as written by ``hetctl hopper --trace``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, su
 from hetctl.inputs.unit_time_table import UnitTimeTable
 
 MOST_EPOCHS = 10_000
-"""Of a configuration."""
+"""Largest number of epochs of a configuration."""
 
 
 @dataclass(frozen=True)
 class LoggedVisit:
-    """A line of the log.
+    """Line of the log.
 
     Parameters
     ----------
     lost : bool
-        Whether a failure undid the visit.
+        True if a failure undid the visit.
     """
 
     config: str
@@ -37,25 +37,25 @@ class LoggedVisit:
 
     @property
     def unit(self) -> tuple[str, int, str]:
-        """What was trained; each is done once."""
+        """Unit that was trained: configuration, epoch and partition; each is trained once."""
         return self.config, self.epoch, self.partition
 
 
 def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
-    """Read the visits of a log that were done, in an order in which they could start.
+    """Read the visits of a log that were not lost, in an order in which they could start.
 
-    A line may have more keys than those of `LoggedVisit`; they are left out.
+    Keys other than those of `LoggedVisit` are ignored.
 
     Parameters
     ----------
     table : UnitTimeTable
-        What there is to visit.
+        Units that can be visited.
 
     Raises
     ------
     BadInputError
-        If a line is wrong, visits what is not in the table, or does a unit again, with a line for each
-        problem: ``FILE:LINE: rule``; or if no visit was done.
+        If no visit was completed, or if a line is invalid, visits a unit that the table does not have, or
+        repeats a unit, with a line for each problem: ``FILE:LINE: rule``.
     """
     found: list[tuple[SourceLine, LoggedVisit]] = []
     problems: list[Problem] = []
@@ -85,7 +85,7 @@ def _refuse(problems: Iterable[Problem]) -> None:
 
 
 def _visit(line: str) -> LoggedVisit | list[str]:
-    """Return the visit of a line, or what is wrong with it."""
+    """Return the visit of a line, or the errors of the line."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -103,7 +103,7 @@ def _visit(line: str) -> LoggedVisit | list[str]:
 
 
 def _unknown(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
-    """Name what the table does not have, each where it comes first."""
+    """Yield the names that the table does not have, each at its first line."""
     kinds = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
     first: dict[tuple[str, str], SourceLine] = {}
     for place, visit in visits:

@@ -1,4 +1,4 @@
-"""What workers' batches take: CSV with the columns ``worker,batch,seconds`` and perhaps ``max_batch``."""
+"""Step times of workers: CSV with the columns ``worker,batch,seconds`` and optionally ``max_batch``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LEAST_S, MOST_S = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class WorkerPoints:
-    """What was measured of a worker.
+    """Measurements of a worker.
 
     Parameters
     ----------
     points : tuple of (batch, seconds)
-        In ascending order of the batch.
+        Measured points in ascending order of the batch.
     max_batch : int or None
-        The largest batch that fits into its memory.
+        Largest batch that fits into its memory.
     place : SourceLine
-        Its first line.
+        First line of the worker.
     """
 
     name: str
@@ -42,7 +42,7 @@ def read_workers(path: Path) -> list[WorkerPoints]:
     Raises
     ------
     BadInputError
-        If anything in it is wrong, with a line for each problem: ``FILE:LINE: column: rule``.
+        If the file has errors, with a line for each: ``FILE:LINE: column: rule``.
     """
     records, problems = records_in(path, read_text(path), REQUIRED, OPTIONAL)
     wrong = {record.place: rules for record in records if (rules := _broken(record))}

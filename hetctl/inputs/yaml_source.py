@@ -1,7 +1,7 @@
-"""YAML as plain values that know their lines.
+"""YAML files as plain values with their line numbers.
 
-Scalars follow YAML 1.2's core schema rather than PyYAML's 1.1: ``2:00:00``, ``yes`` and
-``2026-01-01`` are text and ``1e-3`` is a number, as their writers mean them.
+Scalars follow YAML 1.2's core schema instead of PyYAML's 1.1: ``2:00:00``, ``yes`` and ``2026-01-01`` are
+text and ``1e-3`` is a number, as users expect.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ SCALARS = (
 
 @dataclass(frozen=True)
 class YamlSource:
-    """The mapping that a file holds, and where each of its values stands."""
+    """Mapping read from a file, with the place of each of its values."""
 
     path: Path
     values: dict[str, Any]
     places: Mapping[Location, SourceLine]
 
     def place(self, location: Location) -> SourceLine:
-        """Return where a value stands; for one that is missing, the nearest one around it."""
+        """Return the place of a value; for a missing value, that of the nearest enclosing one."""
         while location not in self.places:
             location = location[:-1]
         return self.places[location]
 
     def refusal(self, problems: Iterable[tuple[Location, str]]) -> BadInputError:
-        """Make one error of all problems, each ``FILE:LINE: key: rule``."""
+        """Return one exception for all problems, each as ``FILE:LINE: key: rule``."""
         return refusal((self.place(at), f"{dotted(at)}: {rule}" if at else rule) for at, rule in problems)
 
     def extending(self, base: YamlSource) -> YamlSource:
-        """Take over the keys of `base` that this mapping lacks, with their places."""
+        """Add the keys of `base` that this mapping lacks, with their places."""
         kept = {at: place for at, place in base.places.items() if at and at[0] not in self.values}
         return YamlSource(self.path, {**base.values, **self.values}, {**kept, **self.places})
 
 
 def dotted(location: Location) -> str:
-    """Write a location as ``members[0].stop.patience``."""
+    """Return a location in the form ``members[0].stop.patience``."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location).lstrip(".")
 
 
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> YamlSource:
     Raises
     ------
     BadInputError
-        If it is unreadable, not UTF-8, not YAML, not a mapping, or has a key twice.
+        If the file is unreadable, not UTF-8, not YAML, not a mapping, or has a key twice.
     """
     text = read_text(path)
     try:

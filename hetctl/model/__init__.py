@@ -1,1 +1,1 @@
-"""The values that every part of hetctl speaks in: standard library only."""
+"""Values shared by all parts of hetctl; standard library only."""

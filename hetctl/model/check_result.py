@@ -1,4 +1,4 @@
-"""What an examination of a site found."""
+"""Results of the checks of a site."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class CheckStatus(enum.Enum):
-    """How a check came out; what was not checked is no finding."""
+    """Result of a check; a check that was not made is not reported."""
 
     OK = "ok"
     WARNING = "warning"
@@ -15,7 +15,7 @@ class CheckStatus(enum.Enum):
 
 
 class FaultDomain(enum.Enum):
-    """Whose a failure is: the user's own files and folders, or the batch system's."""
+    """Cause of a failure: the user's own files and folders, or the batch system."""
 
     SITE = "site"
     BATCH_SYSTEM = "batch-system"
@@ -23,12 +23,12 @@ class FaultDomain(enum.Enum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check, and what it saw.
+    """Result of one check.
 
     Parameters
     ----------
     fix : str
-        What to do about a warning or failure.
+        Action that resolves a warning or failure.
     """
 
     check: str
@@ -39,5 +39,5 @@ class CheckResult:
 
 
 def first_failure(findings: tuple[CheckResult, ...]) -> CheckResult | None:
-    """Return the first failure: checks go from causes to consequences."""
+    """Return the first failure: causes are checked before their consequences."""
     return next((finding for finding in findings if finding.outcome is CheckStatus.FAILED), None)

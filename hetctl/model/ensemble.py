@@ -1,4 +1,4 @@
-"""What is to be trained: the ensemble and its members."""
+"""Ensemble to be trained and its members."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RAISABLE = {
     "patience": re.compile(r"no better .+ in (\d+) epochs"),
     "max_epochs": re.compile(r"(\d+) epochs done"),
 }
-"""Limits of a stop rule, and what the rule says when one of them ends a member."""
+"""Limits of a stop rule that can be raised, each with the pattern of the reason that it reports."""
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When a member has converged.
+    """Conditions under which a member has converged.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ class StopRule:
     patience : int
         Epochs without an improvement of more than `min_delta` after which the member has converged.
     target : float or None
-        The member has converged as soon as the metric reaches this value.
+        Value of the metric at which the member has converged.
     max_epochs : int
-        The member is done after this many epochs in any case.
+        Number of epochs after which training ends in any case.
     expected_epochs : int or None
-        How long the author expects it to take; used for predictions only, `max_epochs` if None.
+        Number of epochs that the author expects; used for predictions only, `max_epochs` if None.
     """
 
     metric: str = "val_loss"
@@ -47,7 +47,7 @@ class StopRule:
     expected_epochs: int | None = None
 
     def reason_to_stop(self, history: tuple[float, ...]) -> str | None:
-        """Say why a member with this metric per epoch has converged, or None if it has not."""
+        """Return why a member with this metric per epoch has converged, or None if it has not."""
         if not history:
             return None
         sign = 1.0 if self.mode == "max" else -1.0
@@ -65,16 +65,16 @@ class StopRule:
         return None
 
     def still_converged(self, reason: str, history: tuple[float, ...]) -> str | None:
-        """Say why a member that converged under an earlier rule has converged under this one.
+        """Return why a member that had converged under an earlier rule still counts as converged, or None.
 
-        Only limits that were raised since let a member go on; whatever else it converged by holds.
+        Only a limit that was raised since lets a member go on; any other reason stays valid.
 
         Parameters
         ----------
         reason : str
-            What `reason_to_stop` of the earlier rule said.
+            Result of `reason_to_stop` of the earlier rule.
         history : tuple of float
-            The metric per epoch.
+            Metric per epoch.
         """
         return self.reason_to_stop(history) if self._raised_since(reason) else reason
 
@@ -95,21 +95,21 @@ class Member:
     Parameters
     ----------
     name : str
-        Unique in the ensemble and safe as a file name.
+        Name, unique in the ensemble and safe as a file name.
     config : mapping
-        Handed to ``model_fn`` and ``train_fn`` as it is.
+        Hyper-parameters, passed to ``model_fn`` and ``train_fn`` unchanged.
     batch_size : int
         Samples per GPU and step; a group of k GPUs takes k times as many.
     min_batch_size : int or None
-        Out of memory, the batch size may be halved down to this; None: it stays as it is.
+        Least batch size to which it may be halved when memory runs out; None: it is not changed.
     layers : str or None
-        Absolute path of a profile of its layers, by which it can be cut into a pipeline.
+        Absolute path of a profile of its layers, needed to cut it into a pipeline.
     max_gpus : int or None
-        Never give this member more GPUs; None leaves it to the planner.
+        Largest number of GPUs that it may get; None: the planner decides.
     rescale_learning_rate : bool
         Scale the learning rate with the number of GPUs (Capes et al., Equation 7).
     validation_batch_size : int or None
-        Samples per GPU and step of an evaluation; None: as many as in training.
+        Samples per GPU and step of an evaluation; None: the batch size of training.
     """
 
     name: str
@@ -129,21 +129,21 @@ class Member:
         return self.validation_batch_size or self.batch_size
 
     def smaller_batch(self, batch_size: int) -> int | None:
-        """Return the batch size to try where `batch_size` ran out of memory; None if there is none."""
+        """Return the batch size to try after `batch_size` ran out of memory; None if there is none."""
         if self.min_batch_size is None or batch_size <= self.min_batch_size:
             return None
         return max(batch_size // 2, self.min_batch_size)
 
     @property
     def fingerprint(self) -> str:
-        """Identify what a measured rate depends on: the network and its batch size."""
+        """Return a digest of all that a measured rate depends on: the network and its batch size."""
         text = json.dumps([encode(self.config), self.batch_size], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Functions:
-    """The user's functions as ``module:function``, in CEREBRO's API (section 3, Figure 3)."""
+    """Functions of the user as ``module:function``, in CEREBRO's API (section 3, Figure 3)."""
 
     input_fn: str
     model_fn: str
@@ -157,13 +157,13 @@ class Ensemble:
     Parameters
     ----------
     folder : str
-        Absolute folder of the ensemble file; the modules of `functions` lie beside it.
+        Absolute folder of the ensemble file, which also holds the modules of `functions`.
     data : str or None
-        Handed to ``input_fn``.
+        Argument of ``input_fn``.
     partitions : int or None
-        Parts of the training data that lie on the nodes, each on one; None: it is not partitioned.
+        Number of parts of the training data, each stored on one node; None: the data are not partitioned.
     samples_per_epoch : int or None
-        Training samples, for members that nobody could profile; None: as profiles say.
+        Training samples, for members without a profile; None: the profiles give the number.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The few ways in which hetctl can refuse or fail, each with its exit code."""
+"""Errors by which hetctl refuses input or fails, each with its exit code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class HetctlError(Exception):
     Parameters
     ----------
     message : str
-        The value, the rule it breaks, and where.
+        Value, rule that it breaks, and place.
     hint : str
-        What to do next; empty when the message already says it.
+        Next step for the user; empty if the message already gives it.
     """
 
     exit_code = 1
@@ -24,47 +24,47 @@ class HetctlError(Exception):
 
 
 class BadInputError(HetctlError):
-    """Something that a person wrote is wrong; nothing was written or submitted."""
+    """Wrong user input; nothing was written or submitted."""
 
     exit_code = 2
     kind = "bad-input"
 
 
 class InfeasibleError(HetctlError):
-    """The input is well formed, but no plan satisfies it."""
+    """Well-formed input that no plan satisfies."""
 
     exit_code = 3
     kind = "infeasible"
 
 
 class BatchSystemError(HetctlError):
-    """The batch system cannot be reached, or refused the request."""
+    """Batch system that cannot be reached, or that refused the request."""
 
     exit_code = 4
     kind = "batch-system"
 
 
 class MembersFailedError(HetctlError):
-    """The work ended, but some networks did not get through it."""
+    """End of a run in which some networks failed."""
 
     exit_code = 5
     kind = "members-failed"
 
 
 class LockedError(HetctlError):
-    """Another process holds the catalog or the run."""
+    """Catalog or run that another process holds."""
 
     exit_code = 6
     kind = "locked"
 
 
 class InterruptedCommandError(HetctlError):
-    """A signal ended the command before its work was done.
+    """End of a command by a signal before its work was done.
 
     Parameters
     ----------
     number : int
-        Of the signal; the exit code is 128 more.
+        Number of the signal; the exit code is 128 more.
     """
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""Events: what the driver and trainers of a run report."""
+"""Events: the reports of the driver and trainers of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DRIVER = "driver"
 
 
 Order = tuple[float, str, int]
-"""Place of an event among all of a run."""
+"""Sort key of an event among all events of a run: time in seconds, source, line number."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Event:
     Parameters
     ----------
     source : str
-        Name of the file without its ending: a member, or ``driver``.
+        Name of the file without its suffix: a member, or ``driver``.
     seq : int
-        Line number from 0; (source, seq) identifies the event for ever.
+        Line number from 0; (source, seq) identifies the event permanently.
     kind : str
         ``step_started``, ``epoch``, ``converged``, ..: see docs/files.md.
     time : float
         Seconds since the epoch, on the writer's clock.
     round : int
-        Index of the round that it tells of, or in which the job starts; 0 where there are no rounds.
+        Index of the round that it belongs to, or in which the job starts; 0 if there are no rounds.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Event:
 
     @property
     def order(self) -> Order:
-        """By time; at one time by writer, and by line."""
+        """Sort key: time; for equal times source and line number."""
         return self.time, self.source, self.seq
 
 

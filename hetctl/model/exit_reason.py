@@ -1,4 +1,4 @@
-"""Why a member's step ends, and what follows for the member."""
+"""Reasons for which a member's step ends, and their consequences for the member."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import enum
 
 
 class ExitReason(enum.Enum):
-    """Why a step ended.
+    """Reason for which a step ended.
 
-    FINISHED: the member has converged. TOLD: it left with a checkpoint, since it was told to (by the
-    driver, or by SIGTERM) or no epoch fitted any more, or was made to leave. TIME, PREEMPTED, CANCELLED: the
-    batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the launcher, or started
-    agents elsewhere. HUNG: no rank gave a sign of life.
+    FINISHED: the member has converged. TOLD: it left with a checkpoint, because the driver or SIGTERM
+    requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
+    CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
+    launcher, or started agents on other nodes. HUNG: no rank gave a sign of life.
     """
 
     FINISHED = "finished"
@@ -29,21 +29,21 @@ class ExitReason(enum.Enum):
 
 
 CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.TOLD})
-"""The trainer left of its own accord, or since the driver wanted it to."""
+"""Reasons for which the trainer exits regularly: by itself, or at the driver's request."""
 
 MEMBER_FAULTS = frozenset(
     {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
 )
-"""Held against the member; all others are free, node failures up to `FREE_NODE_FAILURES`."""
+"""Failures counted against the member; no other is, except node failures beyond `FREE_NODE_FAILURES`."""
 
 FREE_NODE_FAILURES = 3
-"""Of a member in a run: one that takes more nodes down than that is at fault itself."""
+"""Node failures of a member in one run that are not counted against it; further ones are."""
 
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
-"""What ended one step would end every other one, too."""
+"""Reasons that would end every other step of the job, too."""
 
 EXIT_CODES = {ExitReason.PROGRAM_ERROR: 1, ExitReason.OUT_OF_MEMORY: 71, ExitReason.DISK_FULL: 74}
-"""What ranks exit with."""
+"""Exit codes of ranks by reason."""
 
 LOST_PEER = 75
-"""What a rank exits with that failed only since another one of its group was gone."""
+"""Exit code of a rank that failed only because another rank of its group had ended."""

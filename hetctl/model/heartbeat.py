@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One look at a member in training.
+    """Live metrics of a member in training at one time.
 
     Parameters
     ----------
     time : float
         Seconds since the epoch.
     epoch : int
-        The one in training, counted from 1.
+        Number of the epoch in training, from 1.
     position, samples : int
-        Samples of the epoch that are done, and all of them.
+        Samples of the epoch that are done, and samples of the whole epoch.
     rate : float
-        Samples/s of the whole group since the last look.
+        Samples/s of the whole group since the previous heartbeat.
     loss : float or None
-        Of the last batch; None if ``train_fn`` does not tell.
+        Loss of the last batch; None if ``train_fn`` does not report it.
     busy : float or None
-        Share of its GPU, or of its cores, that rank 0 used since the last look.
+        Share of its GPU, or of its cores, that rank 0 used since the previous heartbeat.
     """
 
     time: float

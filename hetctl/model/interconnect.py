@@ -1,16 +1,16 @@
-"""What is known of the links between GPUs: numbers, or what was measured."""
+"""Links between GPUs: given or measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 Point = tuple[float, float]
-"""Bytes, and the seconds that they took."""
+"""Size of a message in bytes, and its transfer time in seconds."""
 
 
 @dataclass(frozen=True)
 class IntraNode:
-    """Links within a node: peak bandwidth, and the part of it that is reached or what was measured."""
+    """Links within a node: peak bandwidth, with the share of it that is reached or measured points."""
 
     bytes_per_s: float
     scaling: float | None = None
@@ -19,7 +19,7 @@ class IntraNode:
 
 @dataclass(frozen=True)
 class InterNode:
-    """Links between nodes: latency and bandwidth, or what was measured."""
+    """Links between nodes: latency and bandwidth, or measured points."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -28,7 +28,7 @@ class InterNode:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """The same between all GPUs of a node, and between all nodes."""
+    """Links of a cluster: the same for all pairs of GPUs in a node, and for all pairs of nodes."""
 
     intra_node: IntraNode
     inter_node: InterNode

@@ -1,4 +1,4 @@
-"""The states of a batch job."""
+"""States of a batch job."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from hetctl.model.site import Queue
 
 GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
-"""Names the variable of a local job that lists its GPUs or slots by number."""
+"""Name of the environment variable of a local job that lists its GPUs or slots by number."""
 
 
 class JobState(enum.Enum):
-    """Where a batch job stands, and why it ended.
+    """State of a batch job, with the reason of its end.
 
-    SUBMITTING: it was decided to submit it, and it is not known whether the batch system has it.
-    UNKNOWN: nobody can tell now; it may be alive. VANISHED: nobody can tell, and it must be gone.
+    SUBMITTING: the submission has been decided; it is unknown whether the batch system has the job.
+    UNKNOWN: the state is unknown at present; the job may be alive. VANISHED: the state is unknown, and the
+    job must have ended.
     """
 
     SUBMITTING = "submitting"
@@ -33,7 +34,7 @@ class JobState(enum.Enum):
 
     @property
     def over(self) -> bool:
-        """Whether the job will do nothing more; an unknown job may still be alive."""
+        """True if the job has ended for good; an unknown job may still be alive."""
         return self not in ALIVE
 
 
@@ -42,16 +43,16 @@ ALIVE = frozenset({JobState.SUBMITTING, JobState.PENDING, JobState.RUNNING, JobS
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a batch system says of a job.
+    """State of a job as the batch system reports it.
 
     Parameters
     ----------
     exit_code : int or None
-        Of a job that is over: 128 + n if signal n ended it; None if nobody knows.
+        Exit code of a job that is over; 128 + n if signal n ended it; None if unknown.
     detail : str
-        The batch system's own words for why it waits or has ended, such as ``TERM_RUNLIMIT``.
+        Reason given by the batch system for waiting or ending, such as ``TERM_RUNLIMIT``.
     failed_nodes : tuple of str
-        Nodes whose failure ended it, as far as they are known.
+        Nodes whose failure ended the job, as far as known.
     """
 
     state: JobState
@@ -62,17 +63,16 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Job:
-    """One batch job of a run: an allocation that holds as many rounds as fit.
+    """Batch job of a run: an allocation that holds as many rounds as fit.
 
     Parameters
     ----------
     name : str
-        Unique, and the job's name at the batch system: by it a job is found whose submission was
-        cut short.
+        Unique name of the job at the batch system; it identifies a job whose submission was interrupted.
     batch_id : str
-        The batch system's number of it; empty as long as it is SUBMITTING.
+        Id of the job at the batch system; empty while it is SUBMITTING.
     exit_code, detail, failed_nodes
-        As in `JobStatus`.
+        Same as in `JobStatus`.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def why(self) -> str:
-        """Why the job is in its state: what the batch system says beyond the state itself."""
+        """Reason for the job's state: what the batch system reports beyond the state itself."""
         names = (self.state.value, self.state.name.lower())
         says_more = not any(name.startswith(self.detail.lower()) for name in names)
         return ", ".join(self.failed_nodes) or (self.detail if says_more else "")
@@ -97,12 +97,12 @@ class Job:
 
 @dataclass(frozen=True)
 class JobSize:
-    """What is asked of the batch system for each job.
+    """Resources that are requested from the batch system for each job.
 
     Parameters
     ----------
     grace_s : int
-        Trainers checkpoint this long before the limit.
+        Seconds before the limit at which trainers write a checkpoint.
     """
 
     queue: Queue
@@ -114,12 +114,12 @@ class JobSize:
 
 @dataclass(frozen=True)
 class JobSizeOption:
-    """What a run would come to with jobs of one size.
+    """Predicted cost of a run with jobs of one size.
 
     Parameters
     ----------
     makespan_s : float
-        In jobs, without waiting in the queue: lower bound and starts of members.
+        Makespan in jobs, without waiting in the queue: the lower bound and the starts of members.
     """
 
     size: JobSize

@@ -1,4 +1,4 @@
-"""What was decided: rounds of allocations."""
+"""Plans: rounds of allocations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
 BALANCED = "balanced"
-"""Data-parallel over all types of GPU, in batches that take all of a group equally long."""
+"""Mode of data-parallel training over all GPU types, with batch sizes that give all GPUs equal step times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The GPUs of one node that a member holds."""
+    """GPUs of one node that a member holds, by number."""
 
     node: str
     gpus: tuple[int, ...]
@@ -26,9 +26,9 @@ class Allocation:
     Parameters
     ----------
     rate : float
-        Predicted samples/s.
+        Predicted rate in samples/s.
     batch_sizes : tuple of int
-        Samples of each GPU and step, in the order of the placement; empty: the member's own on each.
+        Samples per GPU and step, in the order of the placement; empty: the member's own on each GPU.
     """
 
     member: str
@@ -46,7 +46,7 @@ class Round:
     Parameters
     ----------
     reasons : mapping
-        By member, why it got its GPUs, or why it waits.
+        Reasons by member why it got its GPUs, or why it waits.
     """
 
     index: int
@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """How a member begins to train, and why."""
+    """Mode in which a member begins to train, with the reason."""
 
     member: str
     mode: str
@@ -72,7 +72,7 @@ class Phase:
     Parameters
     ----------
     prices : mapping of str to float
-        Simulated seconds of these members' work by mode, in this one and in others they could have.
+        Simulated seconds of these members' work by mode: the mode of the phase and its alternatives.
     """
 
     mode: str
@@ -84,7 +84,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Forecast:
-    """When a member is predicted to be done, in seconds from the start of the plan."""
+    """Predicted completion of a member, in seconds from the start of the plan."""
 
     member: str
     done_s: float
@@ -93,20 +93,20 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every round that is predicted until all members have converged.
+    """All predicted rounds until all members have converged.
 
     Parameters
     ----------
     lower_bound_s : float
-        No schedule can be shorter (the fluid bound).
+        Lower bound of the makespan of any schedule (the fluid bound).
     ratio : float
-        `predicted_makespan_s` over `lower_bound_s`; 1.0 is the limit.
+        Ratio of `predicted_makespan_s` to `lower_bound_s`; 1.0 is the optimum.
     why : str
-        Why this planner was chosen; empty where a person named it.
+        Reason for the choice of the planner; empty if the user named it.
     choices : tuple of ModeChoice
-        Empty where all members train data-parallel without any choice.
+        Modes of the members; empty if all members train data-parallel without any choice.
     phases : tuple of Phase
-        One after the other; `rounds` are those of the data-parallel one.
+        Consecutive phases; `rounds` are those of the data-parallel one.
     """
 
     planner: str

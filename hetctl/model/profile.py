@@ -1,4 +1,4 @@
-"""What was measured of each member, and what is known of the work it still needs."""
+"""Measurements of each member, and known facts about its remaining work."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class MemberProfile:
     rates : mapping of int to float
         Training rate in samples/s by number of GPUs.
     samples : float or None
-        Samples to convergence, where somebody knows them (a simulation's clairvoyant work).
+        Samples to convergence, if known (the clairvoyant work of a simulation).
     samples_per_epoch : int or None
-        Training samples of one epoch.
+        Training samples per epoch.
     startup_s : float
-        From its start to its first sample; what happens once, such as tracing, is part of it.
+        Seconds from its start to its first sample, one-time costs such as tracing included.
     evaluate_s, checkpoint_s : float
-        An evaluation, and a checkpoint that training waits for.
+        Seconds of an evaluation, and of a checkpoint during which training waits.
     save_s : float or None
-        What an epoch loses by a checkpoint that is written beside it; None: as much as `checkpoint_s`.
+        Seconds that an epoch loses by a checkpoint written in parallel; None: equal to `checkpoint_s`.
     epoch_s : float
-        What an epoch takes beyond its samples at the rate, evaluation and checkpoint left out.
+        Seconds of an epoch beyond its samples at the rate, without evaluation and checkpoint.
     seen_overhead_s : float or None
-        What epochs took in training beyond their samples at the rate, all told; None: not seen.
+        Total seconds of epochs in training beyond their samples at the rate; None: not measured.
     peak_memory_bytes : int
-        The largest of the ranks.
+        Peak memory in bytes, the largest of all ranks.
     rates_by_type : mapping
-        `rates` by type of GPU, where more than one type was measured; `rates` are the newest one's.
+        Rates of each type of GPU if several were measured; `rates` are those of the newest measurement.
     seen_rates : mapping
-        Rates in training that are newer than the measured ones, by type of GPU ("" where a site has one)
-        and number of GPUs.
+        Rates in training that are newer than the measured ones, by type of GPU ("" at a site with one
+        type) and number of GPUs.
     """
 
     member: str
@@ -55,7 +55,7 @@ class MemberProfile:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a rate was measured on, so that a stale profile can be told."""
+    """Hardware and software of a measurement, by which an outdated profile is recognized."""
 
     gpu_type: str
     driver: str
@@ -64,7 +64,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class ProfilePoint:
-    """One measurement: a member on a number of GPUs.
+    """Measurement of a member on a number of GPUs.
 
     Parameters
     ----------
@@ -73,18 +73,18 @@ class ProfilePoint:
     measured_at : float
         Seconds since the epoch.
     startup_s : float
-        From when the rank turned to the member to its first sample; what happens once is part of it.
+        Seconds from the rank's assignment to the member to its first sample, one-time costs included.
     epoch_s, save_s : float
-        What each epoch takes beyond its samples at `rate`, evaluation and checkpoint left out, and what it
-        loses by a checkpoint that is written beside it.
+        Seconds of each epoch beyond its samples at `rate`, without evaluation and checkpoint, and seconds
+        that it loses by a checkpoint written in parallel.
     rate_error : float or None
-        Half-width of the rate's 95 % confidence interval, as a share of it; None: not measured here.
+        Half-width of the 95 % confidence interval of the rate, relative to the rate; None: not measured.
     step_spread : float or None
-        Robust standard deviation of the time of a step, as a share of it.
+        Robust standard deviation of the step time, relative to it.
     steps : int
-        That were timed.
+        Number of timed steps.
     slow_steps_s : tuple of float
-        Outliers, which do not count: seconds of a step in each run of steps that was far too slow.
+        Excluded outliers: seconds per step of each run of steps that was far too slow.
     """
 
     member: str

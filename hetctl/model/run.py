@@ -1,4 +1,4 @@
-"""A run as it was submitted: all that its jobs need to know."""
+"""A submitted run: all data that its jobs need."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetctl.model.site import Site
 SCHEMA_VERSION = 1
 
 NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
-"""How the members on a node share the preparation of samples."""
+"""Ways in which the members on a node share the preparation of samples."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What stops a runaway; None means without limit."""
+    """Limits of the resources of a run; None means no limit."""
 
     max_jobs: int | None = None
     max_rounds: int | None = None
@@ -27,30 +27,30 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """All that a job's driver needs to plan and run rounds without asking anybody.
+    """Complete specification by which a job's driver plans and runs rounds.
 
     Parameters
     ----------
     gpus : int
-        Of each job.
+        GPUs of each job.
     wall_s : int
-        Wall-clock limit of each job.
+        Wall-clock limit of each job in seconds.
     grace_s : int
-        Trainers are told to checkpoint this long before the limit.
+        Seconds before the limit at which trainers are asked to write a checkpoint.
     chain : bool
-        Each job has the next one queued behind it as soon as it starts.
+        If true, each job submits the next one as soon as it starts.
     retries : int
-        Failed steps without a finished epoch that a member is forgiven.
+        Number of failed steps without a finished epoch after which a member is still retried.
     checkpoints : str
         Absolute folder of all checkpoints.
     sharing : str
-        ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once on
-        a node, for all.
+        ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once per
+        node, for all members.
     preprocess : tuple of PreprocessPoint
-        Measured throughput of preprocessors.
+        Measured throughputs of preprocessors.
     given : mapping
-        What the user named of `site` (a name, or an absolute path), `account`, `launch`, `queue` and
-        `planner`: it holds where the site file changes.
+        Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
+        and `planner`; they take precedence when the site file changes.
     """
 
     run: str
@@ -75,7 +75,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds started, and the GPU-seconds that steps held; a running step counts until `now`."""
+    """Rounds started, and the GPU-seconds of steps; a running step counts until the time of the query."""
 
     rounds: int
     gpu_seconds: float

@@ -1,4 +1,4 @@
-"""A run as people look at it: the value that tables, pages and ``--json`` are made from."""
+"""Status of a run, from which tables, pages and ``--json`` output are made."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hetctl.model.job import Job
 from hetctl.model.training_progress import EpochResult
 
 FOREMOST = ("failed", "training", "waiting", "converged")
-"""States of members, those first that need to be seen."""
+"""States of members, the most important to show first."""
 MOST_MEMBERS = 200
-"""Most members that are shown; of more, some."""
+"""Largest number of members that are shown."""
 
 
 def foremost(states: Mapping[str, str], most: int) -> Mapping[str, str]:
-    """Choose whom to show of many members: those first that failed, then those in training, and that wait.
+    """Select the members to show of many: failed ones first, then those in training, then waiting ones.
 
     Parameters
     ----------
     states : mapping of str to str
-        By member; those chosen stay in its order.
+        State by member; the selected members keep this order.
     """
     if len(states) <= most:
         return states
@@ -37,12 +37,12 @@ class MemberRate:
     Parameters
     ----------
     gpu_type : str or None
-        Of the GPUs, where a site has several types.
+        Type of the GPUs, at a site with several types.
     profiled, planned : float or None
-        As it was profiled, or predicted from that, and as the plan had it, which knows what earlier runs
-        had seen; None: there is no profile.
+        Rate as profiled or predicted from the profile, and rate assumed by the plan, which includes
+        observations of earlier runs; None: there is no profile.
     seen : float or None
-        Of the last epochs; None: none was trained so.
+        Rate of the last epochs; None: no epoch was trained on these GPUs.
     """
 
     gpus: int
@@ -54,16 +54,16 @@ class MemberRate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished run beside simulations of it, with the rates that were seen and the epochs trained.
+    """Comparison of a finished run with simulations that use its measured rates and numbers of epochs.
 
     Parameters
     ----------
     baseline : str
-        Name of the planner that the run is compared with.
+        Name of the planner with which the run is compared.
     baseline_s, simulated_s : float
-        The makespan with that planner, and with the run's own.
+        Simulated makespans in seconds with that planner, and with the run's own.
     epochs : int
-        Of all members together.
+        Epochs of all members together.
     """
 
     baseline: str
@@ -74,26 +74,26 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of the status table.
+    """Row of the status table.
 
     Parameters
     ----------
     state : str
         ``waiting``, ``training``, ``converged`` or ``failed``.
     gpus_by_round : tuple of int
-        GPUs held in each round of the run, 0 where it was not in the round.
+        GPUs held in each round of the run; 0 in rounds without the member.
     best : float or None
         Best value so far of the stop rule's `metric`.
     predicted_s, measured_s : float or None
-        Time in steps (start-up, training, evaluation and checkpoints), over all rounds.
+        Predicted and measured seconds in steps (start-up, training, evaluation, checkpoints) over all rounds.
     cause : str or None
-        Why the member converged or failed.
+        Reason why the member converged or failed.
     log_tail : tuple of str
-        End of the log of a failed member.
+        Last lines of the log of a failed member.
     pulse : Heartbeat or None
-        What a member in training does just now.
+        Current metrics of a member in training.
     rates : tuple of MemberRate
-        On one GPU, and on every number that it has trained on.
+        Rates on one GPU, and on every number of GPUs that it has trained on.
     """
 
     member: str
@@ -112,7 +112,7 @@ class MemberStatus:
 
     @property
     def last_rate(self) -> MemberRate | None:
-        """The rate on as many GPUs as it had last, or on one."""
+        """Rate on the number of GPUs that it had last, or on one GPU."""
         held = next((gpus for gpus in reversed(self.gpus_by_round) if gpus), 1)
         found = {rate.gpus: rate for rate in self.rates}
         return found.get(held) or found.get(1)
@@ -120,7 +120,7 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class StepSpan:
-    """A member on the GPUs of one node, in seconds from the run's start; `end_s` None: running."""
+    """Member on the GPUs of one node, in seconds from the run's start; `end_s` is None while it runs."""
 
     member: str
     round: int
@@ -133,7 +133,7 @@ class StepSpan:
 
 @dataclass(frozen=True)
 class RoundSpan:
-    """One round, in seconds from the run's start.
+    """Interval of one round, in seconds from the run's start.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class RoundSpan:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run, and what is known of all its members or of those to be shown.
+    """Run with the state of all its members, or of those to be shown.
 
     Parameters
     ----------
@@ -160,19 +160,19 @@ class RunStatus:
         ``queued``, ``in-doubt``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled`` or
         ``stopped``.
     predicted_s : float
-        Of the whole run, by the plan that was submitted.
+        Predicted seconds of the whole run, by the submitted plan.
     measured_s : float
-        From the start of the first job to the end of the last, or until now if the run is under way.
+        Seconds from the start of the first job to the end of the last, or until now while the run goes on.
     states : mapping of str to str
-        Of all members, in the ensemble's order.
+        States of all members, in the order of the ensemble.
     members, steps, history
-        Of all members, or of those to be shown.
+        Data of all members, or of those to be shown.
     history : mapping of str to tuple of EpochResult
-        By member.
+        Finished epochs by member.
     warnings : tuple of str
-        What a person should know of the run.
+        Messages about problems of the run.
     comparison : Comparison or None
-        Of a finished run, where it was asked for.
+        Comparison of a finished run, if requested.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""What a simulated run came to."""
+"""Results of a simulated run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hetctl.model.plan import Allocation, Forecast
 
 @dataclass(frozen=True)
 class Interval:
-    """A time in which a member held a constant number of GPUs.
+    """Time interval in which a member held a constant number of GPUs.
 
     Parameters
     ----------
     restart_s : float
-        Seconds of the interval that went into starting the member again.
+        Seconds of the interval that were spent on restarting the member.
     samples : float
-        Trained in the rest of it.
+        Samples trained in the rest of the interval.
     """
 
     allocation: Allocation
@@ -30,43 +30,43 @@ class Interval:
 
     @property
     def member(self) -> str:
-        """The name of the member."""
+        """Name of the member."""
         return self.allocation.member
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
+        """Number of GPUs."""
         return self.allocation.gpus
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The course of a run under a virtual clock, and how far it is from the limit.
+    """Schedule of a run under a virtual clock, and its ratio to the lower bound.
 
     Parameters
     ----------
     work : str
-        ``clairvoyant`` or ``predicted``: what the planner knew of the work left.
+        Planner's knowledge of the remaining work: ``clairvoyant`` or ``predicted``.
     sharing : str
         ``lockstep`` or ``independent``.
     mean_jct_s : float
-        Mean time of the members from their arrival to their convergence.
+        Mean seconds of the members from arrival to convergence.
     lower_bound_s : float
-        Of the objective: no schedule can have a smaller makespan or mean time.
+        Lower bound of the objective: no schedule has a smaller makespan or mean time.
     ratio : float
-        The objective over `lower_bound_s`; 1.0 is the limit.
+        Ratio of the objective to `lower_bound_s`; 1.0 is the optimum.
     restarts : int
-        Starts of members that had trained before.
+        Number of starts of members that had trained before.
     gpu_busy_fraction : float
-        GPU-seconds of intervals, restarts left out, over all GPUs' until the makespan.
+        GPU-seconds of intervals without restarts, over those of all GPUs until the makespan.
     plan_seconds : float
-        What all decisions took the planner.
+        Total planning time of all decisions in seconds.
     slowest_plan_seconds : float
-        What the slowest of them took.
+        Planning time of the slowest decision in seconds.
     members : tuple of Forecast
-        `done_s` counts from the start of the run.
+        Completions; `done_s` counts from the start of the run.
     why : str
-        Why this planner was chosen; empty where a person named it.
+        Reason for the choice of the planner; empty if the user named it.
     """
 
     planner: str

@@ -1,4 +1,4 @@
-"""Where it is trained: sites with their queues, and the nodes of one allocation."""
+"""Sites with their queues, and the nodes of one allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from hetctl.model.interconnect import NodeLinks
 
 NODES, MEMBERS = "nodes", "members"
-"""Resource sets of agents: whole nodes for the whole job, or each member's GPUs on a node for a round."""
+"""Resource sets of agents: whole nodes for the whole job, or a member's GPUs on a node for a round."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class NodeType:
     Parameters
     ----------
     gpu_type : str
-        As profiles name it.
+        Type name as in profiles.
     hosts : tuple of str
-        Patterns of the nodes' names, with * for any text.
+        Patterns of the names of the nodes, with * for any text.
     gpu_memory : int or None
-        Bytes of each GPU; None: not known.
+        Memory of each GPU in bytes; None: unknown.
     """
 
     gpu_type: str
@@ -44,15 +44,15 @@ class NodeType:
 
 @dataclass(frozen=True)
 class NetworkInterfaces:
-    """Interfaces of a site's nodes by their names or patterns such as ``hsn*``, the best first.
+    """Network interfaces of a site's nodes by name or pattern such as ``hsn*``, the preferred one first.
 
     Parameters
     ----------
     control : tuple of str
-        For connections between driver and compute nodes and for the meeting of a group's ranks; empty: the
-        one of the host name.
+        Interfaces for connections between driver and compute nodes and for the rendezvous of a group's
+        ranks; empty: the interface of the host name.
     gloo : tuple of str
-        For Gloo; empty: the one by which a rank reaches the others.
+        Interfaces for Gloo; empty: the interface by which a rank reaches the others.
     """
 
     control: tuple[str, ...] = ()
@@ -62,35 +62,35 @@ class NetworkInterfaces:
 ANY_INTERFACES = NetworkInterfaces()
 
 SIGN_EVERY_S = 2.0
-"""Between two signs of life of an agent, and of a rank at work."""
+"""Interval in seconds between signs of life of an agent, and of a rank at work."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Times after which what has not come by then is given up, in seconds.
+    """Time limits in seconds.
 
     Parameters
     ----------
     hang_s : float
-        A group of which no rank has given a sign of life for so long hangs, and so does what its ranks do
-        together if it takes longer.
+        Time without a sign of life from any rank after which a group counts as hung; also the limit of each
+        collective operation of its ranks.
     meeting_s : float
-        For the ranks of a group to meet; a framework may have to start first.
+        Time for the ranks of a group to connect; it includes the start of a framework.
     join_s : float
-        For the agent of a node to connect to the driver after its launch.
+        Time for the agent of a node to connect to the driver after its launch.
     silence_s : float
-        An agent that has sent nothing for so long is lost with its node.
+        Time without a message from an agent after which the agent and its node count as lost.
     ending_s : float
-        For the ranks of a group that has failed to end by themselves; then they are killed.
+        Time for the ranks of a failed group to end by themselves before they are killed.
     orphaned_s : float
-        For the script of a job to see that its driver is gone; then the agents end the job.
+        Time for a job's script to see that its driver has ended; then the agents end the job.
     samples_s : float
-        For preprocessors to prepare a batch; leaders of nodes that get no further are given up after half
-        of it, so that trainers have the rest to go on without them.
+        Time for preprocessors to prepare a batch; leaders of nodes without progress are given up after half
+        of it, so that trainers have the rest to continue without them.
     lockstep_s : float
-        For members that share in lockstep to come to the ring, and for their leaders to begin.
+        Time for members that share in lockstep to join the ring, and for their leaders to begin.
     leaders_s : float
-        For the leaders of nodes to load the data and connect.
+        Time for the leaders of nodes to load the data and connect.
     """
 
     hang_s: float = 900.0
@@ -109,7 +109,7 @@ USUAL_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True)
 class SiteKey:
-    """A key of a site as it counts, and where it stands: no file for a default."""
+    """Effective value of a key of a site, and its place; no file for a default."""
 
     key: str
     value: Any
@@ -118,50 +118,50 @@ class SiteKey:
 
 
 OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")
-"""Prefixes of variables of NCCL, RCCL, Gloo and libfabric, of which a site has defaults."""
+"""Prefixes of environment variables of NCCL, RCCL, Gloo and libfabric; a site gives defaults for these."""
 
 
 def yields(variable: str) -> bool:
-    """Return true if a site's value of a variable is a default, which what the user has set goes over."""
+    """Return true if a site's value of a variable is a default that the user's own value overrides."""
     return variable.startswith(OF_COMMUNICATION)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A machine as its site file describes it.
+    """Machine as described by its site file.
 
     Parameters
     ----------
     device : str
-        ``gpu``, or ``slot`` at a site without GPUs, where a slot stands for a GPU everywhere.
+        ``gpu``, or ``slot`` at a site without GPUs, where a slot replaces a GPU throughout.
     launch : str
         `NODES` or `MEMBERS`.
     memory_per_node : int
-        Bytes.
+        Memory of each node in bytes.
     submit_by : str
         ``file`` if the submit command takes the script's path, ``stdin`` if it reads the script.
     setup : tuple of str
         Shell lines that prepare the environment at the top of every script.
     directives : tuple of str
-        Extra lines for the batch system, without their ``#SBATCH`` or ``#BSUB``.
+        Extra lines for the batch system, without ``#SBATCH`` or ``#BSUB``.
     environment : mapping
-        Variables that every step gets; those of `OF_COMMUNICATION` only where the user has not set them.
+        Variables of every step; those that match `OF_COMMUNICATION` only if the user has not set them.
     mpi : str or None
-        The launcher's MPI plugin (``srun --mpi=...``).
+        MPI plugin of the launcher (``srun --mpi=...``).
     node_types : tuple of NodeType
-        Of a site with several types of GPU; jobs are planned as if they got nodes in this order.
+        Node types of a site with several types of GPU; plans assume that jobs get nodes in this order.
     queue_option : str
-        How Slurm is told the queue: ``partition`` or ``qos``.
+        Option that names the queue to Slurm: ``partition`` or ``qos``.
     visible_devices : str
-        The variable that names the GPUs which a process sees.
+        Variable that lists the GPUs visible to a process.
     gpu_memory : int or None
-        Bytes of each GPU where `node_types` does not say it; None: not known.
+        Memory of each GPU in bytes if `node_types` does not give it; None: unknown.
     links : NodeLinks or None
-        Between GPUs, for pipelines; None: not known.
+        Links between GPUs, for pipelines; None: unknown.
     network : NetworkInterfaces
-        Of its nodes.
+        Network interfaces of its nodes.
     timeouts : Timeouts
-        Of its jobs.
+        Time limits of its jobs.
     """
 
     name: str
@@ -195,41 +195,41 @@ class Site:
     timeouts: Timeouts = USUAL_TIMEOUTS
 
     def memory_of(self, gpu_type: str | None) -> int | None:
-        """Return the bytes of a GPU of a type, None if they are not known."""
+        """Return the bytes of a GPU of a type; None if unknown."""
         own = {kind.gpu_type: kind.gpu_memory for kind in self.node_types}.get(gpu_type or "")
         return self.gpu_memory if own is None else own
 
     def type_of(self, node: str) -> str | None:
-        """Return the type of a node's GPUs, if the site has several."""
+        """Return the GPU type of a node, if the site has several types."""
         for node_type in self.node_types:
             if any(fnmatch.fnmatch(node, pattern) for pattern in node_type.hosts):
                 return node_type.gpu_type
         return None
 
     def yielding_to(self, environment: Mapping[str, str]) -> Site:
-        """Return the site with the variables of communication libraries as its user has set them."""
+        """Return the site with the user's values of the variables of communication libraries."""
         set_by_user = {n: environment[n] for n in self.environment if yields(n) and n in environment}
         return replace(self, environment={**self.environment, **set_by_user})
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole site."""
+        """Number of GPUs of the whole site."""
         return self.nodes * self.gpus_per_node
 
     @property
     def cores_per_gpu(self) -> int:
-        """Cores that go with each GPU, at least one."""
+        """Cores per GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)
 
     @property
     def memory_per_gpu(self) -> int:
-        """Bytes of a node's memory that go with each GPU."""
+        """Bytes of a node's memory per GPU."""
         return self.memory_per_node // self.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of an allocation, with the GPUs that are ours on it; all of them are of one type."""
+    """Node of an allocation, with its GPUs that belong to the allocation; all are of one type."""
 
     name: str
     gpus: tuple[int, ...]
@@ -238,13 +238,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes that a plan may use."""
+    """Nodes that a plan may use."""
 
     nodes: tuple[Node, ...]
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int) -> Cluster:
-        """Describe `gpus` GPUs on as few unnamed nodes as possible (``node-0``, ``node-1``, ..)."""
+        """Return `gpus` GPUs on as few unnamed nodes as possible (``node-0``, ``node-1``, ..)."""
         nodes = []
         for index in range(-(-gpus // gpus_per_node)):
             here = min(gpus_per_node, gpus - index * gpus_per_node)
@@ -253,7 +253,7 @@ class Cluster:
 
     @classmethod
     def at(cls, site: Site, gpus: int) -> Cluster:
-        """Describe `gpus` GPUs of a site, of the types that come first there."""
+        """Return `gpus` GPUs of a site, of the types that the site lists first."""
         parts: dict[str, tuple[int, int]] = {}
         left = gpus
         for node_type in site.node_types:
@@ -265,7 +265,7 @@ class Cluster:
 
     @classmethod
     def of_types(cls, gpus: Mapping[str, tuple[int, int]]) -> Cluster:
-        """Describe GPUs of several types, (how many, at most so many per node) by type; "" is unknown."""
+        """Return GPUs of several types, (number, largest number per node) by type; "" is an unknown type."""
         nodes: list[Node] = []
         for gpu_type, (count, gpus_per_node) in gpus.items():
             nodes += [
@@ -276,10 +276,10 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs on all nodes."""
+        """Number of GPUs on all nodes."""
         return sum(len(node.gpus) for node in self.nodes)
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of the largest node."""
+        """Number of GPUs of the largest node."""
         return max(len(node.gpus) for node in self.nodes)

@@ -1,4 +1,4 @@
-"""How far a member has come: its finished epochs, and how its steps ended."""
+"""Progress of a member: its finished epochs, and the ends of its steps."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch of a member gave.
+    """Result of one epoch of a member.
 
     Parameters
     ----------
     epoch : int
-        Counted from 1.
+        Number of the epoch, from 1.
     metrics : mapping
         ``loss`` over the training samples and ``val_*`` over the validation samples.
     seconds : float
-        Training time of the epoch, evaluation and checkpoint left out.
+        Training time of the epoch, without evaluation and checkpoint.
     rate : float or None
-        Samples/s of the group over the full batches behind the first; None: there were too few.
+        Samples/s of the group over the full batches after the first; None: there were too few.
     batch_size : int or None
         Samples per GPU and step.
     gpu_type : str or None
-        Of its GPUs, if the site has several types and these were of one.
+        Type of its GPUs, if the site has several types and these were of one.
     overhead_s : float or None
-        What passed from the end of the last epoch's training to the end of this one's beyond the samples at
-        `rate`; None: the process had trained no epoch before, or not the whole of this one.
+        Seconds from the end of training of the previous epoch to that of this one, minus those of its samples
+        at `rate`; None: the process had trained no epoch before, or trained only part of this one.
     """
 
     epoch: int
@@ -42,20 +42,20 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a member has come.
+    """Progress of a member.
 
     Parameters
     ----------
     failures : int
         Steps that failed since the last finished epoch.
     part_samples : int
-        Samples of the unfinished epoch that the last checkpoint holds.
+        Samples of the unfinished epoch in the last checkpoint.
     node_failures : int
-        Steps that ended with one of their nodes.
+        Number of steps that ended because one of their nodes failed.
     batch_size : int or None
-        What the member's batch size came down to after it had run out of memory; None: it has not.
+        Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
     restarts_s : tuple of float
-        Seconds to the first step of its newest starts on ranks that had been at work before.
+        Seconds to the first step of its newest starts on ranks that had trained before.
     """
 
     member: str
@@ -70,5 +70,5 @@ class Progress:
 
     @property
     def active(self) -> bool:
-        """Whether the member still needs training."""
+        """True if the member still needs training."""
         return self.converged is None and self.failed is None

@@ -1,4 +1,4 @@
-"""A member as planners see it."""
+"""Members as planners see them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class Workload:
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s for every number of GPUs the planner may give.
+        Samples/s for every number of GPUs that the planner may assign.
     samples_left : float
-        Predicted, never below zero.
+        Predicted samples left, at least zero.
     startup_s : float
-        From its next start to the first sample.
+        Seconds from its next start to the first sample.
     epoch_s : float
-        What an epoch takes beyond its samples at the rate, evaluation and checkpoint left out.
+        Seconds of an epoch beyond its samples at the rate, without evaluation and checkpoint.
     save_s : float or None
-        What an epoch loses by a checkpoint that is written beside it; None: as much as `checkpoint_s`.
+        Seconds that an epoch loses by a checkpoint written in parallel; None: equal to `checkpoint_s`.
     restart_s : float or None
-        The same for every start after that; None: as `startup_s`.
+        Seconds from any later start to the first sample; None: equal to `startup_s`.
     family : str
-        Members of one family have the same rates, so what is learned of one holds for all.
+        Name of a family of members with equal rates: observations of one member hold for all.
     rates_by_type : mapping
-        `rates` on types of GPU that differ, by the type's name.
+        Rates of each type of GPU by name, if the types differ.
     """
 
     name: str
@@ -52,34 +52,34 @@ class Workload:
 
     @property
     def interruption_s(self) -> float:
-        """What it costs to stop this member and start it again."""
+        """Seconds lost by stopping this member and starting it again."""
         return self.checkpoint_s + (self.startup_s if self.restart_s is None else self.restart_s)
 
     def with_left(self, samples_left: float) -> Workload:
-        """Return the member with other work left; a driver asks for all in training at each decision."""
+        """Return the member with other work left; called for all members in training at each decision."""
         other = object.__new__(Workload)
         # `dataclasses.replace` takes six times as long.
         vars(other).update(vars(self), samples_left=samples_left)
         return other
 
     def interrupted(self, samples_left: float) -> Workload:
-        """Return the member as it is after a step that did not finish it."""
+        """Return the member after a step that did not finish it."""
         startup_s = self.startup_s if self.restart_s is None else self.restart_s
         return replace(self, samples_left=samples_left, startup_s=startup_s)
 
     @property
     def max_gpus(self) -> int:
-        """The most GPUs that make sense for this member."""
+        """Largest useful number of GPUs of this member."""
         return max(self.rates)
 
     def on_type(self, gpu_type: str) -> Workload:
-        """Return the member as it is on GPUs of one type."""
+        """Return the member with its rates on GPUs of one type."""
         if not self.rates_by_type:
             return self
         return replace(self, rates=self.rates_by_type.get(gpu_type, self.rates), rates_by_type={})
 
     def on_slowest(self, gpu_types: Iterable[str]) -> Workload:
-        """Return the member as it is on GPUs of several types at once: the slowest sets its pace."""
+        """Return the member on GPUs of several types at once: the slowest type determines the rate."""
         if not self.rates_by_type:
             return self
         curves = [self.rates_by_type.get(gpu_type, self.rates) for gpu_type in gpu_types]
@@ -88,10 +88,10 @@ class Workload:
         return replace(self, rates=rates, rates_by_type={})
 
     def on_balanced(self, gpus: Mapping[str, int]) -> Workload:
-        """Return the member as it is on GPUs of several types whose batches are balanced.
+        """Return the member on GPUs of several types with balanced batches.
 
-        Each GPU keeps the pace that it has in a group of its own type, so rates add up in proportion
-        to the GPUs of each type, `gpus`.
+        Each GPU has the speed that it has in a group of its own type, so rates add up in proportion to the
+        GPUs of each type, `gpus`.
         """
         if not self.rates_by_type:
             return self
@@ -103,7 +103,7 @@ class Workload:
 
     @property
     def highest_rates(self) -> Mapping[int, float]:
-        """Samples/s by number of GPUs on whichever type is fastest."""
+        """Samples/s by number of GPUs, on the fastest type for each number."""
         if not self.rates_by_type:
             return self.rates
         curves = (self.rates, *self.rates_by_type.values())

@@ -1,1 +1,1 @@
-"""From what was measured to what is predicted: pure functions of values."""
+"""Predictions from measurements: pure functions of values."""

@@ -1,4 +1,4 @@
-"""Constant numbers of GPUs from start to end: how long members take, and what no schedule can beat."""
+"""Constant numbers of GPUs from start to end: times of members, and lower bounds of schedules."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
 
 PRECISION = 1e-12
-"""Of the bound, which is approached from below, and of equal GPU-seconds: fewer GPUs are taken."""
+"""Relative precision of the bound, approached from below; also the tolerance for equal GPU-seconds."""
 
 
 @dataclass(frozen=True)
 class Allotments:
-    """The numbers of GPUs that may be worth giving to a member: each is faster than all smaller ones.
+    """Useful numbers of GPUs of a member: each is faster than all smaller ones.
 
     Parameters
     ----------
     gpus : tuple of int
-        Rising.
+        Numbers of GPUs, ascending.
     seconds : tuple of float
-        From start to end on as many GPUs, falling.
+        Seconds from start to end on each number of GPUs, descending.
     thriftiest : tuple of int
-        For each index, which one from there on takes the fewest GPU-seconds.
+        For each index, the index from there on with the fewest GPU-seconds.
     """
 
     gpus: tuple[int, ...]
@@ -35,7 +35,7 @@ class Allotments:
 
     @classmethod
     def of(cls, seconds: Mapping[int, float]) -> Allotments:
-        """Leave out what takes more GPUs for no less time."""
+        """Return the allotments, without numbers of GPUs that are no faster than a smaller number."""
         gpus: list[int] = []
         for m in sorted(seconds):
             if not gpus or seconds[m] < seconds[gpus[-1]]:
@@ -48,20 +48,20 @@ class Allotments:
         return cls(tuple(gpus), tuple(seconds[m] for m in gpus), tuple(reversed(thriftiest)))
 
     def within(self, limit_s: float) -> int:
-        """Return the index with the fewest GPU-seconds of those that take at most `limit_s`.
+        """Return the index with the fewest GPU-seconds among those that take at most `limit_s`.
 
-        The fastest one stands in where none is that fast.
+        If none is that fast, return the fastest one.
         """
         at = bisect_left(self.seconds, -limit_s, key=neg)
         return self.thriftiest[min(at, len(self.gpus) - 1)]
 
     def area(self, at: int) -> float:
-        """Return the GPU-seconds of one of them."""
+        """Return the GPU-seconds at an index."""
         return self.gpus[at] * self.seconds[at]
 
 
 def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
-    """Return what a member may run on of the `allowed` numbers of GPUs, which have to include 1.
+    """Return the allotments of a member among the `allowed` numbers of GPUs, which must include 1.
 
     Start-up, evaluations and checkpoints are included in its time.
     """
@@ -72,11 +72,11 @@ def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
 
 
 def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
-    """Return seconds in which no schedule of constant allotments can be done; 0 without members.
+    """Return a lower bound in seconds of schedules with constant allotments; 0 without members.
 
-    The least T with sum_i min{m * t_i(m) : t_i(m) <= T} <= `gpus` * T, and no member that takes longer
-    than T on all numbers of GPUs (the dual approximation of Turek et al.; the area side of Mounie,
-    Rapine and Trystram). Node boundaries are left out, so real schedules may take longer.
+    The bound is the least T with sum_i min{m * t_i(m) : t_i(m) <= T} <= `gpus` * T, and without a member
+    that takes longer than T on all numbers of GPUs (the dual approximation of Turek et al.; the area bound
+    of Mounie, Rapine and Trystram). Node boundaries are ignored, so real schedules may take longer.
     """
     if not members:
         return 0.0
@@ -95,7 +95,7 @@ def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
 
 
 def constant_bound(workloads: Sequence[Workload], gpus: int) -> float:
-    """Return seconds in which no schedule without resizing can be done with these members."""
+    """Return a lower bound in seconds of schedules of these members without resizing."""
     allowed = range(1, gpus + 1)
     return allotment_bound([allotments_of(workload, allowed) for workload in workloads], gpus)
 

@@ -1,4 +1,4 @@
-"""Speed on w GPUs that sum up their gradients in a ring or a tree (Capes et al., section 3.2)."""
+"""Speed on w GPUs that sum their gradients in a ring or a tree (Capes et al., section 3.2)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hetctl.model.errors import BadInputError
 from hetctl.perf.rate_extrapolation import usable_rates
 
 LEAST_POINTS = 3
-"""Fewer numbers of GPUs than this do not tell computing from communicating."""
+"""Least number of points from which computation and communication can be separated."""
 
 LEAST_S = 1e-12
-"""Of a sample: a fit may find that some number of GPUs takes no time at all."""
+"""Least seconds of a sample: a fit may find that a number of GPUs takes no time at all."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one minibatch costs.
+    """Cost of one minibatch.
 
     Parameters
     ----------
     samples : int
-        Of the minibatch on each GPU, m in the paper.
+        Samples of the minibatch on each GPU, m in the paper.
     compute_s : float
-        Forward and backward, per sample: T_forward + T_back.
+        Forward and backward time per sample: T_forward + T_back.
     bytes : float
-        Size of the gradients, n.
+        Size of the gradients in bytes, n in the paper.
     message_s, byte_s, reduce_s : float
-        Latency of a message, transfer of a byte, and reducing a byte: alpha, beta and gamma.
+        Seconds of latency per message, transfer per byte, and reduction per byte: alpha, beta and gamma.
     """
 
     samples: int
@@ -54,7 +54,7 @@ def doubling_halving_s(cost: Cost, gpus: int) -> float:
 
 
 def binary_blocks_s(cost: Cost, gpus: int) -> float:
-    """Return the seconds of a minibatch with binary blocks, for any number (Equation 4)."""
+    """Return the seconds of a minibatch with binary blocks, for any number of GPUs (Equation 4)."""
     latency_s = (5 + 4 * math.ceil(math.log2(gpus))) * cost.message_s
     return cost.samples * cost.compute_s + latency_s + cost.bytes * (7 * cost.byte_s + 3 * cost.reduce_s)
 
@@ -72,9 +72,9 @@ TERMS: dict[str, Terms] = {
     "doubling-halving": lambda w: (1 / w, math.log2(w), float(w > 1), 1.0),
     "binary-blocks": lambda w: (1 / w, math.ceil(math.log2(w)), float(w > 1), 1.0),
 }
-"""What the time of a sample is made of on w GPUs, up to factors >= 0 that are fitted: computing, latency,
-transfer, and the rest. For the ring this is Equation 5, with m and n taken into its theta_0 and theta_2;
-for the other two its second and third term are those of Equations 3 and 4."""
+"""Terms of the time per sample on w GPUs, up to fitted factors >= 0: computation, latency, transfer, rest.
+For the ring this is Equation 5, with m and n included in theta_0 and theta_2; for the other two algorithms
+the second and third term are those of Equations 3 and 4."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class SpeedModel:
     Parameters
     ----------
     algorithm : str
-        A key of `TERMS`.
+        Algorithm, a key of `TERMS`.
     theta : tuple of float
-        Factors of the terms, none below 0.
+        Factors of the terms, all >= 0.
     error : float
         Root mean square of the relative residuals.
     """
@@ -122,7 +122,7 @@ def fit_speed(measured: Mapping[int, float], algorithm: str) -> SpeedModel:
 
 
 def best_model(measured: Mapping[int, float]) -> SpeedModel:
-    """Return the model of the algorithm that foretells each point best from the others."""
+    """Return the model of the algorithm that predicts each point best from the other points."""
     points = usable_rates(measured)
     if len(points) <= LEAST_POINTS:
         return min((fit_speed(measured, algorithm) for algorithm in TERMS), key=lambda model: model.error)
@@ -130,7 +130,7 @@ def best_model(measured: Mapping[int, float]) -> SpeedModel:
 
 
 def _error_left_out(points: Mapping[int, float], algorithm: str) -> float:
-    """Return how badly each point is foretold; the first one, which nothing else tells of, is left out."""
+    """Return the error of predicting each point but the first, to which no other point is informative."""
     errors = []
     for left_out, rate in list(points.items())[1:]:
         others = {gpus: value for gpus, value in points.items() if gpus != left_out}
@@ -141,15 +141,15 @@ def _error_left_out(points: Mapping[int, float], algorithm: str) -> float:
 def fitted_rates(
     measured: Mapping[int, float], max_gpus: int, algorithm: str | None = None
 ) -> tuple[dict[int, float], tuple[str, ...]]:
-    """Return the rate on each of 1 to `max_gpus` GPUs, and in words what was done.
+    """Return the rate on each of 1 to `max_gpus` GPUs, and notes on the method.
 
-    Measured rates are kept; all others are the model's, in proportion to how far it is off at the nearest
-    measured number of GPUs, and never better than proportional to the next lower one.
+    Measured rates are kept. All others are the model's, scaled by its error at the nearest measured number of
+    GPUs, and never better than proportional to the rate of the next lower measured number.
 
     Parameters
     ----------
     algorithm : str or None
-        A key of `TERMS`; None: the one that fits best.
+        Algorithm, a key of `TERMS`; None: the one that fits best.
 
     Raises
     ------
@@ -176,6 +176,6 @@ def _near(model: SpeedModel, points: Mapping[int, float], gpus: int) -> float:
 
 
 def _limit(points: Mapping[int, float], gpus: int) -> float:
-    """Return a rate that is not passed: proportional to the next lower measured one, else the highest."""
+    """Return the upper limit of a rate: proportional to the next lower measured one, or else the highest."""
     known = max((m for m in points if m <= gpus), default=0)
     return points[known] * gpus / known if known else max(points.values())

@@ -1,4 +1,4 @@
-"""What no schedule can beat. On GPUs of several types, all count as the fastest for each member."""
+"""Lower bounds of schedules. On GPUs of several types, all count as the fastest for each member."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from hetctl.perf.fluid_bound import envelope_of, fluid_time
 def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
-    W_i are the samples left and g_i(q) the GPUs that rate q takes on the concave envelope of the
-    member's rate curve, time-sharing below one GPU included: members may be resized at will and
-    for nothing. Start-up, evaluation and checkpoints are left out, so real schedules take longer.
+    W_i are the samples left and g_i(q) the GPUs needed for rate q on the concave envelope of the member's
+    rate curve, including time-sharing below one GPU: members may be resized arbitrarily at no cost.
+    Start-up, evaluation and checkpoints are ignored, so real schedules take longer.
     """
     works = [(c.samples_left, envelope_of(c.highest_rates, gpus)) for c in workloads if c.samples_left > 0]
     return fluid_time(works, gpus)
 
 
 def makespan_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
-    """Return seconds from 0 in which no schedule can be done with members that arrive over time.
+    """Return a lower bound in seconds from 0 of schedules of members that arrive over time.
 
     Parameters
     ----------
-    jobs : sequence of (seconds, Candidate)
-        Each member with its arrival.
+    jobs : sequence of (seconds, Workload)
+        Members with their arrival times.
     """
     soonest = max((at + _least_s(workload, gpus) for at, workload in jobs), default=0.0)
     return max(fluid_bound([workload for _, workload in jobs], gpus), soonest)
 
 
 def mean_jct_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
-    """Return the least mean time from arrival to completion that any schedule may have.
+    """Return a lower bound in seconds of the mean time from arrival to completion.
 
-    The larger of two bounds: shortest remaining work first on one machine as fast as all GPUs,
-    where each member takes its least GPU-seconds; and each member alone on the GPUs it likes best.
+    The larger of two bounds: shortest remaining work first on one machine as fast as all GPUs, with the
+    least GPU-seconds of each member; and each member alone on its fastest number of GPUs.
     """
     if not jobs:
         return 0.0

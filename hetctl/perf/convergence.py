@@ -1,4 +1,4 @@
-"""When a member will have converged, from its losses so far (Capes et al., section 3.1, Equation 1)."""
+"""Prediction of convergence from a member's losses (Capes et al., section 3.1, Equation 1)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     Array = NDArray[float64]
 
 LEAST_POINTS = 3
-"""Equation 1 has three parameters; fewer points than this say nothing about them."""
+"""Least number of points: Equation 1 has three parameters."""
 FLOORS = 64
-"""Values of beta_2 that are tried."""
+"""Number of values of beta_2 that are tried."""
 TOGETHER = 128
-"""Members that are fitted at once, at most: what is computed of them stays in the processor's cache."""
+"""Most members that are fitted at once, so that their intermediate results fit into the processor's cache."""
 USUAL_NOISE = 0.02
-"""Of losses, as a share of them; it counts as much as `USUAL_POINTS` residuals of a history's own, as
-few points on a curve of three parameters say little of their noise."""
+"""Usual noise of losses, relative to them. It counts as much as `USUAL_POINTS` residuals of a history,
+because few points on a curve of three parameters say little about their noise."""
 USUAL_POINTS = 4
 LEAST_NOISE = 0.005
-"""Losses are never taken to be more exact than this share of them."""
+"""Least noise of losses that is assumed, relative to them."""
 MOST_EPOCHS = 1e4
 LEAST_WEIGHT = 1e-12
-"""Least likelihood of all curves together, over that of the likeliest, for any of them to be possible."""
+"""Least total likelihood of all curves, relative to the most likely one, for any to be possible."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LossCurve:
     slope, start, floor : float
         beta_0 > 0, beta_1 >= 0 and beta_2 >= 0 of the paper.
     noise : float
-        Root mean square of the relative residuals of the fit; 0 for a curve that was not fitted.
+        Root mean square of the relative residuals of the fit; 0 for a curve without a fit.
     """
 
     slope: float
@@ -52,20 +52,20 @@ class LossCurve:
     noise: float = 0.0
 
     def loss(self, epoch: float) -> float:
-        """Return the loss after so many epochs."""
+        """Return the loss after a number of epochs."""
         return 1 / (self.slope * epoch + self.start) + self.floor
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What is thought of a member's epochs before its own losses are looked at.
+    """Prior estimate of a member's epochs, made without its own losses.
 
     Parameters
     ----------
     epochs : float
-        The median.
+        Median number of epochs.
     spread : float
-        Standard deviation of the natural logarithm.
+        Standard deviation of the natural logarithm of the epochs.
     """
 
     epochs: float
@@ -74,16 +74,16 @@ class Guess:
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """Curves that may have given a history, one for each floor tried.
+    """Curves that may have produced a history, one for each floor that was tried.
 
     Parameters
     ----------
     slopes, starts, floors : array
-        Of the curves, fitted by non-negative least squares.
+        Parameters of the curves, fitted by non-negative least squares.
     noise : float
-        As in `LossCurve`, the same for all.
+        Noise as in `LossCurve`, equal for all curves.
     logs : array
-        Logarithms of their likelihoods; the best has 0.
+        Logarithms of the likelihoods of the curves; the best one has 0.
     """
 
     slopes: Array
@@ -94,24 +94,24 @@ class Likelihood:
 
     @property
     def best(self) -> LossCurve:
-        """The most likely curve."""
+        """Most likely curve."""
         i = self.logs.argmax()
         return LossCurve(float(self.slopes[i]), float(self.starts[i]), float(self.floors[i]), self.noise)
 
 
 def fit_losses(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
-    """Fit Equation 1 to the losses after epochs 1, 2, ..; None and why, where that cannot be done.
+    """Fit Equation 1 to the losses after epochs 1, 2, ..; return None and the reason if impossible.
 
-    For a given floor the equation is linear: 1 / (loss - floor) = slope * k + start. Both are found by
-    non-negative least squares, weighted so that noise in proportion to the loss counts alike in all
-    epochs; floors are compared by the residuals of the losses themselves.
+    For a given floor the equation is linear: 1 / (loss - floor) = slope * k + start. Slope and start are
+    found by non-negative least squares, weighted so that noise proportional to the loss has equal weight in
+    all epochs; floors are compared by the residuals of the losses themselves.
     """
     (found,) = fit_histories([losses])
     return found
 
 
 def fit_histories(histories: Sequence[Sequence[float]]) -> list[tuple[Likelihood | None, str]]:
-    """Fit the losses of several members as `fit_losses` does, those of one length at once."""
+    """Fit the losses of several members as `fit_losses` does; histories of one length are fitted at once."""
     found: list[tuple[Likelihood | None, str]] = [(None, _unfit(losses)) for losses in histories]
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, losses in enumerate(histories):
@@ -126,7 +126,7 @@ def fit_histories(histories: Sequence[Sequence[float]]) -> list[tuple[Likelihood
 
 
 def _unfit(losses: Sequence[float]) -> str:
-    """Say why losses cannot be fitted; empty if they may be."""
+    """Return the reason why losses cannot be fitted; empty if they can."""
     if len(losses) < LEAST_POINTS:
         return f"{len(losses)} epochs are too few for a fit: {LEAST_POINTS} are needed"
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
@@ -143,7 +143,7 @@ def _fit(histories: Sequence[Sequence[float]]) -> list[Likelihood | None]:
 
     observed = np.asarray(histories, dtype=float)[:, None, :]
     epochs = np.arange(1.0, observed.shape[-1] + 1)
-    with np.errstate(all="ignore"):  # what comes of it is not usable, and left out
+    with np.errstate(all="ignore"):  # NaN and infinite results are discarded below
         floors = (observed.min(axis=-1) * (1 - _shares()))[:, :, None]
         above = observed - floors
         slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
@@ -156,7 +156,7 @@ def _fit(histories: Sequence[Sequence[float]]) -> list[Likelihood | None]:
 
 
 def _likelihood(slopes: Array, starts: Array, floors: Array, squares: Array, free: int) -> Likelihood | None:
-    """Weigh curves by their residuals; None if there are none."""
+    """Return the curves with their likelihoods from their residuals; None if there is no curve."""
     if not len(squares):
         return None
     least = float(squares.min())
@@ -166,16 +166,16 @@ def _likelihood(slopes: Array, starts: Array, floors: Array, squares: Array, fre
 
 @functools.cache
 def _shares() -> Array:
-    """Return how far below the least loss floors are tried, as shares of it."""
+    """Return the distances of the floors tried from the least loss, relative to it."""
     import numpy as np
 
     return np.geomspace(1e-3, 1, FLOORS)
 
 
 def _line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
-    """Return slope and start, both >= 0, that fit `values` best along the last axis: NNLS in two variables.
+    """Return slope and start, both >= 0, that fit `values` best along the last axis (NNLS in two variables).
 
-    Where the free optimum has a negative start, the best one with start 0 is a line through the origin.
+    If the unconstrained optimum has a negative start, the best line with start 0 passes through the origin.
     """
     import numpy as np
 
@@ -192,11 +192,11 @@ def _line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def epochs_to_converge(curve: LossCurve, stop: StopRule) -> float:
-    """Return the epochs after which a member with this loss has converged, `max_epochs` at most.
+    """Return the number of epochs until a member with this loss has converged, at most `max_epochs`.
 
-    It has when it reaches the target, or when it gains no more than `min_delta` in `patience` epochs:
-    with x = slope * k + start at the last epoch that still counts as better, x * (x + slope * patience)
-    = slope * patience / min_delta. Gains that the noise of the fit would hide do not count as gains.
+    A member converges when it reaches the target, or when it improves by at most `min_delta` in `patience`
+    epochs: with x = slope * k + start at the last epoch that still improves, x * (x + slope * patience) =
+    slope * patience / min_delta. Improvements smaller than the noise of the fit do not count.
     """
     return float(min(_to_target(curve, stop.target), _to_standstill(curve, stop), stop.max_epochs))
 
@@ -219,11 +219,11 @@ def _to_standstill(curve: LossCurve, stop: StopRule) -> float:
 def predict_epochs(
     likelihood: Likelihood | None, stop: StopRule, done: int, guess: Guess | None
 ) -> tuple[float, float]:
-    """Return how many epochs a member takes in all, more than `done`, and the spread of its logarithm.
+    """Return a member's total number of epochs, more than `done`, and the spread of its logarithm.
 
-    Each curve of the likelihood has its number of epochs; their mean logarithm, weighted by likelihood
-    and by how near they are to the guess, is the prediction. Without a likelihood it is the guess, for
-    those that come so far.
+    Each curve of the likelihood has its number of epochs; the prediction is their mean logarithm, weighted by
+    likelihood and by closeness to the guess. Without a likelihood the prediction is the guess, conditional on
+    more than `done` epochs.
     """
     if likelihood is None:
         start = guess or Guess(float(stop.planned_epochs), 0.5)
@@ -233,10 +233,10 @@ def predict_epochs(
 
 
 def log_epochs(likelihood: Likelihood, stop: StopRule) -> Array:
-    """Return the logarithm of the epochs to convergence of each curve, as in `epochs_to_converge`."""
+    """Return the logarithms of the epochs to convergence of all curves, as in `epochs_to_converge`."""
     import numpy as np
 
-    with np.errstate(all="ignore"):  # what is beyond all numbers is `max_epochs`
+    with np.errstate(all="ignore"):  # infinite results become `max_epochs`
         epochs = np.fmin(_all_to_target(likelihood, stop.target), _all_to_standstill(likelihood, stop))
         found: Array = np.log(np.clip(np.fmin(epochs, stop.max_epochs), 1.0, MOST_EPOCHS))
     return found
@@ -264,7 +264,7 @@ def _all_to_standstill(curves: Likelihood, stop: StopRule) -> Array:
 def weighted_epochs(
     fits: Sequence[float], logs: Sequence[float], done: int, guess: Guess | None
 ) -> tuple[float, float]:
-    """Weigh the epochs of curves as `predict_epochs` does.
+    """Return the weighted mean of the epochs of curves, as `predict_epochs` does.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def _belief(log: float, guess: Guess | None) -> float:
 
 
 def _beyond(guess: Guess, done: int) -> float:
-    """Return the median of a lognormal guess given that it is more than `done`."""
+    """Return the median of a lognormal guess under the condition that it is more than `done`."""
     if done < 1:
         return guess.epochs
     from statistics import NormalDist
@@ -301,10 +301,10 @@ def _beyond(guess: Guess, done: int) -> float:
 
 
 def errors_as_losses(values: Sequence[float], stop: StopRule) -> tuple[list[float], StopRule] | None:
-    """Return a metric of which less is better, and its stop rule.
+    """Return a metric to be minimized, and its stop rule.
 
-    An accuracy becomes an error rate, 1 - accuracy, which follows Equation 1 as a loss does. None for
-    other metrics of which more is better.
+    An accuracy is converted to an error rate, 1 - accuracy, which follows Equation 1 like a loss. None for
+    other metrics to be maximized.
     """
     if stop.mode == "min":
         return list(values), stop

@@ -1,4 +1,4 @@
-"""Epochs of many members at once, each by the curves that may have given its losses."""
+"""Epochs of many members at once, each by the curves that may have produced its losses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     Array = NDArray[float64]
 
 BLOCK = 512
-"""Rows that are computed together, so that they stay in the processor's cache."""
+"""Rows that are computed together, so that they fit into the processor's cache."""
 
 
 class CurveTable:
-    """A row for each member: its curves' likelihoods and epochs to convergence, as logarithms."""
+    """Table with a row per member: logarithms of its curves' likelihoods and epochs to convergence."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -31,7 +31,7 @@ class CurveTable:
         return iter(self._names)
 
     def put(self, name: str, fits: Array, logs: Array, done: int) -> None:
-        """Set a member's row; it has finished `done` epochs."""
+        """Set the row of a member that has finished `done` epochs."""
         if name not in self._rows:
             self._rows[name] = len(self._names)
             self._names.append(name)
@@ -41,7 +41,7 @@ class CurveTable:
         fits_column[row, : len(fits)], logs_column[row, : len(logs)] = fits, logs
 
     def drop(self, name: str) -> None:
-        """Remove a member's row, if it has one; the last one takes its place."""
+        """Remove a member's row, if it has one; the last row takes its place."""
         if name not in self._rows:
             return
         row, last = self._rows.pop(name), self._names.pop()
@@ -51,7 +51,7 @@ class CurveTable:
             self._names[row], self._rows[last] = last, row
 
     def epochs(self, names: Iterable[str], guess: Guess | None) -> dict[str, float]:
-        """Return the epochs in all, as `convergence.predict_epochs` does, of those that have a row."""
+        """Return the total epochs of those members that have a row, as `convergence.predict_epochs` does."""
         wanted = [name for name in names if name in self._rows]
         rows = [self._rows[name] for name in wanted]
         blocks = [self._epochs(rows[at : at + BLOCK], guess) for at in range(0, len(rows), BLOCK)]
@@ -63,7 +63,7 @@ class CurveTable:
         return found
 
     def _with_room(self) -> tuple[Array, Array, Array]:
-        """Return the columns, with a row for each member at least."""
+        """Return the columns, enlarged to at least one row for each member."""
         import numpy as np
 
         if self._columns is None:
@@ -79,7 +79,7 @@ class CurveTable:
 
 
 def weighted_rows(fits: Array, logs: Array, done: Array | float, guess: Guess | None) -> Array:
-    """Weigh the epochs of curves as `convergence.weighted_epochs` does, those of each row.
+    """Return the weighted epochs of each row, as `convergence.weighted_epochs` does for one member.
 
     Parameters
     ----------

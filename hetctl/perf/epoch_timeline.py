@@ -1,4 +1,4 @@
-"""How long a member's epochs take at a constant rate."""
+"""Times of a member's epochs at a constant rate."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from hetctl.model.workload import Workload
 
 TOLERANCE = 1e-9
-"""Of an epoch: rounding must neither add one nor take one away."""
+"""Tolerance in epochs, so that rounding neither adds nor removes an epoch."""
 PART_SHARE = 0.9
-"""An epoch that takes more than this share of a whole job is trained in parts."""
+"""Share of a whole job's time above which an epoch is trained in parts."""
 
 
 def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -> float:
-    """Return the least seconds in which a step gets anything done: its start-up and one epoch.
+    """Return the least seconds of a useful step: its start-up and one epoch.
 
-    If that is longer than `longest_s`, any part of the epoch will do: it ends with a checkpoint, too.
+    If that is longer than `longest_s`, any part of the epoch is useful: a part ends with a checkpoint, too.
     """
     first = EpochTimeline(workload, rate).end_of(1) if workload.samples_per_epoch else 0.0
     whole = workload.startup_s + max(first, workload.checkpoint_s)
@@ -25,7 +25,7 @@ def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -
 def has_room(
     workload: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
 ) -> bool:
-    """Return true if a step that starts then gets anything done before the deadline (`least_step_s`)."""
+    """Return true if a step that begins at `start_s` can be useful before the deadline (`least_step_s`)."""
     course = EpochTimeline(workload, rate)
     training_s = deadline_s - (start_s + workload.startup_s)
     if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
@@ -35,11 +35,11 @@ def has_room(
 
 
 class EpochTimeline:
-    """The epochs of a member that trains undisturbed; seconds count from the end of its start-up.
+    """Epochs of a member that trains without interruption; seconds count from the end of its start-up.
 
-    Epochs end where the samples left are a multiple of an epoch's, so that the first one is shorter
-    for a member that was stopped in its midst. Without known epochs, all that is left is one epoch
-    that is not evaluated.
+    Epochs end when the samples left are a multiple of an epoch's samples, so that the first one is shorter
+    for a member that was stopped within an epoch. If the length of an epoch is unknown, all remaining work
+    is one epoch without evaluation.
     """
 
     __slots__ = ("count", "each", "first", "left", "overhead_s", "rate")
@@ -58,23 +58,23 @@ class EpochTimeline:
         return self.each if epoch else self.first
 
     def end_of(self, epochs: int) -> float:
-        """Return the seconds until that many epochs are over, evaluated and in a checkpoint."""
+        """Return the seconds until that many epochs are finished, with evaluation and checkpoint."""
         if epochs == 0:
             return 0.0
         return (self.first + (epochs - 1) * self.each) / self.rate + epochs * self.overhead_s
 
     def epochs_within(self, seconds: float) -> int:
-        """Return how many epochs end within so many seconds."""
+        """Return the number of epochs that end within a number of seconds."""
         period_s = self.each / self.rate + self.overhead_s
         further = (seconds - self.end_of(1)) / period_s + TOLERANCE
         return 0 if further < 0 else 1 + int(min(self.count - 1, further))
 
     def left_after(self, epochs: int) -> float:
-        """Return the samples that are left after that many epochs."""
+        """Return the samples left after that many epochs."""
         return (self.count - epochs) * self.each if epochs else self.left
 
     def left_at(self, seconds: float) -> float:
-        """Return the samples that are left after so many seconds."""
+        """Return the samples left after a number of seconds."""
         epochs = self.epochs_within(seconds)
         if epochs >= self.count:
             return 0.0

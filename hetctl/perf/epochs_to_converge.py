@@ -1,4 +1,4 @@
-"""How many epochs members take: from their own results so far, else from the others'."""
+"""Epochs to convergence of members: from their own results so far, or else from the other members'."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hetctl.perf.convergence import (
 from hetctl.perf.convergence_table import CurveTable, weighted_rows
 
 LEAST_OTHERS = 3
-"""From so many others on, a member without results and without an author's word goes by them."""
+"""Least number of known members for predicting one without results and without `expected_epochs`."""
 AUTHORS_SPREAD = 0.5
-"""How far an author's `expected_epochs` is trusted beside a member's own results: a factor of e^0.5."""
+"""Spread of the logarithm of an author's `expected_epochs`, that is a factor of e^0.5."""
 GUESS_DIGITS = 2
-"""Decimals of the logarithms of the others' epochs: one member's epoch does not change what is
-predicted of all."""
+"""Decimals of the logarithms of the others' epochs; rounding keeps one member's epoch from changing the
+predictions of all others."""
 UNIT = 2**40
 
 Epochs = dict[str, tuple[int, str]]
-"""By member the epochs in all, and how they are known."""
+"""Total epochs by member, with the source of the prediction."""
 
 
 def predicted_epochs(members: Sequence[Member], progress: Mapping[str, Progress]) -> Epochs:
-    """Return the epochs in all of those active members of which something can be said.
+    """Return the total epochs of those active members for which a prediction is possible.
 
-    Left out are members whose results cannot be fitted, unless the others' can and the author of the
-    ensemble said nothing of them.
+    Omitted are members whose results cannot be fitted, unless those of others can and the author of the
+    ensemble gave no `expected_epochs` for them.
     """
     outlook = Outlook(members)
     outlook.update({member.name: progress[member.name] for member in members})
@@ -43,7 +43,7 @@ def predicted_epochs(members: Sequence[Member], progress: Mapping[str, Progress]
 
 
 class Outlook:
-    """The epochs in all of a run's active members, as in `predicted_epochs`, kept up to date."""
+    """Total epochs of a run's active members, as in `predicted_epochs`, kept up to date."""
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._members = {member.name: member for member in members}
@@ -57,11 +57,11 @@ class Outlook:
 
     @property
     def epochs(self) -> Mapping[str, tuple[int, str]]:
-        """By member the epochs, and how they are known."""
+        """Total epochs by member, with the source of the prediction."""
         return self._epochs
 
     def update(self, changed: Mapping[str, Progress]) -> set[str]:
-        """Take in members' progress; return those of which something else is predicted than before."""
+        """Update the progress of members; return the members whose predictions have changed."""
         trying = {name: done for name, done in changed.items() if not done.converged}
         fits = _fits({name: self._members[name] for name in trying}, trying)
         for name, done in changed.items():
@@ -77,7 +77,7 @@ class Outlook:
         return news
 
     def _take_in(self, name: str, done: Progress, fit: Likelihood | None, rule: StopRule) -> None:
-        """Sort a member in by what may be said of it."""
+        """Store a member according to the data available for its prediction."""
         self._forget(name)
         count = len(done.epochs)
         if done.converged:
@@ -88,7 +88,7 @@ class Outlook:
             self._unfitted[name] = count
 
     def _take_in_fit(self, name: str, fit: Likelihood, rule: StopRule, done: Progress) -> None:
-        """Predict by a member's results what nobody else's can change."""
+        """Make the predictions from a member's results that do not depend on other members."""
         count, logs = len(done.epochs), log_epochs(fit, rule)
         rows = fit.logs[None], logs[None], count
         self._know(name, float(weighted_rows(*rows, None)[0]))
@@ -99,7 +99,7 @@ class Outlook:
             self._fitted.put(name, fit.logs, logs, count)
 
     def _know(self, name: str, epochs: float) -> None:
-        """Note the epochs that a member takes, by itself alone."""
+        """Record the epochs of a member that follow from its own results alone."""
         self._alone[name] = math.log(max(epochs, 1.0))
         self._logs.add(self._alone[name])
 
@@ -119,7 +119,7 @@ class Outlook:
         }
 
     def _as_others(self, names: Collection[str]) -> dict[str, float]:
-        """Return the epochs of members without results that can be fitted; none if no others are known."""
+        """Return the epochs of members whose results cannot be fitted; none if no other members are known."""
         if self._others is None:
             return {}
         counts = {name: self._unfitted[name] for name in names if name in self._unfitted}
@@ -135,7 +135,7 @@ class Outlook:
 def _fits(
     members: Mapping[str, Member], progress: Mapping[str, Progress]
 ) -> dict[str, tuple[Likelihood | None, StopRule]]:
-    """Fit the results of members, as losses; return also the stop rules of those."""
+    """Fit the results of members as losses; return also the corresponding stop rules."""
     losses = {name: as_losses for name in members if (as_losses := _losses(members[name], progress[name]))}
     fits = fit_histories([values for values, _ in losses.values()])
     return {name: (fit, rule) for (name, (_, rule)), (fit, _) in zip(losses.items(), fits, strict=True)}
@@ -148,9 +148,9 @@ def _losses(member: Member, done: Progress) -> tuple[list[float], StopRule] | No
 
 
 class _Logs:
-    """Logarithms of epochs, with their median and deviation: the same in whatever order they come and go.
+    """Logarithms of epochs, with their median and deviation, independent of the order of additions.
 
-    Sums are of whole multiples of 1 / `UNIT`, and so exact.
+    Sums are of integer multiples of 1 / `UNIT`, and therefore exact.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class _Logs:
         self._squares -= value * value
 
     def guess(self) -> Guess | None:
-        """Return what is thought of another member; None if too few are known."""
+        """Return the estimate for another member; None if too few are known."""
         count = len(self._sorted)
         if count < LEAST_OTHERS:
             return None

@@ -1,4 +1,4 @@
-"""Members as fluids: GPUs for any rate, time-shared and mixed, on the concave envelope of a rate curve."""
+"""Fluid model: GPUs for any rate, time-shared and mixed, on the concave envelope of a rate curve."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NEWTON_STEPS = 200
 
 @dataclass(frozen=True)
 class Envelope:
-    """Points of a concave rising curve from (0 GPUs, 0 samples/s) to the highest rate."""
+    """Points of a concave increasing curve from (0 GPUs, 0 samples/s) to the highest rate."""
 
     gpus: tuple[int, ...]
     rates: tuple[float, ...]
 
     @property
     def highest(self) -> float:
-        """The highest rate, in samples/s."""
+        """Highest rate, in samples/s."""
         return self.rates[-1]
 
     def corner_above(self, rate: float) -> int:
-        """Return the index of the first corner, from 1 on, that is at least as fast as `rate`."""
+        """Return the index of the first corner, from 1 on, with a rate of at least `rate`."""
         return min(max(bisect_left(self.rates, rate), 1), len(self.rates) - 1)
 
     def gpus_for(self, rate: float) -> tuple[float, float]:
@@ -34,22 +34,22 @@ class Envelope:
 
 
 def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
-    """Return the envelope of a rate curve on up to `limit` GPUs; the same mapping is looked at once."""
+    """Return the envelope of a rate curve on up to `limit` GPUs, cached by the identity of the mapping."""
     return _envelope(_Identity(rates), limit)
 
 
 def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float = 0.0) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
-    The sum is convex and piecewise linear in 1/T, so Newton's method comes down to its root from
-    above in a few steps.
+    The sum is convex and piecewise linear in 1/T, so that Newton's method converges to its root from above
+    in a few steps.
 
     Parameters
     ----------
     works : sequence of (W_i, Envelope)
         Samples left, above 0.
     near_s : float
-        Where T may be looked for first; it only saves steps.
+        Initial estimate of T, which only saves steps.
     """
     if not works:
         return 0.0
@@ -66,7 +66,7 @@ def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float
 
 
 def _newton(works: Sequence[tuple[float, Envelope]], gpus: int, pace: float) -> float:
-    """Return 1/T where the tangent at `pace` needs all GPUs: never below the root."""
+    """Return the 1/T at which the tangent at `pace` needs all GPUs; it is never below the root."""
     needed, slope = _needed(works, pace)
     return pace - (needed - gpus) / slope
 
@@ -81,7 +81,7 @@ def _needed(works: Sequence[tuple[float, Envelope]], pace: float) -> tuple[float
 
 
 class _Identity:
-    """A mapping as a cache key: equal to itself alone."""
+    """Mapping as a cache key, equal to itself only."""
 
     __slots__ = ("rates",)
 

@@ -1,4 +1,4 @@
-"""How many preprocessors a demand takes (FLEET, appendix B.3)."""
+"""Number of preprocessors for a demand (FLEET, appendix B.3)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hetctl.model.profile import PreprocessPoint
 def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most: int) -> int:
     """Return the least number of cores whose throughput meets a demand.
 
-    Between the measured numbers of cores, throughput is taken to rise evenly; beyond them, as it did on
-    average. What was measured on more cores never counts for less than what was on fewer.
+    Throughput is interpolated linearly between the measured numbers of cores; beyond them it is in
+    proportion to the cores. A measurement on more cores never counts for less than one on fewer cores.
 
     Parameters
     ----------
     points
-        Measured throughputs; without any, one core has to do.
+        Measured throughputs; without any, the result is one core.
     demand : float
-        In samples/s.
+        Demand in samples/s.
     most : int
-        The cores that there are.
+        Number of available cores.
     """
     known: list[tuple[int, float]] = [(0, 0.0)]
     for point in sorted(points, key=lambda point: point.cores):

@@ -1,4 +1,4 @@
-"""Training rates on numbers of GPUs that nobody measured (FLEET, appendix B.3)."""
+"""Training rates on numbers of GPUs without a measurement (FLEET, appendix B.3)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ LEAST_SHARE = 1e-9
 
 
 def gpus_needed(single_rates: Iterable[float]) -> int:
-    """M_a of the paper: GPUs that bring the slowest member to the fastest one's single-GPU rate."""
+    """Return M_a of the paper: GPUs with which the slowest member has the fastest one's single-GPU rate."""
     rates = [rate for rate in single_rates if _usable(rate)]
     return math.ceil(max(rates) / min(rates) - 1e-9) if rates else 1
 
 
 def profiled_gpus(gpus_per_node: int) -> int:
-    """M_b of the paper: the number of GPUs that Equation 5 is anchored at."""
+    """Return M_b of the paper: the number of GPUs at which Equation 5 is anchored."""
     return 2 * gpus_per_node
 
 
 def largest_profile(single_rates: Iterable[float], gpus_per_node: int) -> int:
-    """M_t of the paper: members are profiled on 1 to this many GPUs."""
+    """Return M_t of the paper: members are profiled on 1 to this many GPUs."""
     return max(gpus_needed(single_rates), profiled_gpus(gpus_per_node))
 
 
@@ -35,12 +35,12 @@ def usable_rates(measured: Mapping[int, float]) -> dict[int, float]:
 def rate_curve(
     measured: Mapping[int, float], max_gpus: int, gpus_per_node: int
 ) -> tuple[dict[int, float], tuple[str, ...]]:
-    """Return the rate on each of 1 to `max_gpus` GPUs, and in words where it is not Equation 5.
+    """Return the rate on each of 1 to `max_gpus` GPUs, and notes on deviations from Equation 5.
 
-    Measured rates are kept as they are, those between are interpolated. Beyond the last one stands
-    Equation 5, anchored at M_b. Where M_b or M_b - 1 was not measured, the two largest measured
-    numbers of GPUs take their place, with the loss of efficiency between them spread evenly over the
-    GPUs that lie between; for two consecutive numbers this is Equation 5 itself.
+    Measured rates are kept, rates between them are interpolated. Beyond the last one, Equation 5 is used,
+    anchored at M_b. If M_b or M_b - 1 was not measured, the two largest measured numbers of GPUs replace
+    them, with the loss of efficiency between them spread evenly over the GPUs in between; for two
+    consecutive numbers this is Equation 5 itself.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def rate_curve(
 
 
 def rate_on(gpus: int, measured: Mapping[int, float], gpus_per_node: int) -> float | None:
-    """Return the rate on a number of GPUs, measured or else of the curve; None if no rate is usable."""
+    """Return the rate on a number of GPUs, measured or from the curve; None if no rate is usable."""
     if _usable(measured.get(gpus, 0.0)):
         return measured[gpus]
     return rate_curve(measured, gpus, gpus_per_node)[0][gpus] if usable_rates(measured) else None
@@ -88,7 +88,7 @@ def _between(points: Mapping[int, float], low: int, high: int, m: int) -> float:
 def _beyond(
     points: Mapping[int, float], max_gpus: int, gpus_per_node: int, notes: list[str]
 ) -> dict[int, float]:
-    """Equation 5 past the largest measured number; adds to `notes` what was done instead of it."""
+    """Apply Equation 5 beyond the largest measured number; add deviations from it to `notes`."""
     last = max(points)
     wanted = range(last + 1, max_gpus + 1)
     if len(points) == 1:

@@ -1,4 +1,4 @@
-"""How long a round is going to take, as it is when it starts."""
+"""Predicted duration of a round at its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetctl.perf.epoch_timeline import EpochTimeline
 
 
 def step_s(workload: Workload, rate: float) -> float:
-    """Return the seconds until a member that trains undisturbed has converged."""
+    """Return the seconds until a member that trains without interruption has converged."""
     course = EpochTimeline(workload, rate)
     return workload.startup_s + course.end_of(course.count)
 
@@ -20,7 +20,7 @@ def round_s(steps: Sequence[tuple[float, int]], alpha: float) -> float:
     Parameters
     ----------
     steps : sequence of (seconds, GPUs)
-        Of each member.
+        Seconds and GPUs of each member's step.
     """
     active = sum(gpus for _, gpus in steps)
     least = alpha * active

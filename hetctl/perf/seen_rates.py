@@ -1,4 +1,4 @@
-"""Rates that were seen in training, and what epochs took besides, take the place of what was profiled."""
+"""Replacement of profiled rates and overheads by those observed in training."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult
 
 RECENT = 3
-"""The rate is the median of so many epochs, the newest: what runs beside a member changes."""
+"""Number of newest epochs whose median is the rate; it changes with the members that run beside it."""
 NOTEWORTHY = 0.2
-"""A rate that was off by more than this share is worth a word."""
+"""Relative error of a rate above which it is reported."""
 
 Rates = Mapping[int, float]
 
 
 def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
-    """Return the rates of epochs by type of GPU ("" where a site has one), by number of GPUs.
+    """Return the rates of epochs by type of GPU ("" at a site with one type) and number of GPUs.
 
     Parameters
     ----------
     epochs : iterable of EpochResult
-        Of one member, in order of time.
+        Epochs of one member, in order of time.
     batch_size : int
-        Epochs with another batch size do not count.
+        Batch size; epochs with another one are ignored.
     """
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for epoch in epochs:
@@ -39,7 +39,7 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
 
 
 def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | None:
-    """Return what the newest epochs took beyond their samples, as the median; None if nobody knows."""
+    """Return the median of the newest epochs' seconds beyond their samples; None if unknown."""
     found = [e.overhead_s for e in epochs if e.overhead_s is not None and e.batch_size == batch_size]
     return statistics.median(found[-RECENT:]) if found else None
 
@@ -47,12 +47,12 @@ def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | N
 def known_rates(
     profile: MemberProfile, epochs: Iterable[EpochResult] = (), batch_size: int = 0
 ) -> MemberProfile:
-    """Return a profile with what was seen in earlier runs, and in the epochs of this one, in its place.
+    """Return a profile with values that were observed in earlier runs, and in the epochs of this one.
 
     Parameters
     ----------
     epochs, batch_size
-        As in `seen_rates`.
+        Same as in `seen_rates`.
     """
     epochs = tuple(epochs)
     profile = _with_overhead(profile, seen_overhead_s(epochs, batch_size))
@@ -70,7 +70,7 @@ def known_rates(
 
 
 def _with_overhead(profile: MemberProfile, overhead_s: float | None) -> MemberProfile:
-    """Return a profile with what epochs took beyond their samples, in this run or else in earlier ones."""
+    """Return a profile with the overhead of epochs observed in this run, or else in earlier ones."""
     seen_s = profile.seen_overhead_s if overhead_s is None else overhead_s
     if seen_s is None:
         return profile
@@ -78,12 +78,12 @@ def _with_overhead(profile: MemberProfile, overhead_s: float | None) -> MemberPr
 
 
 def corrected(profiled: Rates, seen: Rates) -> dict[int, float]:
-    """Return profiled rates with those that were seen in their place.
+    """Return profiled rates, replaced by observed ones where there are any.
 
-    What runs beside a member slows it down on any number of GPUs. So a rate that was profiled and not
-    seen is corrected by the factor of the nearest number of GPUs that was; but if a profiled rate was too
-    low by accident, others must not become superlinear by its factor, so that they grow no further than in
-    proportion to the GPUs.
+    Load from other members slows a member down on any number of GPUs. A rate that was profiled but not
+    observed is therefore corrected by the factor of the nearest observed number of GPUs. If the profiled
+    rate there was too low by accident, the factor would make other rates superlinear; they are therefore
+    limited to growth in proportion to the GPUs.
     """
     rates = {gpus: _corrected(gpus, rate, profiled, seen) for gpus, rate in profiled.items()}
     return dict(sorted({**rates, **seen}.items()))
@@ -102,5 +102,5 @@ def _corrected(gpus: int, rate: float, profiled: Rates, seen: Rates) -> float:
 
 
 def is_noteworthy(planned: float, seen: float) -> bool:
-    """Return true if a plan's rate was off by more than `NOTEWORTHY` of what was seen."""
+    """Return true if a planned rate differs from the observed one by more than `NOTEWORTHY` of the latter."""
     return abs(planned - seen) > NOTEWORTHY * seen

@@ -1,4 +1,4 @@
-"""From timed training steps to a rate: robust, and with no more steps than it takes to know it."""
+"""Rate from timed training steps: robust, with no more steps than its precision requires."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 WANTED_ERROR = 0.03
-"""A rate is known when the half-width of its confidence interval is at most this share of it."""
+"""Largest half-width of the confidence interval of a rate that is accurate enough, relative to the rate."""
 LEAST_RUNS = 6
 LEAST_S = 0.6
-"""Steps are timed for at least so long: what disturbs them comes and goes more slowly than fast steps do."""
+"""Least time in seconds for which steps are timed: disturbances change more slowly than fast steps."""
 MOST_S = 4.0
-"""However much they vary, they are timed for no longer than this, or `LEAST_RUNS`."""
+"""Time in seconds after which timing ends even if the steps vary, once there are `LEAST_RUNS` runs."""
 WARM_UP_SHARE = 0.25
-"""Share of the runs, from the first on, that do not count: caches, clocks and allocators warm up."""
+"""Share of the runs, from the first on, that is discarded: caches, clocks and allocators warm up."""
 BATCH_MEANS = 10
-"""Neighbouring runs are alike, so the error is that of the means of so many groups of neighbours."""
+"""Number of groups for batch means; neighbouring runs are correlated, so the error is that of group means."""
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Quantiles of 95 % confidence for 2 to `BATCH_MEANS` groups; SciPy would cost every rank its import."""
+"""Quantiles of 95 % confidence for 2 to `BATCH_MEANS` groups; importing SciPy would delay every rank."""
 OUTLIER_SPREADS, OUTLIER_SHARE = 5.0, 0.5
-"""An outlier is above the median by so many robust standard deviations, and by this share of it."""
+"""Least distance of an outlier above the median, in robust standard deviations and relative to the median."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class StepTimes:
     Parameters
     ----------
     mean_s : float
-        Of a step in steady state, outliers left out.
+        Mean seconds of a step in steady state, without outliers.
     error : float
-        Half-width of the 95 % confidence interval of `mean_s`, as a share of it.
+        Half-width of the 95 % confidence interval of `mean_s`, relative to it.
     spread : float
-        Robust standard deviation of the runs' seconds per step, as a share of `mean_s`.
+        Robust standard deviation of the runs' seconds per step, relative to `mean_s`.
     outliers : tuple of float
-        Seconds per step of the runs that were left out as too slow.
+        Seconds per step of the runs that were discarded as too slow.
     """
 
     mean_s: float
@@ -48,7 +48,7 @@ class StepTimes:
 
 
 def step_times(runs: Sequence[float]) -> StepTimes:
-    """Return the step time in steady state, the warm-up left out.
+    """Return the step time in steady state, without the warm-up.
 
     Parameters
     ----------
@@ -70,12 +70,12 @@ def step_times(runs: Sequence[float]) -> StepTimes:
 
 
 def is_known(runs: Sequence[float], timed_s: float) -> bool:
-    """Return true once the rate is known within `WANTED_ERROR`, or as well as it may be in `MOST_S`.
+    """Return true if the rate is known within `WANTED_ERROR`, or if `MOST_S` have been spent.
 
     Parameters
     ----------
     timed_s : float
-        Seconds that all runs took together.
+        Total seconds of all runs.
     """
     if len(runs) < LEAST_RUNS or timed_s < LEAST_S:
         return False

@@ -1,4 +1,4 @@
-"""What planners need to know of each member that still has to be trained."""
+"""Inputs of planners for each member that still needs training."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.perf.seen_rates import known_rates
 
 RECENT_RESTARTS = 9
-"""So many restarts of any members, the newest, tell what the next one of another takes."""
+"""Number of newest restarts, of all members, from which the next restart of another one is predicted."""
 
 
 class Workloads:
-    """The work that a run's active members have left, kept up to date with their progress.
+    """Remaining work of a run's active members, kept up to date with their progress.
 
-    A member is looked at anew only when its own progress changes, or what is predicted of it.
+    A member is updated only if its own progress or its prediction changes.
 
     Parameters
     ----------
     max_gpus, gpus_per_node : int
-        Of the cluster.
+        Number of GPUs of the cluster, and of each of its nodes.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Workloads:
 
     @property
     def left(self) -> Mapping[str, Workload]:
-        """The active members, in the ensemble's order."""
+        """Active members, in the ensemble's order."""
         return self._left
 
     def update(self, changed: Mapping[str, Progress]) -> None:
-        """Take in the progress of members.
+        """Update the progress of members.
 
         Raises
         ------
         BadInputError
-            If an active member has no profile, or one that does not tell how long an epoch is.
+            If an active member has no profile, or one without the length of an epoch.
         """
         _refuse_gaps([self._members[name] for name in changed if changed[name].active], self._profiles)
         for name, progress in changed.items():
@@ -74,7 +74,7 @@ class Workloads:
             self._restarts_s.append(progress.restarts_s[-1])
 
     def _with(self, found: Mapping[str, Workload | None]) -> dict[str, Workload]:
-        """Return the active members with those that have been looked at anew, in the ensemble's order."""
+        """Return the active members with the updated ones replaced, in the ensemble's order."""
         active = {name: workload for name, workload in found.items() if workload}
         left = self._left | active
         for name in found.keys() - active.keys():
@@ -84,7 +84,7 @@ class Workloads:
         return {name: left[name] for name in self._members if name in left}
 
     def _workload(self, name: str) -> Workload | None:
-        """Return an active member; None of any other."""
+        """Return an active member; None for any other."""
         member, progress = self._members[name], self._progress[name]
         if not progress.active:
             return None
@@ -93,7 +93,7 @@ class Workloads:
             self._whole[name] = _untrained(member, profile, progress, self._max_gpus, self._gpus_per_node)
         whole = self._whole[name]
         left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
-        # A member that was never restarted is taken to be like those that were last.
+        # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
         return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
@@ -106,16 +106,15 @@ def active_workloads(
     max_gpus: int,
     gpus_per_node: int,
 ) -> tuple[Workload, ...]:
-    """Return the active members in the ensemble's order, each with its rates and the work left.
+    """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
-    Rates that were seen in training come before profiled ones.
-    A curve of rates ends at the member's `max_gpus`, at the cluster's, or where the rate is highest,
-    whichever is least.
+    Rates observed in training take precedence over profiled ones. A rate curve ends at the member's
+    `max_gpus`, at the size of the cluster, or at its highest rate, whichever is least.
 
     Raises
     ------
     BadInputError
-        As `Workloads.update` does.
+        Same as in `Workloads.update`.
     """
     workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
@@ -141,7 +140,7 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
 def _untrained(
     member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
 ) -> Workload:
-    """Return a member with the rates known by now, before it is looked at how much it has left."""
+    """Return a member with the rates known so far, before its remaining work is determined."""
     limit = min(max_gpus, member.max_gpus or max_gpus)
     profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
@@ -171,7 +170,7 @@ def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
 def _samples_left(
     member: Member, profile: MemberProfile, progress: Progress, outlook: tuple[int, str] | None
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the samples left, and notes on how that is known, or that it is more than was expected."""
+    """Return the samples left, and notes on their source, or on an excess over the expected work."""
     epoch = profile.samples_per_epoch or 0
     epochs, how = outlook or (member.stop.planned_epochs, "")
     expected = epochs * epoch if profile.samples is None else profile.samples

@@ -1,1 +1,1 @@
-"""Files of a project: paths, atomic writes, event files, and what a run's events come to."""
+"""Files of a project: paths, atomic writes, event files, and the state derived from a run's events."""

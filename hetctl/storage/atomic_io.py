@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone, there whole or not at all."""
+"""Files and folders that only their owner can read, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def make_private_folder(path: Path) -> Path:
-    """Create a folder and its parents that only the owner can read, whatever the umask."""
+    """Create a folder and its parents that only the owner can read, independent of the umask."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -21,7 +21,7 @@ def make_private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by the owner alone: no reader ever sees half of it."""
+    """Replace a file atomically, readable by the owner alone; a reader never sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Events: how compute nodes report, one file of JSON lines per writer."""
+"""Event files: the reports of compute nodes, one file of JSON lines per writer."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HEAD = b'{"kind": '
 
 
 class EventWriter:
-    """Appends events to one file; each is on its way to the disk before `write` returns.
+    """Writer that appends events to one file; each event is synced to disk before `write` returns.
 
-    Several threads may write.
+    It can be used by several threads.
 
     Parameters
     ----------
     round_index : int or None
-        Of the round that all its events tell of; None where there are no rounds.
+        Index of the round that all its events belong to; None if there are no rounds.
     on_written : callable
-        Told of the length of the file, in bytes, after each event, once that is on the disk.
+        Function called after each event is on disk, with the length of the file in bytes.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class EventWriter:
         self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
-        """Append one event, on a line of its own even if the file ends in the middle of one.
+        """Append one event on a new line, even if the file ends with an incomplete line.
 
         Raises
         ------
         OSError
-            If the disk is full or read-only; then nothing was written.
+            If the disk is full or read-only; then nothing is written.
         """
         event = {"kind": kind, "time": time.time(), **self._common, **data}
         line = (json.dumps(event, allow_nan=False) + "\n").encode()
@@ -59,7 +59,7 @@ class EventWriter:
             self._on_written(self._append(line))
 
     def _append(self, line: bytes) -> int:
-        """Append a line; return the length of the file then."""
+        """Append a line; return the new length of the file in bytes."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
@@ -67,7 +67,7 @@ class EventWriter:
                 line = b"\n" + line
             written = os.write(descriptor, line)
             if written < len(line):
-                # The next event must not be appended to half of this one.
+                # Remove the partial line, or the next event would be appended to it.
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
@@ -77,12 +77,12 @@ class EventWriter:
 
 
 class BestEffortEventWriter(EventWriter):
-    """Writes events; one that cannot be written is reported, and the writer goes on.
+    """Writer that reports an event that it cannot write, and goes on.
 
     Parameters
     ----------
     on_failure : callable
-        Told of each event that was lost.
+        Function called with the error of each lost event.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BestEffortEventWriter(EventWriter):
         self._on_failure = on_failure
 
     def write(self, kind: str, **data: Any) -> None:
-        """Append one event, if the disk lets it."""
+        """Append one event; call `on_failure` if that is impossible."""
         try:
             super().write(kind, **data)
         except OSError as error:
@@ -100,13 +100,13 @@ class BestEffortEventWriter(EventWriter):
 
 
 def _ends_torn(descriptor: int) -> bool:
-    """Whether the last line was cut short, by a crash of its writer or of its node."""
+    """Return true if the last line is incomplete because its writer or its node crashed."""
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Read the whole lines of an event file; torn and garbled ones are passed over, their numbers kept."""
+    """Read the complete lines of an event file; incomplete or corrupt ones are skipped but counted."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -115,13 +115,13 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def read_folder(folder: Path) -> list[Event]:
-    """Read all event files of a folder, in order of time."""
+    """Read all event files of a folder, sorted by time."""
     events = [event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path)]
     return in_order(events)
 
 
 def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Iterator[Event]:
-    """Turn lines of a file into events; torn and garbled ones are passed over.
+    """Convert lines of a file to events; incomplete or corrupt ones are skipped.
 
     Parameters
     ----------
@@ -138,9 +138,9 @@ def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Ite
 
 
 def _values(lines: list[bytes]) -> list[Any]:
-    """Decode JSON, a value for each line; None for a torn or garbled one."""
+    """Decode JSON, one value per line; None for an incomplete or corrupt line."""
     if all(line.startswith(HEAD) and line.endswith(b"}") for line in lines):
-        # In one go: whole lines are balanced, so that a torn one among them leaves all unbalanced.
+        # Decode all lines at once: complete lines have balanced brackets; an incomplete one unbalances all.
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(b"[" + b",".join(lines) + b"]")
             if len(values) == len(lines):

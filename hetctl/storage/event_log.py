@@ -1,4 +1,4 @@
-"""The events of a run, each read once: of every file only what has been appended since the last read."""
+"""Incremental reader of a run's events: each read returns only what was appended since the last one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import StaleSnapshotError
 
 CHUNK = 1 << 16
-"""Bytes of one read; most files are shorter."""
+"""Bytes per read; most files are shorter."""
 SUFFIX = ".jsonl"
 LONGEST_NAME = 240
 
 
 class EventFile:
-    """One event file, and how far it has been read: to the end of its last whole line.
+    """Event file, with the position up to which it was read: the end of its last complete line.
 
     Parameters
     ----------
     path : str
-        The file may not exist yet. It is appended to, and never rewritten.
+        Path of the file, which may not exist yet. The file is appended to, and never rewritten.
     offset, lines : int
-        Bytes and lines that have been read already.
+        Bytes and lines that were read before.
     """
 
     __slots__ = ("_path", "_source", "lines", "offset")
@@ -37,9 +37,9 @@ class EventFile:
         self.lines = lines
 
     def fresh(self) -> list[Event]:
-        """Read the events of the lines that have become whole since the last call."""
+        """Read the events of the lines that were completed since the last call."""
         try:
-            # Opened each time: on NFS this is when a client looks whether the file has grown.
+            # Opened each time, because an NFS client checks on opening whether the file has grown.
             descriptor = os.open(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -57,7 +57,7 @@ class EventFile:
 
 
 def end_of_file(path: Path, source: str) -> EventFile:
-    """Return an event file as if all that is in it had been read."""
+    """Return an event file positioned at its end, as if all of it had been read."""
     return EventFile(str(path), source, path.stat().st_size if path.exists() else 0)
 
 
@@ -71,13 +71,13 @@ def _from(descriptor: int, offset: int) -> bytes:
 
 
 class EventLog:
-    """The events of a run, from its first job to whatever is appended while somebody looks.
+    """Events of a run, from its first job to the newest line.
 
-    A member's file grows from the start of its step to the end. The files that are there at the first look
-    are found by listing the folder, later ones follow from the drivers' events: a file is read when its
-    member's step has started or ended. In between, all files in training are read, or only those that have
-    grown, if trainers tell. A driver that was killed leaves steps open: their files count as in training
-    until the member's next step has ended, since a trainer may outlive its driver for a moment.
+    A member's file grows from the start of its step to the end. The first call lists the folder to find the
+    existing files; later files follow from the drivers' events: a file is read when its member's step has
+    started or ended. In between, all files of members in training are read, or only those that have grown, if
+    trainers report the lengths. A killed driver leaves steps open: their files count as in training until the
+    member's next step has ended, since a trainer may outlive its driver for a moment.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -89,30 +89,30 @@ class EventLog:
         self._listed = False
 
     def rows(self) -> list[Any]:
-        """Return what `restore` takes: how far each file has been read, and who is in training."""
+        """Return the argument of `restore`: the position in each file, and the members in training."""
         files = {DRIVER: self._driver, **self._files}
         return [{source: [f.offset, f.lines] for source, f in files.items()}, list(self._in_training)]
 
     def restore(self, rows: list[Any]) -> None:
-        """Go on from there; to be called before the first look."""
+        """Continue from these positions; to be called before the first read."""
         read, in_training = rows
         self._files = {source: self._file(source, *place) for source, place in read.items()}
         self._driver = self._files.pop(DRIVER)
         self._in_training = dict.fromkeys(in_training)
 
     def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
-        """Read what is new, first of the drivers: what members wrote before their ends is then there.
+        """Read new events, those of drivers first, so that what members wrote before their ends is included.
 
         Parameters
         ----------
         lengths : mapping of str to int or None
-            Lengths that files have grown to, in bytes, by member, as their trainers have told since the last
-            call; files in training that are not in it are not opened. None: nobody tells.
+            Lengths in bytes to which files have grown, by member, as reported by their trainers since the
+            last call; other files in training are not opened. None: the lengths are not reported.
 
         Raises
         ------
         StaleSnapshotError
-            If there is less than was read.
+            If a file is shorter than the part that was read.
         """
         sources = [] if self._listed else list(self._grown())
         self._listed = True
@@ -124,14 +124,14 @@ class EventLog:
         return [*told, *(event for file in files for event in file.fresh())]
 
     def _expected(self, lengths: Mapping[str, int]) -> list[str]:
-        """Return whose files have grown; one that does not show it yet, as on NFS, is looked at again."""
+        """Return sources with grown files; one whose new length is not visible yet (NFS) is tried again."""
         self._lengths |= lengths
         unread = [source for source, length in self._lengths.items() if length > self._known(source).offset]
         self._lengths = {source: self._lengths[source] for source in unread}
         return unread
 
     def _understand(self, told: Iterable[Event]) -> list[str]:
-        """Note who is in training; return the members whose steps have started or ended."""
+        """Update the set of members in training; return the members whose steps have started or ended."""
         changed = []
         for event in told:
             if event.kind == "step_started":
@@ -144,7 +144,7 @@ class EventLog:
         return changed
 
     def _grown(self) -> Iterator[str]:
-        """List the folder; yield whose files hold more than has been read."""
+        """List the folder; yield the sources whose files are longer than the part that was read."""
         sizes = _sizes_in(self._folder)
         for source, file in {DRIVER: self._driver, **self._files}.items():
             if sizes.get(source, 0) < file.offset:
@@ -163,7 +163,7 @@ class EventLog:
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:
-    """Return the bytes of each event file, by its writer."""
+    """Return the size of each event file in bytes, by its writer."""
     try:
         with os.scandir(folder) as entries:
             files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
@@ -175,6 +175,6 @@ def _sizes_in(folder: Path) -> dict[str, int]:
 
 
 def _may_name_a_file(source: str) -> bool:
-    """Return true if a name is a member's, fit for a path; a garbled one may be anything."""
+    """Return true if a name is a member's and valid in a path; a corrupt name may contain anything."""
     usable = source.isprintable() and "/" not in source and 0 < len(source.encode()) < LONGEST_NAME
     return usable and source != DRIVER

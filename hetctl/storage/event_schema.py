@@ -1,4 +1,4 @@
-"""What each kind of event must say to be of use; one that does not was garbled on the disk."""
+"""Required fields of each kind of event; an event without them was corrupted on disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hetctl.model.training_progress import EpochResult
 
 @dataclass(frozen=True)
 class JobStarted:
-    """A driver has begun."""
+    """Start of a driver."""
 
     job: int
 
 
 @dataclass(frozen=True)
 class JobEnded:
-    """A driver has ended in order."""
+    """Regular end of a driver."""
 
     job: int
     reason: str
@@ -30,7 +30,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class NodeFailed:
-    """Nodes were lost under a step."""
+    """Loss of nodes during a step."""
 
     job: int
     nodes: tuple[str, ...]
@@ -38,7 +38,7 @@ class NodeFailed:
 
 @dataclass(frozen=True)
 class RoundStarted:
-    """Members have begun together."""
+    """Common start of the members of a round."""
 
     job: int
     predicted_s: float
@@ -46,14 +46,14 @@ class RoundStarted:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """All of them have left."""
+    """End of a round: all its members have left."""
 
     ended_by: str
 
 
 @dataclass(frozen=True)
 class StepStartedRecord:
-    """A member was launched."""
+    """Launch of a member."""
 
     member: str
     gpus: int
@@ -62,7 +62,7 @@ class StepStartedRecord:
 
 @dataclass(frozen=True)
 class StepEndedRecord:
-    """A member's step is over."""
+    """End of a member's step."""
 
     member: str
     exit_code: int
@@ -72,7 +72,7 @@ class StepEndedRecord:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """A member has made its first step in a round."""
+    """First training step of a member in a round."""
 
     startup_s: float = 0.0
     restart_s: float | None = None
@@ -80,7 +80,7 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A member's state is on the disk."""
+    """Checkpoint of a member, complete on disk."""
 
     epoch: int
     part_samples: int
@@ -88,14 +88,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Converged:
-    """A member needs no more training."""
+    """Convergence of a member."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A member has left, and needs more."""
+    """Exit of a member that needs more training."""
 
     reason: str
     part_samples: int = 0
@@ -103,7 +103,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """A member or a measurement has failed."""
+    """Failure of a member or of a measurement."""
 
     error: str
 
@@ -128,7 +128,7 @@ FORMS: dict[str, type] = {
 
 
 def well_formed(kind: str, data: Mapping[str, Any]) -> bool:
-    """Whether an event of this kind says what it must; of a kind that is not listed anything goes."""
+    """Return true if an event has the required fields of its kind; unlisted kinds require none."""
     try:
         if kind in FORMS:
             decode(FORMS[kind], data)

@@ -1,4 +1,4 @@
-"""Python's search for garbage, which finds none in what is only growing."""
+"""Pause of Python's cyclic garbage collector while data structures only grow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Spare it while a large run is read, a third of the time, and spare what was read from later ones."""
+    """Disable collections while a large run is read (a third of the time), and freeze what was read."""
     enabled = gc.isenabled()
     gc.disable()
     try:

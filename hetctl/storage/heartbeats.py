@@ -1,4 +1,4 @@
-"""Live metrics of members in training: the last of each member, all of a job in one file."""
+"""Heartbeats of members in training: the newest of each member, one file per job."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import write_private
 
 STALE_S = 30.0
-"""A pulse is of no use after so long."""
+"""Age in seconds above which a heartbeat is ignored."""
 
 
 def write_heartbeats(path: Path, pulses: Mapping[str, Heartbeat]) -> None:
-    """Replace the file of a job's members in training; for a reader it is always whole."""
+    """Replace the file of a job's heartbeats atomically."""
     write_private(path, json.dumps(encode(pulses)) + "\n")
 
 
 def read_heartbeats(path: Path, now: float | None = None) -> dict[str, Heartbeat]:
-    """Return the pulses of a job by member: those that are fresh."""
+    """Return the recent heartbeats of a job by member."""
     now = time.time() if now is None else now
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Folding events in order of time, in whatever order they are read."""
+"""Fold of events in order of time, independent of the order in which they are read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ S = TypeVar("S")
 
 
 class OrderedFold(Generic[S]):
-    """State of events, folded one after another in order of time.
+    """State that results from folding events one after another in order of time.
 
-    Files are read one by one, and clocks of nodes differ: an event that is older than one that was
-    folded before it makes all be folded anew, so that the result is always that of one pass in order.
+    Files are read one by one, and the clocks of nodes differ: if an event is older than one that was folded
+    before it, all events are folded again, so that the result always equals that of one pass in order.
 
     Parameters
     ----------
     start : S
-        The state before the first event; values of S are never changed in place.
+        State before the first event; values of S are never changed in place.
     step : callable
-        From a state and the next event to the next state.
+        Function from a state and the next event to the next state.
     until : Order or None
-        Place of the last event that `start` holds already; None: it holds none.
+        Position of the last event included in `start`; None: it includes none.
     """
 
     __slots__ = ("_events", "_start", "_step", "_until", "state")
@@ -36,12 +36,12 @@ class OrderedFold(Generic[S]):
         self.state = start
 
     def onward(self, state: S, until: Order) -> OrderedFold[S]:
-        """Return a fold by the same steps that goes on from a state."""
+        """Return a fold with the same step function that continues from a state."""
         return OrderedFold(state, self._step, until)
 
     @property
     def last(self) -> Order | None:
-        """Place of the last event so far; None if there is none."""
+        """Position of the last event so far; None if there is none."""
         return self._events[-1].order if self._events else self._until
 
     def add(self, events: Iterable[Event]) -> None:
@@ -50,7 +50,7 @@ class OrderedFold(Generic[S]):
         Raises
         ------
         StaleSnapshotError
-            If one should have come before the last that `start` holds.
+            If an event belongs before the last one included in `start`.
         """
         new = in_order(events)
         if self._until is not None and new[0].order < self._until:

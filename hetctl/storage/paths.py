@@ -1,4 +1,4 @@
-"""Where everything lies below ``$HETCTL_HOME``: the one place that knows file names."""
+"""Layout of ``$HETCTL_HOME``: the only module that defines file names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hetctl.storage.atomic_io import make_private_folder
 
 @dataclass(frozen=True)
 class AgentFiles:
-    """The files that a driver shares with the agents of its job.
+    """Files that a driver shares with the agents of its job.
 
     Parameters
     ----------
     address : Path
-        Where the driver is, and the key to it; there while it runs.
+        Address of the driver and its key; the file exists while the driver runs.
     log : Path
-        Output of the agents and their launcher, and of ranks between members.
+        Output of the agents and their launcher, and of ranks between two members.
     """
 
     address: Path
@@ -25,7 +25,7 @@ class AgentFiles:
 
     @classmethod
     def within(cls, folder: Path) -> AgentFiles:
-        """Return those of a job that has a folder to itself."""
+        """Return the files of a job that has a folder of its own."""
         return cls(folder / "driver.json", folder / "logs" / "agents.log")
 
 
@@ -43,37 +43,37 @@ class JobFiles:
 
     @property
     def of_next(self) -> JobFiles:
-        """Files of the next job of the run; its script is there as soon as it may have been submitted."""
+        """Files of the next job of the run; its script exists as soon as it may have been submitted."""
         return JobFiles(self.folder, self.number + 1)
 
     @property
     def log(self) -> Path:
-        """Output of the script and of the driver."""
+        """Output of the script and the driver."""
         return self._file("log")
 
     @property
     def agents(self) -> AgentFiles:
-        """Driver and agents."""
+        """Files shared by driver and agents."""
         return AgentFiles(self._file("driver.json"), self._file("agents.log"))
 
     @property
     def claim(self) -> Path:
-        """The batch system's number of the job, written by the script."""
+        """File with the batch system's id of the job, written by the script."""
         return self._file("claim")
 
     @property
     def stop(self) -> Path:
-        """Request of the script to end the job; the text is its reason, and may be missing."""
+        """Request by the script to end the job; its text is the reason, and may be missing."""
         return self._file("stop")
 
     @property
     def pulses(self) -> Path:
-        """Live metrics of the members in training, there while the job runs."""
+        """Heartbeats of the members in training; the file exists while the job runs."""
         return self._file("pulses.json")
 
     @property
     def lineups(self) -> Path:
-        """Lineups of rounds for the nodes' leaders: a line for each round that has any."""
+        """Lineups of rounds for the nodes' leaders: a line for each round with a lineup."""
         return self._file("lineups.jsonl")
 
     @property
@@ -82,7 +82,7 @@ class JobFiles:
         return self._file("exchange.log")
 
     def clear(self) -> None:
-        """Remove what is of use only while the job runs, and what one that was killed has left of it."""
+        """Remove the files that are needed only while the job runs, those left by a killed job included."""
         for path in (self.agents.address, self.pulses, self.stop):
             path.unlink(missing_ok=True)
 
@@ -92,38 +92,38 @@ class JobFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """``runs/<run>/``: all that the jobs of a run read and write, but for checkpoints."""
+    """``runs/<run>/``: all files that the jobs of a run read and write, except checkpoints."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         return self.path.name
 
     @property
     def spec(self) -> Path:
-        """The run as submitted, with later changes."""
+        """Specification of the run as submitted, with later changes."""
         return self.path / "run.json"
 
     @property
     def memory(self) -> Path:
-        """State of the planner, for the next job."""
+        """State of the planner for the next job."""
         return self.path / "planner.json"
 
     @property
     def state(self) -> Path:
-        """Snapshot of the state that the events come to: a cache, from which readers go on."""
+        """Snapshot of the state derived from the events: a cache from which readers continue."""
         return self.path / "state.json"
 
     @property
     def events(self) -> Path:
-        """One file of JSON lines for each member, and the drivers'."""
+        """Folder of event files: one of JSON lines for each member, and the drivers'."""
         return self.path / "events"
 
     @property
     def logs(self) -> Path:
-        """Output of the members' ranks, a file for each member."""
+        """Folder of log files: the output of each member's ranks."""
         return self.path / "logs"
 
     def events_of(self, source: str) -> Path:
@@ -139,14 +139,14 @@ class RunFolder:
         return JobFiles(self.path, number)
 
     def create(self) -> RunFolder:
-        """Make the folder and those in it."""
+        """Create the folder and its subfolders."""
         for folder in (self.path, self.events, self.logs):
             make_private_folder(folder)
         return self
 
 
 def member_folder(checkpoints: Path, run: str, member: str) -> Path:
-    """Return the folder of a member's checkpoints; runs never share any.
+    """Return the folder of a member's checkpoints; runs never share one.
 
     Parameters
     ----------
@@ -159,25 +159,25 @@ def member_folder(checkpoints: Path, run: str, member: str) -> Path:
 def board_in(folder: Path) -> Path:
     """Return the file of a member's epochs for TensorBoard, beside its checkpoints.
 
-    TensorBoard goes by folders and knows its files by their names.
+    TensorBoard shows runs by folder and recognizes its files by their names.
     """
     return folder / "events.out.tfevents.hetctl"
 
 
 @dataclass(frozen=True)
 class Home:
-    """``$HETCTL_HOME``, else ``.hetctl`` of the project."""
+    """``$HETCTL_HOME``, or ``.hetctl`` in the project."""
 
     path: Path
 
     @property
     def catalog(self) -> Path:
-        """The SQLite file; only the login side opens it."""
+        """SQLite file of the catalog; only login nodes open it."""
         return self.path / "catalog.db"
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that may write."""
+        """Lock file of the only process that may write."""
         return self.path / "lock"
 
     @property
@@ -187,7 +187,7 @@ class Home:
 
     @property
     def profiles(self) -> Path:
-        """Folders of profiling jobs."""
+        """Folder of the folders of profiling jobs."""
         return self.path / "profiles"
 
     def run(self, name: str) -> RunFolder:

@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart even when the kernel uses a number again."""
+"""Processes of this machine, identified even if the kernel reuses a process number."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Process:
-    """A process by its number and by when it started, in clock ticks since the machine did."""
+    """Process identified by its number and its start time, in clock ticks since the machine was booted."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Identify a process that exists.
+        """Return the identity of an existing process.
 
         Raises
         ------
         OSError
-            If it does not.
+            If the process does not exist.
         """
         return cls(pid, int(_stat(pid)[19]))
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs; one that only waits to be reaped does not."""
+        """True if the process still runs; a zombie does not count."""
         try:
             fields = _stat(self.pid)
         except OSError:
@@ -45,7 +45,7 @@ class Process:
 
     @property
     def group_alive(self) -> bool:
-        """Whether anything runs in the group that this process leads, or led."""
+        """True if any process runs in the group that this process leads or led."""
         try:
             reused = int(_stat(self.pid)[19]) != self.started
         except OSError:
@@ -55,40 +55,39 @@ class Process:
 
 @dataclass(frozen=True)
 class HostBoot:
-    """A machine from one start to the next."""
+    """Machine between two boots."""
 
     host: str
     boot: str
 
     @classmethod
     def this(cls) -> HostBoot:
-        """Identify the machine that we are on."""
+        """Return the identity of the current machine."""
         return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """Return what a child calls before it becomes another program, to get a signal when we are gone.
+    """Return a function for a child to call before exec, so that it receives a signal when its parent ends.
 
-    The signal is sent when the thread ends that started the child. A program that takes on another
-    user's rights (setuid) never gets it.
+    The signal is sent when the thread that started the child ends. A setuid program never receives it.
     """
     parent = os.getpid()
 
     def ask_for_signal() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before we asked
+        if os.getppid() != parent:  # the parent ended before the request
             os.kill(os.getpid(), number)
 
     return ask_for_signal
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process as ps(1) and top(1) show it, of which the kernel keeps 15 characters."""
+    """Set the name of this process in ps(1) and top(1); the kernel keeps 15 characters."""
     _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether a process is there that /proc does not show: another user's, on some machines."""
+    """Return true if a process exists that /proc hides: another user's, on some machines."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -110,5 +109,5 @@ def _running() -> Iterator[list[str]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of proc(5)'s ``stat`` from the state on; the name before it may hold anything."""
+    """Return the fields of ``stat`` of proc(5) after the process name, which may contain any character."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

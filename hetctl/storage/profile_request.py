@@ -1,4 +1,4 @@
-"""The files of profiling jobs: which points to measure, and which jobs were submitted for them."""
+"""Files of profiling jobs: the points to measure, and the submitted jobs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hetctl.storage.atomic_io import write_json
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """A member on a number of GPUs; `source` names its event file and its log."""
+    """Member on a number of GPUs; `source` names its event file and its log."""
 
     member: str
     gpus: int
 
     @property
     def source(self) -> str:
-        """``member-gpus``: members cannot contain a slash, and the number comes last."""
+        """Name ``member-gpus``; members cannot contain a slash, and the number comes last."""
         return f"{self.member}-{self.gpus}"
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The points of one profiling job.
+    """Points to be measured by one profiling job.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Measurements:
 
 
 def measurements_file(folder: Path) -> Path:
-    """Return where a profiling folder keeps its `Measurements`."""
+    """Return the path of the `Measurements` of a profiling folder."""
     return folder / "measurements.json"
 
 
@@ -63,20 +63,20 @@ class ProfileJobs:
     Parameters
     ----------
     name : str
-        Unique: by it the batch system is asked for jobs whose submission was cut short.
+        Unique name, by which the batch system is asked for jobs whose submission was interrupted.
     ensemble, site : str
-        Their names.
+        Names of the ensemble and the site.
     folders : tuple of str
         Names of the profiling folders, one for each job.
     wall_s : int
-        Limit of each job.
+        Wall-clock limit of each job in seconds.
     submitted_at : float
-        Seconds since the epoch.
+        Time of submission in seconds since the epoch.
     ids : tuple of str
-        The batch system's, in the order of the folders; "" for a job that it does not have. Empty as
-        long as nobody knows whether it has them.
+        Ids of the batch system in the order of the folders; "" for a job that it does not have. Empty while
+        it is unknown whether it has the jobs.
     over : bool
-        Whether all have ended and the catalog has what they measured.
+        True if all jobs have ended and the catalog has their measurements.
     """
 
     name: str
@@ -90,7 +90,7 @@ class ProfileJobs:
 
 
 def jobs_file(folder: Path) -> Path:
-    """Return where the first of the folders keeps its `ProfileJobs`."""
+    """Return the path of the `ProfileJobs`, in the first of the folders."""
     return folder / "jobs.json"
 
 

@@ -1,4 +1,4 @@
-"""How far each member has come, folded from events."""
+"""Progress of each member, derived from events."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Row, row_of
 
 RECENT_RESTARTS = 3
-"""So many of a member's restarts are kept, the newest."""
+"""Number of newest restarts that are kept for a member."""
 OF_MEMBERS = frozenset({"first_step", "epoch", "converged", "stopped", "failed"})
-"""Kinds of event in a member's file that its progress depends on."""
+"""Kinds of event in a member's file that determine its progress."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """A member's progress, and what its trainer said when it failed."""
+    """Progress of a member, and the error that its trainer reported when it failed."""
 
     progress: Progress
     error: str = ""
 
 
 class ProgressFold:
-    """The progress of every member, folded from a run's events in whatever order they are read."""
+    """Progress of every member, derived from a run's events in whatever order they are read."""
 
     def __init__(self, ensemble: Ensemble, retries: int) -> None:
         self._folds = {
@@ -43,15 +43,15 @@ class ProgressFold:
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """By member, in the ensemble's order."""
+        """Progress by member, in the ensemble's order."""
         return self._progress
 
     def rows(self) -> dict[str, Row]:
-        """Return what `restore` takes, by member."""
+        """Return the argument of `restore`, by member."""
         return {name: _row(fold) for name, fold in self._folds.items() if fold.last}
 
     def restore(self, rows: Mapping[str, Row]) -> None:
-        """Go on from what was folded; to be called before any event is added."""
+        """Continue from an earlier state; to be called before any event is added."""
         for name, (until, error, progress) in rows.items():
             member, epochs, *others, restarts_s = progress
             done = tuple([EpochResult(*epoch) for epoch in epochs])
@@ -61,7 +61,7 @@ class ProgressFold:
             self._progress[name] = state.progress
 
     def add(self, events: Iterable[Event]) -> set[str]:
-        """Fold more events; return the members that they are about."""
+        """Fold more events; return the members that they concern."""
         fresh: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             if (name := _member_of(event)) in self._folds:
@@ -80,9 +80,9 @@ def _row(fold: OrderedFold[_State]) -> Row:
 def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:
     """Fold a run's events, in order of time, into the progress of every member.
 
-    An epoch counts once, however often it is reported: a trainer that was killed between its
-    checkpoint and its event reports the epoch again when it resumes. A member that converged by a limit
-    of epochs which was raised since goes on.
+    An epoch counts once, however often it is reported: a trainer that was killed between its checkpoint and
+    its event reports the epoch again when it resumes. A member that converged by a limit of epochs that was
+    raised since goes on.
     """
     members = {member.name: member for member in ensemble.members}
     states = {name: _State(Progress(name)) for name in members}
@@ -93,17 +93,17 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
 
 
 def events_in(folder: RunFolder) -> list[Event]:
-    """Read all events below a run's folder, in order of time."""
+    """Read all event files of a run, sorted by time."""
     return in_order(EventLog(folder).fresh())
 
 
 def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str, Progress]:
-    """Fold all events below a run's folder."""
+    """Fold all events of a run."""
     return progress_of(ensemble, events_in(folder), retries)
 
 
 def _member_of(event: Event) -> str:
-    """Return the member whose progress an event may change; empty if it changes none's."""
+    """Return the member whose progress an event may change; empty if it changes none."""
     if event.source == DRIVER:
         return str(event.data.get("member")) if event.kind == "step_ended" else ""
     return event.source if event.kind in OF_MEMBERS else ""
@@ -132,14 +132,14 @@ def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
 
 
 def _with_restart(progress: Progress, seconds: float | None) -> Progress:
-    """Note a start on ranks that had been at work before."""
+    """Record a start on ranks that had trained before."""
     if seconds is None:
         return progress
     return replace(progress, restarts_s=(*progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
 
 
 def _after_step(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
-    """Hold an end against the member, or not; `error` is what its trainer said of it."""
+    """Count the end of a step against the member or not; `error` is the report of its trainer."""
     why, cause = ExitReason(event.data["why"]), str(event.data["cause"])
     if why is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)

@@ -1,4 +1,4 @@
-"""Facts of a run besides progress and steps: its jobs, its rounds, its first and last event."""
+"""Facts of a run other than progress and steps: its jobs, its rounds, its first and last event."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.storage.snapshot import Row, row_of
 
 OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
-"""Kinds of event that tell of a job."""
+"""Kinds of event about jobs."""
 
 
 class RunFacts:
-    """The facts, kept up to date with the events."""
+    """Facts of a run, kept up to date with its events."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, dict[str, Event]] = defaultdict(dict)
-        """By index, the events of its start and its end."""
+        """Events of the start and end of a round, by its index."""
         self.jobs: list[Event] = []
         self.first_step: Event | None = None
         self.began_at: float | None = None
         self.last: Event | None = None
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in events, in whatever order they are read."""
+        """Add events, in whatever order they are read."""
         for event in events:
             self.began_at = event.time if self.began_at is None else min(self.began_at, event.time)
             self.last = _later(self.last, event)
@@ -38,14 +38,14 @@ class RunFacts:
                 told[event.kind] = _later(told.get(event.kind), event)
 
     def rows(self) -> list[Any]:
-        """Return what `restore` takes."""
+        """Return the argument of `restore`."""
         told = [row_of(event) for events in self.rounds.values() for event in events.values()]
         jobs = [row_of(event) for event in self.jobs]
         ends = [event and row_of(event) for event in (self.first_step, self.last)]
         return [told, jobs, *ends, self.began_at]
 
     def restore(self, rows: list[Any]) -> None:
-        """Take in what was known."""
+        """Continue from an earlier state."""
         told, jobs, first_step, last, self.began_at = rows
         for event in map(_event, told):
             self.rounds[event.round][event.kind] = event

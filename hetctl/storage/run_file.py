@@ -1,4 +1,4 @@
-"""``run.json``: the file that the login node and the compute nodes meet in."""
+"""``run.json``: the specification that login node and compute nodes share."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def read_spec(folder: RunFolder) -> RunSpec:
 
 
 def checkpoint_folder(spec: RunSpec, member: str) -> Path:
-    """Return where a member's checkpoints lie."""
+    """Return the folder of a member's checkpoints."""
     return member_folder(Path(spec.checkpoints), spec.run, member)

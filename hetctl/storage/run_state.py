@@ -1,4 +1,4 @@
-"""A run as its events have it, kept up to date: each event is read and folded once."""
+"""State of a run derived from its events; each event is read and folded once."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from hetctl.storage.usage_fold import UsageFold
 
 @dataclass(frozen=True)
 class News:
-    """News of one look.
+    """Changes found by one update.
 
     Parameters
     ----------
     members : set of str
-        Whose progress may have changed; at the first look all.
+        Members whose progress may have changed; all members in the first update.
     """
 
     members: set[str]
 
 
 class RunState:
-    """The progress of a run's members, what their trainers have reported, and what the run has used.
+    """Progress of a run's members, reports of their trainers, and resources used by the run.
 
-    Where there is a snapshot that fits, only what was written since is read; where it turns out not to fit,
-    all is.
+    With a valid snapshot only the later events are read; if the snapshot turns out to be invalid, all are.
 
     Attributes
     ----------
     facts : RunFacts
-        Jobs and rounds.
+        Facts about jobs and rounds.
     reports : mapping of (int, str) to StepReport
-        By round and member; of steps that ended before the snapshot there are none.
+        Reports by round and member, without those of steps that ended before the snapshot.
     """
 
     def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
@@ -75,7 +74,7 @@ class RunState:
             self.reports |= {(index, name): decode(StepReport, row) for index, name, row in kept["reports"]}
 
     def keep(self) -> None:
-        """Write a snapshot of the last look, if there was news since the last one.
+        """Write a snapshot of the last update, if anything has changed since the last snapshot.
 
         Raises
         ------
@@ -103,17 +102,17 @@ class RunState:
 
     @property
     def next_round(self) -> int:
-        """Index that no round has so far."""
+        """Index of the next round."""
         return self._usage.next_round
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """By member, in the ensemble's order."""
+        """Progress by member, in the ensemble's order."""
         return self._progress.progress
 
     @property
     def open_steps(self) -> Mapping[StepKey, StepRecord]:
-        """Steps whose end nobody has reported, by round and member."""
+        """Steps by round and member whose end was not reported."""
         return self._usage.open_steps
 
     def steps_of(self, member: str) -> Mapping[int, Steps]:
@@ -121,16 +120,16 @@ class RunState:
         return self._steps.of(member)
 
     def used(self, now: float) -> Usage:
-        """Return what the run has used; `now` is in seconds since the epoch."""
+        """Return the resources used by the run; `now` is in seconds since the epoch."""
         return self._usage.used(now)
 
     def look(self, lengths: Mapping[str, int] | None = None) -> News:
-        """Read and fold what has been appended to the run's files since the last look.
+        """Read and fold what was appended to the run's files since the last update.
 
         Parameters
         ----------
         lengths : mapping of str to int or None
-            As of `EventLog.fresh`.
+            Same as in `EventLog.fresh`.
         """
         try:
             return self._look(lengths)

@@ -1,6 +1,6 @@
-"""A run's state in one file, from which readers of its events go on: a cache, and never more than that.
+"""Snapshot of a run's state in one file, from which readers of its events continue; only a cache.
 
-Values lie in it as rows, which are quicker to read than mappings by name.
+Values are stored as rows, which are faster to read than mappings by name.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hetctl.storage.paths import RunFolder
 
 Row = list[Any]
 KEY = "of"
-"""Says what the state is of: one of another run, or in another form, is no state."""
+"""Key of the identity of the state; the state of another run or in another format is ignored."""
 
 
 class StaleSnapshotError(Exception):
-    """The files are not those that the snapshot was made of, or say what ought to have come before it."""
+    """Snapshot that does not match the files: they are shorter, or have events that belong before its end."""
 
 
 @functools.cache
@@ -32,13 +32,13 @@ def _values_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def row_of(value: Any) -> Row:
-    """Return the fields of a dataclass with several in their order."""
+    """Return the fields of a dataclass with several fields, in their order."""
     kind: Any = type(value)
     return list(_values_of(kind)(value))
 
 
 def key_of(folder: RunFolder, *kinds: type) -> str:
-    """Return what a snapshot of a run is known by: ``run.json`` as it is, and the form of its rows."""
+    """Return the identity of a run's snapshot: the content of ``run.json``, and the format of the rows."""
     spec = folder.spec.read_bytes() if folder.spec.exists() else b""
     columns = [[field.name for field in dataclasses.fields(kind)] for kind in kinds]
     return hashlib.sha256(spec + json.dumps(columns).encode()).hexdigest()
@@ -50,7 +50,7 @@ def write_snapshot(path: Path, key: str, value: dict[str, Any]) -> None:
 
 
 def read_snapshot(path: Path, key: str) -> dict[str, Any] | None:
-    """Return the snapshot, or None if there is none that can be used."""
+    """Return the snapshot, or None if there is no valid one."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

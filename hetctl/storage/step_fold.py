@@ -1,4 +1,4 @@
-"""The steps of a run: as the driver has reported them, and what their trainers have said."""
+"""Steps of a run, as reported by the driver and by the trainers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hetctl.storage.ordered_fold import OrderedFold
 from hetctl.storage.snapshot import Row, row_of
 
 StepKey = tuple[int, str]
-"""Index of the round, and the member."""
+"""Index of the round, and name of the member."""
 
 LAST_WORDS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}
-"""The event that a trainer ends with when all is well."""
+"""Last event of a trainer that exits regularly, with the reason that it means."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A member on its GPUs in one round, as the driver has reported it.
+    """Member on its GPUs in one round, as reported by the driver.
 
     Parameters
     ----------
     began_at, ended_at : float
-        Seconds since the epoch; `ended_at` is None as long as no end is reported.
+        Seconds since the epoch; `ended_at` is None until the end is reported.
     placement : Any
-        As in the event.
+        Placement as in the event.
     """
 
     began_at: float
@@ -39,7 +39,7 @@ class StepRecord:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds of a step that has ended; 0 before that."""
+        """GPU-seconds of a step that has ended; 0 before the end."""
         return 0.0 if self.ended_at is None else (self.ended_at - self.began_at) * self.gpus
 
 
@@ -47,14 +47,14 @@ Steps = tuple[StepRecord, ...]
 
 
 class StepFold:
-    """The steps of a run, folded from the driver's events in whatever order they are read."""
+    """Steps of a run, derived from the driver's events in whatever order they are read."""
 
     def __init__(self) -> None:
         self._folds: dict[str, dict[int, OrderedFold[Steps]]] = defaultdict(lambda: defaultdict(_unstarted))
 
     @property
     def steps(self) -> Mapping[StepKey, Steps]:
-        """All that have been reported."""
+        """All reported steps."""
         return {
             (index, name): fold.state
             for name, rounds in self._folds.items()
@@ -66,7 +66,7 @@ class StepFold:
         return {index: fold.state for index, fold in self._folds.get(member, {}).items()}
 
     def rows(self) -> dict[str, list[Row]]:
-        """Return what `restore` takes, by member."""
+        """Return the argument of `restore`, by member."""
         return {
             name: [
                 [index, fold.last, [row_of(step) for step in fold.state]] for index, fold in rounds.items()
@@ -75,7 +75,7 @@ class StepFold:
         }
 
     def restore(self, rows: Mapping[str, Iterable[Row]]) -> None:
-        """Go on from what was folded; to be called before any event is added."""
+        """Continue from an earlier state; to be called before any event is added."""
         for name, rounds in rows.items():
             for index, until, steps in rounds:
                 done = tuple([StepRecord(*step) for step in steps])
@@ -97,7 +97,7 @@ def _unstarted() -> OrderedFold[Steps]:
 
 
 def _after(steps: Steps, event: Event) -> Steps:
-    """Take in the next event; a step that starts again before its end takes the place of itself."""
+    """Apply the next event; a step that starts again before its end replaces its earlier start."""
     going_on = steps[-1:] if steps and steps[-1].ended_at is None else ()
     before = steps[: len(steps) - len(going_on)]
     data = event.data
@@ -116,17 +116,17 @@ class StepReport:
     Parameters
     ----------
     epoch_since : float or None
-        When the epoch in training began: at the first step, or when the one before it was reported.
+        Start of the epoch in training: the first step, or the report of the previous epoch.
     rate : float or None
-        Samples/s of the last epoch that was trained, where it was measured.
+        Samples/s of the last epoch that was trained, if measured.
     left_as : ExitReason or None
-        The end that the trainer's last word stands for.
+        Reason for the end, according to the last event of the trainer.
     stop_reasons : tuple of str
-        Why it paused.
+        Reasons for which the trainer paused.
     failed_by : str or None
-        Why it failed, as an exit code's value.
+        Reason for the failure, as the value of an `ExitReason`.
     peak_memory_bytes : int or None
-        As last reported.
+        Peak memory in bytes, as last reported.
     last_at : float or None
         Time of the newest event.
     """
@@ -140,7 +140,7 @@ class StepReport:
     last_at: float | None = None
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Apply the next event."""
         kind, data = event.kind, event.data
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
         self.failed_by = data.get("why", self.failed_by)

@@ -1,4 +1,4 @@
-"""What a run has used so far, folded from its events."""
+"""Resources used by a run so far, derived from its events."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hetctl.storage.step_fold import StepFold, StepKey, StepRecord, Steps
 
 
 class UsageFold:
-    """The use of a run, folded from events in whatever order they are read.
+    """Resources used by a run, derived from events in whatever order they are read.
 
-    Steps whose end nobody has reported, since their driver was killed, count until the last event of
-    their job: of all rounds' last events the newest before the next job began.
+    A step whose end was not reported, because its driver was killed, counts until the last event of its job:
+    the newest of the last events of all rounds before the start of the next job.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class UsageFold:
 
     @property
     def open_steps(self) -> Mapping[StepKey, StepRecord]:
-        """Steps whose end nobody has reported."""
+        """Steps whose end was not reported."""
         return self._open
 
     def rows(self) -> list[Any]:
-        """Return what `restore` takes."""
+        """Return the argument of `restore`."""
         return [self._rounds, self.next_round, self._jobs, list(self._last_of_round.items())]
 
     def restore(self, rows: list[Any], steps: Mapping[StepKey, Steps]) -> None:
-        """Go on from what was folded; to be called before any event is added."""
+        """Continue from an earlier state; to be called before any event is added."""
         self._rounds, self.next_round, self._jobs, last_of_round = rows
         self._last_of_round = dict(last_of_round)
         self.add((), steps)
@@ -48,7 +48,7 @@ class UsageFold:
         return self._jobs[0] if self._jobs else None
 
     def add(self, events: Iterable[Event], steps: Mapping[StepKey, Steps]) -> None:
-        """Fold more events, and the steps that have changed with them."""
+        """Add events, and the steps that have changed with them."""
         for event in events:
             self._count(event)
         for key, states in steps.items():
@@ -58,7 +58,7 @@ class UsageFold:
                 self._open[key] = states[-1]
 
     def used(self, now: float) -> Usage:
-        """Return the use; `now` is in seconds since the epoch."""
+        """Return the resources used; `now` is in seconds since the epoch."""
         newest = self._jobs[-1] if self._jobs else -math.inf
         forsaken = [step for step in self._open.values() if step.began_at < newest]
         running = (step for step in self._open.values() if step.began_at >= newest)
@@ -67,7 +67,7 @@ class UsageFold:
         return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))
 
     def _lost_at(self, began_at: float) -> float:
-        """Return when a step ended with its job."""
+        """Return the time at which a step ended with its job."""
         next_job = self._jobs[bisect_right(self._jobs, began_at)]
         return max([began_at, *(last for last in self._last_of_round.values() if last < next_job)])
 
@@ -83,7 +83,7 @@ class UsageFold:
 
 
 def usage_of(events: Iterable[Event], now: float) -> Usage:
-    """Fold a run's events."""
+    """Return the resources used according to a run's events."""
     events, fold = list(events), UsageFold()
     fold.add(events, StepFold().add(events))
     return fold.used(now)

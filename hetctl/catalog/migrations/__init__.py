@@ -1,1 +1,1 @@
-"""Steps from one schema to the next; Alembic reads this folder, installed or not."""
+"""Migrations between schemas; Alembic reads this folder, installed or not."""

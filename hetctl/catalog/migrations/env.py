@@ -1,4 +1,4 @@
-"""Run by Alembic for every migration, inside the transaction that `upgrade` was given."""
+"""Alembic environment, run for every migration inside the transaction that `upgrade` receives."""
 
 from __future__ import annotations
 

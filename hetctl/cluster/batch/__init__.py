@@ -1,4 +1,4 @@
-"""Batch systems: submit, ask, cancel. The only package that runs their commands."""
+"""Clients of batch systems: submit, query, cancel. The only package that runs their commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetctl.model.site import Site
 
 
 def batch_system_of(site: Site, folder: Path) -> BatchSystem:
-    """Return the batch system of a site; `folder` is where it may keep files of its own."""
+    """Return the client of a site's batch system; it may keep its own files in `folder`."""
     module, _, name = BATCH_SYSTEMS[site.batch_system].client.partition(":")
     client: BatchSystem = getattr(importlib.import_module(module), name)(folder)
     return client

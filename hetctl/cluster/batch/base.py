@@ -1,4 +1,4 @@
-"""What hetctl asks of a batch system."""
+"""Interface of batch systems."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hetctl.model.site import Queue, Site
 
 
 class SubmissionInDoubtError(BatchSystemError):
-    """The batch system did not answer in time: it may have taken the job, or take it yet."""
+    """Submission without an answer in time: the batch system may have taken the job, or may still take it."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A rendered script that is to become a job.
+    """Rendered script to be submitted as a job.
 
     Parameters
     ----------
     name : str
-        Unique, and the job's name in the script's directives.
+        Unique name; also the job's name in the script's directives.
     command : tuple of str
-        As it was shown to the user.
+        Submit command as shown to the user.
     wall_s, gpus : int
-        What the script asks for: its limit, and GPUs (or slots) on all its nodes together.
+        Resources in the script: wall-clock limit in seconds, and GPUs (or slots) on all its nodes together.
     after : str or None
-        Id of the job that must be over, however it ended, before this one may start.
+        Id of the job that must be over, with any result, before this one may start.
     """
 
     name: str
@@ -43,20 +43,20 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A Python function that is to run once for each of its arguments, each time in a job of its own.
+    """Python function to be run once for each of its arguments, each time in a separate job.
 
     Parameters
     ----------
     arguments : tuple of str
-        If several, the jobs are the elements of one array.
+        Arguments; if there are several, the jobs are the elements of one array.
     folder : Path
-        Where submitit keeps the call and its output.
+        Folder in which submitit stores the call and its output.
     name : str
-        Unique: by it the jobs are found if nobody lived to note their ids.
+        Unique name, by which the jobs are found if their ids were not recorded.
     nodes, wall_s : int
-        Of each job.
-    at_once : int or None
-        At most so many jobs run at the same time.
+        Nodes, and wall-clock limit in seconds, of each job.
+    max_concurrent : int or None
+        Largest number of jobs that run at the same time; None: unlimited.
     """
 
     function: Callable[[str], Any]
@@ -71,10 +71,10 @@ class FunctionCall:
 
 
 class BatchSystem(Protocol):
-    """A batch system as seen from a login node.
+    """Client of a batch system on a login node.
 
-    All methods raise BatchSystemError if it cannot be reached. They ask again by themselves where
-    that may help, but never submit twice.
+    All methods raise BatchSystemError if it cannot be reached. Queries are repeated where that may help;
+    submissions never are.
     """
 
     def submit(self, request: JobRequest) -> str:
@@ -83,36 +83,36 @@ class BatchSystem(Protocol):
         Raises
         ------
         BatchSystemError
-            If the batch system refuses. If it may have taken the job all the same, because it did not
-            answer in time, the error is a `SubmissionInDoubtError`.
+            If the batch system refuses the job. The error is a `SubmissionInDoubtError` if it did not
+            answer in time and may have taken the job.
         """
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Submit a function through submitit; return the jobs' ids, in the order of the arguments.
+        """Submit a function by submitit; return the ids of the jobs in the order of the arguments.
 
         Raises
         ------
         BatchSystemError
-            As of `submit`.
+            Same as in `submit`.
         """
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Ask for many jobs at once; a job that nobody knows is UNKNOWN, never FINISHED."""
+        """Return the states of many jobs by one query; an unknown job is UNKNOWN, never FINISHED."""
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the ids of those of our jobs that have one of these names, by name.
+        """Return the ids of this user's jobs with one of these names, by name.
 
-        Jobs that are over are found, too, as long as the batch system remembers them.
+        Finished jobs are included as long as the batch system has a record of them.
         """
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the ids of a call's jobs by its name, as `call` does; "" for each that is not to be found.
+        """Return the ids of a call's jobs by its name, in the order of `call`; "" for each one not found.
 
         Parameters
         ----------
         count : int
-            How many arguments the function was called with.
+            Number of arguments of the call.
         """
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End jobs; those that are over already are no error."""
+        """Cancel jobs; a job that is already over is no error."""

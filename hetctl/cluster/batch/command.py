@@ -1,4 +1,4 @@
-"""The one place that runs the commands of a batch system."""
+"""Execution of the commands of a batch system, in this module only."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hetctl.storage.processes import die_with_parent
 
 TIMEOUT_S = 60.0
 ASK_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Pauses before a question is asked again."""
+"""Pauses in seconds before a query is repeated."""
 PATIENCE_S = 60.0
-"""No question is asked again after this time."""
+"""Time in seconds after which a query is not repeated any more."""
 IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
-"""The user's own defaults: they would hide jobs, rename them or make many of one."""
+"""Prefixes of the user's default options, removed since they could hide or rename jobs, or create arrays."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and its exit code."""
+    """Output of a command, and its exit code."""
 
     stdout: str
     stderr: str
@@ -34,22 +34,22 @@ class Answer:
 
     @property
     def last_words(self) -> str:
-        """The end of what it complained of."""
+        """Last part of its error output."""
         lines = (self.stderr or self.stdout).strip().splitlines()
         return " / ".join(lines[-3:]) or "it said nothing"
 
 
 class NoAnswerError(BatchSystemError):
-    """A command did not answer in time, and was killed."""
+    """Command that did not answer in time and was killed."""
 
 
 def run(argv: Sequence[str], stdin: Path | None = None) -> Answer:
-    """Run a command once; it reads the file `stdin`, or nothing.
+    """Run a command once, with the file `stdin` or an empty input.
 
     Raises
     ------
     BatchSystemError
-        If there is no such command or file; a `NoAnswerError` if it does not answer in a minute.
+        If the command or file does not exist; a `NoAnswerError` if it does not answer within a minute.
     """
     with _opened(stdin) as source:
         try:
@@ -81,17 +81,17 @@ def _opened(path: Path | None) -> BinaryIO:
 
 
 def run_with_retry(argv: Sequence[str], passing: Collection[str]) -> Answer:
-    """Run a command that may be repeated, again and again with growing pauses while it is of use.
+    """Run a repeatable command again with growing pauses while it fails for a temporary reason.
 
     Parameters
     ----------
     passing : collection of str
-        What a failing command says of troubles that pass, in parts.
+        Parts of the error messages of temporary failures.
 
     Raises
     ------
     BatchSystemError
-        As `run` does. A command that fails at last is an answer.
+        Same as in `run`. A command that still fails at the end returns its answer.
     """
     limit = time.monotonic() + PATIENCE_S
     for pause in ASK_AGAIN_S:
@@ -109,17 +109,17 @@ def run_with_retry(argv: Sequence[str], passing: Collection[str]) -> Answer:
 
 
 def check_output(argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()) -> str:
-    """Run a command that may be repeated, as `run_with_retry` does; return what it printed.
+    """Run a repeatable command as `run_with_retry` does; return its output.
 
     Parameters
     ----------
     harmless : collection of str
-        What the command says, in parts, where it has failed and its answer holds all the same.
+        Parts of the error messages with which the output of a failed command is valid nevertheless.
 
     Raises
     ------
     BatchSystemError
-        If it fails: the batch system's own words are in the message.
+        If the command fails; the message contains that of the batch system.
     """
     answer = run_with_retry(argv, passing)
     if answer.code != 0 and not matches(answer, harmless):
@@ -129,7 +129,7 @@ def check_output(argv: Sequence[str], passing: Collection[str] = (), harmless: C
 
 
 def run_best_effort(argv: Sequence[str]) -> str:
-    """Run, once, a command that can be done without; return what it printed, nothing if it cannot be run."""
+    """Run an optional command once; return its output, which is empty if the command cannot be run."""
     try:
         return run(argv).stdout
     except BatchSystemError:
@@ -137,19 +137,19 @@ def run_best_effort(argv: Sequence[str]) -> str:
 
 
 def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:
-    """Run a command that submits a job, once; return what it printed.
+    """Run a command that submits a job, once; return its output.
 
-    It dies with this process: nothing is submitted for somebody who is no longer there to know of it.
+    The command is killed when this process ends, so that no job is submitted without a record.
 
     Parameters
     ----------
     doubtful : collection of str
-        What the command says, in parts, where it failed and the job may have been taken all the same.
+        Parts of the error messages with which the job may have been taken despite the failure.
 
     Raises
     ------
     BatchSystemError
-        If the batch system refuses; a `SubmissionInDoubtError` if nobody knows whether it did.
+        If the batch system refuses; a `SubmissionInDoubtError` if it is unknown whether it did.
     """
     try:
         answer = run(argv, stdin)
@@ -167,5 +167,5 @@ DOUBT = "the next hetctl command looks whether the job is there, and submits it 
 
 
 def matches(answer: Answer, parts: Collection[str]) -> bool:
-    """Whether a command complained in any of these words."""
+    """Return true if the output of a command contains any of these parts."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)

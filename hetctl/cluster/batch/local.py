@@ -1,4 +1,4 @@
-"""The local batch system: detached processes on this machine, each under a supervisor."""
+"""Local batch system: detached processes on this machine, each under a supervisor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hetctl.storage.processes import HostBoot
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
 WAITS = "for another job, or for free slots"
 START_S = 30.0
-"""A supervisor needs a fraction of a second to claim its job."""
+"""Time limit in seconds for a supervisor to claim its job, which takes a fraction of a second."""
 SUBMITIT_ENVIRONMENT = {
     "SUBMITIT_EXECUTOR": "local",
     "SUBMITIT_LOCAL_NTASKS": "1",
@@ -37,21 +37,21 @@ SUBMITIT_ENVIRONMENT = {
 
 
 class LocalBatch:
-    """Jobs are known by their names: each is run by the one supervisor that claims its name.
+    """Local batch system; a job is known by its name, and run by the one supervisor that claims the name.
 
-    A job waits until as many of the machine's slots are free as it asks for, and has them to itself.
+    A job waits until enough of the machine's slots are free for it, and then has them exclusively.
 
     Parameters
     ----------
     folder : Path
-        Where supervisors keep who they are, and how their jobs ended.
+        Folder in which supervisors store their identities and the results of their jobs.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def submit(self, request: JobRequest) -> str:
-        """Start the script's supervisor in a session of its own, with its output in the log beside it."""
+        """Start the script's supervisor in a new session, with its output in the log beside the script."""
         if not request.script.is_file():
             raise BatchSystemError(f"cannot start {request.script}: there is no such file")
         log = request.script.with_suffix(".log")
@@ -60,9 +60,9 @@ class LocalBatch:
         return request.name
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Start supervisors for submitit's own program; each job waits for the one before it.
+        """Start supervisors that run submitit's own program; each job waits for the previous one.
 
-        Each of them has the whole machine, so they cannot run at the same time.
+        Each job gets the whole machine, so that the jobs cannot run at the same time.
         """
         jobs = _jobs_of_call(call.name, len(call.arguments))
         try:
@@ -71,26 +71,26 @@ class LocalBatch:
         except SubmissionInDoubtError:
             raise
         except (BatchSystemError, OSError):
-            self.cancel(jobs)  # all or none are submitted
+            self.cancel(jobs)  # submit all or none
             raise
         return jobs
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Look at the processes, and at what their supervisors wrote."""
+        """Return the states of jobs according to their processes and to the files of their supervisors."""
         return {job: status_of(self._folder, job) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Return the jobs that a supervisor has claimed."""
+        """Return the jobs that a supervisor has claimed, by name."""
         return {name: name for name in names if claim_file(self._folder, name).exists()}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return those of the jobs that a supervisor has claimed."""
+        """Return the call's jobs that a supervisor has claimed."""
         jobs = _jobs_of_call(name, count)
         found = self.find(jobs)
         return tuple(found.get(job, "") for job in jobs)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Tell the supervisors; they give the scripts 20 s to checkpoint."""
+        """Signal the supervisors; they give the scripts 20 s to write a checkpoint."""
         for job in ids:
             claimed = read_claim(self._folder, job)
             if claimed and claimed.machine == HostBoot.this():
@@ -129,7 +129,7 @@ class LocalBatch:
         self._wait_for_claim(job, supervisor, log)
 
     def _wait_for_claim(self, job: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
-        """Return once the job can be found, whichever supervisor has it."""
+        """Return when the job can be found, whichever supervisor has claimed it."""
         limit = time.monotonic() + START_S
         while not claim_file(self._folder, job).exists():
             if supervisor.poll() is not None and not claim_file(self._folder, job).exists():
@@ -152,12 +152,12 @@ def _after(job: str | None) -> list[str]:
 
 
 def _make_lock_folder() -> None:
-    """Make the folder, which lies where everybody may write.
+    """Make the lock folder, which lies in a folder that is writable for all users.
 
     Raises
     ------
     BatchSystemError
-        If somebody else has made one of that name.
+        If another user owns a folder of that name.
     """
     folder = lock_folder()
     make_private_folder(folder)
@@ -169,11 +169,11 @@ def _make_lock_folder() -> None:
 
 
 def status_of(folder: Path, job: str) -> JobStatus:
-    """Say where a local job stands."""
+    """Return the state of a local job."""
     claimed = read_claim(folder, job)
     if claimed is None:
         return JobStatus(JobState.UNKNOWN)
-    alive = _state_alive(claimed)  # asked first: it may end now, but not before it has written its end
+    alive = _state_alive(claimed)  # read first: the job may end now, but only after its result is written
     end = read_end(folder, job)
     if end is not None:
         by_code = JobState.FINISHED if end.exit_code == 0 else JobState.FAILED
@@ -182,7 +182,7 @@ def status_of(folder: Path, job: str) -> JobStatus:
 
 
 def _state_alive(claimed: Claim) -> JobStatus:
-    """Say where a job stands that has no end yet."""
+    """Return the state of a job without a recorded end."""
     here = HostBoot.this()
     if claimed.machine.host != here.host:
         return JobStatus(JobState.UNKNOWN, detail=f"runs on {claimed.machine.host}")
@@ -196,7 +196,7 @@ def _state_alive(claimed: Claim) -> JobStatus:
 
 
 def _end(claimed: Claim) -> None:
-    """End a job through its supervisor; if that is gone, at once."""
+    """End a job by its supervisor; if the supervisor is gone, directly."""
     with contextlib.suppress(ProcessLookupError):
         if claimed.supervisor.alive:
             os.kill(claimed.supervisor.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What is kept of local jobs: who supervises them, and how they ended."""
+"""Records of local jobs: their supervisors and their results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Claim:
-    """Who runs a job; the one supervisor that has written it, of all that may have tried.
+    """Claim of a job by a supervisor; of all supervisors that try, only one writes it.
 
     Parameters
     ----------
     script : Process or None
-        The job's own first process, which leads its group; None as long as the job is pending.
+        First process of the job, leader of its process group; None while the job is pending.
     """
 
     machine: HostBoot
@@ -32,16 +32,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended.
+    """Result of a job that has ended.
 
     Parameters
     ----------
     exit_code : int or None
-        None if it never started; 128 + n if signal n ended it.
+        Exit code; None if the job never started; 128 + n if signal n ended it.
     ended_by : str or None
-        ``timeout`` or ``cancelled`` if it did not end by itself.
+        Cause of the end: ``timeout`` or ``cancelled``; None if the job ended by itself.
     detail : str
-        Why, in words.
+        Reason in words.
     """
 
     exit_code: int | None
@@ -50,7 +50,7 @@ class End:
 
 
 def claim(folder: Path, job: str, claimed: Claim) -> bool:
-    """Claim a job, whole and at once; False if another supervisor has it."""
+    """Claim a job atomically; return False if another supervisor has claimed it."""
     temporary = folder / f".{job}.{os.getpid()}.claim"
     write_json(temporary, encode(claimed))
     try:
@@ -63,22 +63,22 @@ def claim(folder: Path, job: str, claimed: Claim) -> bool:
 
 
 def claim_file(folder: Path, job: str) -> Path:
-    """Return where the claim of a job is kept."""
+    """Return the path of the claim of a job."""
     return folder / f"{job}.claim"
 
 
 def end_file(folder: Path, job: str) -> Path:
-    """Return where the end of a job is kept."""
+    """Return the path of the result of a job."""
     return folder / f"{job}.end"
 
 
 def read_claim(folder: Path, job: str) -> Claim | None:
-    """Return who runs a job; None if nobody has claimed it."""
+    """Return the claim of a job; None if it is not claimed."""
     return _read(claim_file(folder, job), Claim)
 
 
 def read_end(folder: Path, job: str) -> End | None:
-    """Return how a job ended; None if its supervisor has not written it."""
+    """Return the result of a job; None if its supervisor has not written it."""
     return _read(end_file(folder, job), End)
 
 

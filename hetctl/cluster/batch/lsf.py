@@ -1,4 +1,4 @@
-"""LSF: bjobs for jobs that it remembers, bhist for those that are gone."""
+"""Client of LSF: bjobs for jobs in LSF's memory, bhist for older ones."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Site
 
 JSRUN = "jsrun"
-"""Launchers of sites whose jobs are given whole nodes, and a launch node for their scripts."""
+"""Launcher of sites whose jobs get whole nodes, and a launch node for their scripts."""
 
 FIRST_ELEMENT = 1
-"""Index in LSF's arrays."""
+"""Index of the first element of LSF's arrays."""
 
 
 class LsfBatch:
-    """LSF through its commands."""
+    """LSF, used through its commands."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def submit(self, request: JobRequest) -> str:
-        """Run bsub, which reads the script itself unless the command names it; all else is in there."""
+        """Run bsub, which reads the script unless the command names it; the script has all options."""
         if not request.script.is_file():  # bsub would take its name for a command
             raise BatchSystemError(f"cannot read {request.script}: no such file")
         stdin = None if str(request.script) in request.command else request.script
@@ -53,7 +53,7 @@ class LsfBatch:
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with hetctl's own executor for submitit; the function starts steps itself.
 
-        What is reserved is what the batch template reserves.
+        It requests the same resources as the batch template.
         """
         site = call.site
         parameters = {
@@ -72,7 +72,7 @@ class LsfBatch:
         return submit_function(call, "lsf", parameters, AMBIGUOUS)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Ask bjobs, then bhist for what bjobs no longer knows; what neither knows is UNKNOWN."""
+        """Query bjobs, then bhist for jobs that bjobs no longer has; jobs unknown to both are UNKNOWN."""
         if not ids:
             return {}
         found = parse_bjobs(check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
@@ -81,7 +81,7 @@ class LsfBatch:
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Ask bjobs, then bhist for what bjobs no longer knows."""
+        """Query bjobs, then bhist for jobs that bjobs no longer has."""
         if not names:
             return {}
         found = parse_found(check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
@@ -90,7 +90,7 @@ class LsfBatch:
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Look for the job, or the array, of that name."""
+        """Return the ids of the job, or of the elements of the array, of that name."""
         job = self.find([name]).get(name, "")
         return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
 
@@ -105,9 +105,9 @@ class LsfBatch:
 
 
 def _setup(site: Site) -> Iterator[str]:
-    """Return the shell lines that a function's job starts with."""
+    """Return the shell lines that a function's job begins with."""
     if site.launcher == JSRUN:
-        yield "unset TMPDIR"  # jsrun fails where it is set
+        yield "unset TMPDIR"  # jsrun fails if it is set
     yield from site.setup
     yield from (f"export {key}={shlex.quote(value)}" for key, value in site.environment.items())
 

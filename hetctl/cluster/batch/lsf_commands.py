@@ -1,7 +1,7 @@
-"""What LSF is asked, and what its answers mean: pairs of pure functions.
+"""LSF's commands and the parsers of their output: pairs of pure functions.
 
-Ids of jobs are written as submitit does, which names files by them: an element of an array is ``12_3``
-where LSF writes ``12[3]``.
+Ids of jobs are written as by submitit, which names files by them: an element of an array is ``12_3``, for
+LSF's ``12[3]``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STATES = {
     "PSUSP": JobState.PENDING,  # held
     "WAIT": JobState.PENDING,  # in a chunk of jobs
     "RUN": JobState.RUNNING,
-    "USUSP": JobState.RUNNING,  # stopped by somebody, and goes on
-    "SSUSP": JobState.RUNNING,  # stopped by LSF, and goes on
+    "USUSP": JobState.RUNNING,  # suspended by a user, and continues later
+    "SSUSP": JobState.RUNNING,  # suspended by LSF, and continues later
     "DONE": JobState.FINISHED,
-    "EXIT": JobState.FAILED,  # for the reasons below
-    "UNKWN": JobState.UNKNOWN,  # its node does not answer; the job may well go on there
-    "ZOMBI": JobState.UNKNOWN,  # killed while its node did not answer, which does not know of it yet
+    "EXIT": JobState.FAILED,  # for one of the reasons below
+    "UNKWN": JobState.UNKNOWN,  # its node does not answer; the job may still run there
+    "ZOMBI": JobState.UNKNOWN,  # killed while its node did not answer, which is not informed yet
 }
 REASONS = {
     "TERM_ADMIN": JobState.CANCELLED,
@@ -37,12 +37,12 @@ REASONS = {
     "TERM_DEADLINE": JobState.TIMEOUT,
     "TERM_FORCE_ADMIN": JobState.CANCELLED,
     "TERM_FORCE_OWNER": JobState.CANCELLED,
-    "TERM_LOAD": JobState.PREEMPTED,  # its node had too much to do
+    "TERM_LOAD": JobState.PREEMPTED,  # its node was overloaded
     "TERM_MEMLIMIT": JobState.OUT_OF_MEMORY,
-    "TERM_ORPHAN_SYSTEM": JobState.CANCELLED,  # what it waited for can no longer happen
+    "TERM_ORPHAN_SYSTEM": JobState.CANCELLED,  # the condition that it waited for can no longer become true
     "TERM_OWNER": JobState.CANCELLED,
     "TERM_PREEMPT": JobState.PREEMPTED,
-    "TERM_RC_RECLAIM": JobState.PREEMPTED,  # the cloud took the node back
+    "TERM_RC_RECLAIM": JobState.PREEMPTED,  # the cloud reclaimed the node
     "TERM_REMOVE_HUNG_JOB": JobState.NODE_FAILED,  # its node did not answer for too long
     "TERM_REQUEUE_ADMIN": JobState.PREEMPTED,
     "TERM_REQUEUE_OWNER": JobState.PREEMPTED,
@@ -51,7 +51,7 @@ REASONS = {
     "TERM_WINDOW": JobState.TIMEOUT,  # its queue runs jobs at certain hours only
     "TERM_ZOMBIE": JobState.NODE_FAILED,
 }
-"""Why a job was ended; any other reason means that it failed by itself."""
+"""States of ended jobs by LSF's reason; any other reason means that the job failed by itself."""
 
 TRANSIENT = (
     "LSF is down",
@@ -62,10 +62,10 @@ TRANSIENT = (
     "Failed in sending/receiving a message",
     "Connection refused",
 )
-"""Troubles that pass by themselves."""
+"""Messages of temporary failures."""
 
 AMBIGUOUS = ("ommunication time out", "Failed in sending/receiving a message", "not responding")
-"""What bsub says when LSF may have taken the job all the same."""
+"""Messages of bsub after which LSF may have taken the job."""
 
 NOTHING_FOUND = ("is not found", "No matching job found", "No job found", "No unfinished job found")
 OVER_ALREADY = ("Job has already finished", "No matching job found", "is being terminated")
@@ -85,12 +85,12 @@ ENDED = re.compile(
 
 
 def parse_job_id(text: str) -> str:
-    """Read what bsub prints: ``Job <12> is submitted to queue <normal>.``, maybe after other lines.
+    """Parse the output of bsub: ``Job <12> is submitted to queue <normal>.``, possibly after other lines.
 
     Raises
     ------
     SubmissionInDoubtError
-        If there is no job id in it.
+        If there is no job id in the output.
     """
     found = SUBMITTED.search(text)
     if not found:
@@ -99,57 +99,57 @@ def parse_job_id(text: str) -> str:
 
 
 def bjobs_command(ids: Sequence[str]) -> list[str]:
-    """Ask for jobs that LSF still holds in memory; of an array, for all elements."""
+    """Return the query for jobs in LSF's memory; for an array, for all its elements."""
     return ["bjobs", "-a", "-json", "-o", FIELDS, *dict.fromkeys(job.partition("_")[0] for job in ids)]
 
 
 def parse_bjobs(text: str) -> dict[str, JobStatus]:
-    """Read what `bjobs_command` prints, by job; records of jobs that LSF does not know are passed over."""
+    """Parse the output of `bjobs_command`, by job; records of jobs unknown to LSF are skipped."""
     return {job: _status(record) for job, record in _records(text) if "STAT" in record}
 
 
 def bhist_command(ids: Sequence[str]) -> list[str]:
-    """Ask the log for jobs that LSF no longer holds in memory."""
+    """Return the query of the log for jobs that are no longer in LSF's memory."""
     return ["bhist", "-l", *map(lsf_id, ids)]
 
 
 def parse_bhist(text: str) -> dict[str, JobStatus]:
-    """Read what `bhist_command` prints: the jobs that have ended, and how.
+    """Parse the output of `bhist_command`: the jobs that have ended, with their states.
 
-    A log that does not tell of the end is cut short or turned over: then nobody knows.
+    If a log does not contain the end of a job, it is truncated or was rotated: the state is unknown.
     """
     ends = ((job, _end(story)) for job, _, story in _stories(text))
     return {job: end for job, end in ends if end}
 
 
 def find_command(names: Sequence[str]) -> list[str]:
-    """Ask for our jobs of these names, and maybe others, that LSF still holds in memory."""
+    """Return the query for this user's jobs of these names, and possibly others, in LSF's memory."""
     return ["bjobs", "-a", "-json", "-o", FIELDS, "-J", _pattern(names)]
 
 
 def parse_found(text: str) -> dict[str, str]:
-    """Read what `find_command` prints: the ids by name, the newest if there are several."""
+    """Parse the output of `find_command`: the ids by name, the newest if there are several."""
     return _newest((record.get("JOB_NAME", "").partition("[")[0], job) for job, record in _records(text))
 
 
 def find_gone_command(names: Sequence[str]) -> list[str]:
-    """Ask the log for our jobs of these names, and maybe others."""
+    """Return the query of the log for this user's jobs of these names, and possibly others."""
     return ["bhist", "-a", "-l", "-J", _pattern(names)]
 
 
 def parse_found_gone(text: str) -> dict[str, str]:
-    """Read what `find_gone_command` prints: the ids by name, the newest if there are several."""
+    """Parse the output of `find_gone_command`: the ids by name, the newest if there are several."""
     return _newest((name, job) for job, name, _ in _stories(text))
 
 
 def lsf_id(job: str) -> str:
-    """Write a job's id as LSF does."""
+    """Return a job's id in LSF's notation."""
     array, separator, index = job.partition("_")
     return f"{array}[{index}]" if separator else array
 
 
 def _our_id(text: str, index: str = "") -> str | None:
-    """Read an id as LSF writes it; bjobs has the index of an array's element in another field."""
+    """Parse an id in LSF's notation; bjobs has the index of an array's element in a separate field."""
     match = JOB_ID.match(text)
     if not match:
         return None
@@ -158,7 +158,7 @@ def _our_id(text: str, index: str = "") -> str | None:
 
 
 def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the records of a JSON answer by job, where other lines may come first."""
+    """Yield the records of a JSON answer by job; other lines may precede it."""
     try:
         answer = json.loads(text[max(0, text.find("{")) :])
     except (ValueError, RecursionError):
@@ -173,7 +173,7 @@ def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _status(record: Mapping[str, str]) -> JobStatus:
-    """Decide by STAT alone whether a job is over; the exit code may be missing."""
+    """Return a job's state, from STAT alone, because the exit code may be missing."""
     word = record["STAT"]
     state = STATES.get(word, JobState.UNKNOWN)
     if state == JobState.FAILED:
@@ -188,7 +188,7 @@ def _failed(code: int | None, reason: str, record: Mapping[str, str] | None = No
     failed_nodes: tuple[str, ...] = ()
     if state == JobState.NODE_FAILED and record:
         hosts = dict.fromkeys(h.rpartition("*")[2] for h in record.get("EXEC_HOST", "").split(":") if h)
-        failed_nodes = tuple(hosts) if len(hosts) == 1 else ()  # of several, nobody says which
+        failed_nodes = tuple(hosts) if len(hosts) == 1 else ()  # of several, the failed one is unknown
     return JobStatus(state, code or None, reason.strip(" .;") or "EXIT", failed_nodes)
 
 
@@ -197,7 +197,7 @@ def _number(text: str) -> int | None:
 
 
 def _stories(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (job, name, events) of bhist's long format, whose lines are folded behind 21 spaces."""
+    """Yield (job, name, events) from bhist's long format; continuation lines are indented by 21 spaces."""
     unfolded = re.sub(r"\n {21}", "", text)
     heads = list(HISTORY.finditer(unfolded))
     ends = [*(head.start() for head in heads), len(unfolded)][1:]
@@ -207,7 +207,7 @@ def _stories(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _end(story: str) -> JobStatus | None:
-    """Return how the last run of a job ended; a requeued job ends several times."""
+    """Return the state at the end of the last run of a job; a requeued job ends several times."""
     code: int | None = None
     end: JobStatus | None = None
     for event in EVENT.findall(story):
@@ -235,7 +235,7 @@ def _newest(named: Iterator[tuple[str, str]]) -> dict[str, str]:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """Return the narrowest pattern that all names fit; LSF takes no list of them."""
+    """Return the narrowest pattern that matches all names; LSF accepts no list of names."""
     start = "".join(letters[0] for letters in takewhile(_alike, zip(*names, strict=False)))
     return names[0] if len(names) == 1 else f"{start}*"
 

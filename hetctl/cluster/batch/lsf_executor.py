@@ -1,4 +1,4 @@
-"""LSF for submitit, found through its plugin entry point: ``submitit.AutoExecutor(cluster="lsf")``."""
+"""LSF plugin of submitit, found by its entry point: ``submitit.AutoExecutor(cluster="lsf")``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARAMETERS: dict[str, Any] = {
     "project": None,
     "array_parallelism": None,
     "setup": (),  # shell lines
-    "options": (),  # more words for bsub
+    "options": (),  # further arguments of bsub
 }
 GENERIC = {
     "name": "job_name",
@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "job_id": "LSB_JOBID",
     "array_job_id": "LSB_JOBID",
     "array_task_id": "LSB_JOBINDEX",
-    # A job is one task, and LSF has no numbers for it: where these are not set, they are 1 and 0.
+    # A job is one task, and LSF has no variables for task numbers: unset ones mean 1 task with number 0.
     "num_tasks": "SUBMITIT_LSF_NUM_TASKS",
     "num_nodes": "SUBMITIT_LSF_NUM_NODES",
     "node": "SUBMITIT_LSF_NODE",
@@ -52,28 +52,28 @@ ENVIRONMENT = {
     "local_rank": "SUBMITIT_LSF_LOCAL_RANK",
 }
 FINISHED = "COMPLETED"
-"""What submitit calls a job that went well; all else is called as in hetctl."""
+"""State of a successful job in submitit; all other states have the names of hetctl."""
 
 
 class LsfInfoWatcher(core.InfoWatcher):  # type: ignore[misc]
-    """Asks for all of submitit's jobs at once."""
+    """Watcher that queries all of submitit's jobs at once."""
 
     def _make_command(self) -> list[str] | None:
         unfinished = sorted(self._registered - self._finished)
         return bjobs_command(unfinished) if unfinished else None
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return a job's state in submitit's words."""
+        """Return a job's state by submitit's name."""
         return str(self.get_info(job_id, mode=mode).get("State", "UNKNOWN"))
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
-        """Read the answer of bjobs."""
+        """Parse the output of bjobs."""
         text = string if isinstance(string, str) else string.decode(errors="replace")
         return {job: {"State": _word(status.state)} for job, status in parse_bjobs(text).items()}
 
 
 class LsfJob(core.Job):  # type: ignore[misc]
-    """A job or an element of an array."""
+    """Job, or element of an array."""
 
     watcher = LsfInfoWatcher(delay_s=600)
 
@@ -83,19 +83,19 @@ class LsfJob(core.Job):  # type: ignore[misc]
 
 
 class LsfJobEnvironment(job_environment.JobEnvironment):  # type: ignore[misc]
-    """What a job finds out about itself; LSF counts the elements of an array from 1."""
+    """Environment of a job; LSF counts the elements of an array from 1."""
 
     _env = ENVIRONMENT
 
     @property
     def array_job_id(self) -> str | None:
-        """The array's id; None in a job that is none of an array, which has the index 0."""
+        """Id of the array; None in a job outside any array, which has the index 0."""
         index = os.environ.get("LSB_JOBINDEX", "")
         return os.environ["LSB_JOBID"] if index.strip("0") else None
 
     @property
     def hostnames(self) -> list[str]:
-        """The job's hosts, each once."""
+        """Hosts of the job, each once."""
         return list(dict.fromkeys((os.environ.get("LSB_HOSTS") or str(self.hostname)).split()))
 
     def _requeue(self, countdown: int) -> None:  # noqa: ARG002 (submitit's name)
@@ -103,17 +103,17 @@ class LsfJobEnvironment(job_environment.JobEnvironment):  # type: ignore[misc]
 
 
 class LsfExecutor(core.PicklingExecutor):  # type: ignore[misc]
-    """Submits functions with bsub; its options are arguments, so that no shell or directive reads them.
+    """Executor that submits functions with bsub; options are arguments, not parsed by shell or directives.
 
-    The command is a shell with the script's path, which bsub takes alike at sites that read scripts from
-    files and those that read them from their input.
+    The command is a shell with the path of the script; bsub treats it alike at sites that read scripts from
+    files and at sites that read them from standard input.
     """
 
     job_class = LsfJob
 
     @classmethod
     def affinity(cls) -> int:
-        """Say whether this machine has LSF."""
+        """Return the priority of LSF in submitit's choice, negative on a machine without bsub."""
         return 2 if shutil.which("bsub") else -1
 
     @classmethod
@@ -164,7 +164,7 @@ class LsfExecutor(core.PicklingExecutor):  # type: ignore[misc]
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         wanted = {**PARAMETERS, "map_count": None, **self.parameters}
-        # submitit moves its file once bsub is back, when the job may be about to read it.
+        # submitit renames its file as soon as bsub returns, when the job may be about to read it.
         script = shutil.copy(submission_file_path, submission_file_path.with_suffix(".job"))
         command = shlex.join(["/bin/bash", str(script)])
         return ["bsub", *_options(wanted, self.folder), *wanted["options"], command]
@@ -175,7 +175,7 @@ class LsfExecutor(core.PicklingExecutor):  # type: ignore[misc]
 
 
 def _options(wanted: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Yield bsub's options for parameters as in `PARAMETERS`."""
+    """Yield bsub's options for parameters from `PARAMETERS`."""
     name, log = wanted["job_name"], "%J_0_log"
     if wanted["map_count"]:
         at_once = wanted["array_parallelism"]

@@ -1,6 +1,6 @@
-"""What batch systems say of their queues, nodes and accounts: commands, and what their answers mean.
+"""Queues, nodes and accounts of batch systems: commands, and parsers of their output.
 
-All functions are pure. A fact that an answer does not hold is None.
+All functions are pure. A fact that is not in the output is None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class QueueFacts:
-    """What a queue allows; None means that it sets no limit, or does not say."""
+    """Limits of a queue; None means that there is no limit, or that it is unknown."""
 
     open: bool
     max_nodes: int | None = None
@@ -23,7 +23,7 @@ class QueueFacts:
 
 @dataclass(frozen=True)
 class NodeClass:
-    """Nodes that are alike: how many, and what Slurm gives out of each."""
+    """Class of identical nodes: their number, and the resources that Slurm allocates on each."""
 
     nodes: int
     cores: int
@@ -32,12 +32,12 @@ class NodeClass:
 
 
 def partition_command(name: str) -> list[str]:
-    """Ask Slurm for a partition."""
+    """Return Slurm's query for a partition."""
     return ["scontrol", "--oneliner", "show", "partition", name]
 
 
 def parse_partition(text: str, name: str) -> QueueFacts | None:
-    """Read what `partition_command` prints; None if it is not about that partition."""
+    """Parse the output of `partition_command`; None if it is not about that partition."""
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if fields.get("PartitionName") != name:
         return None
@@ -47,13 +47,13 @@ def parse_partition(text: str, name: str) -> QueueFacts | None:
 
 
 def qos_command(name: str) -> list[str]:
-    """Ask Slurm's accounting for a QOS."""
+    """Return the query of Slurm's accounting for a QOS."""
     columns = "format=Name,MaxWall,MaxTRES"
     return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", columns]
 
 
 def parse_qos(text: str, name: str) -> QueueFacts | None:
-    """Read what `qos_command` prints; None if there is no such QOS."""
+    """Parse the output of `qos_command`; None if there is no such QOS."""
     for line in text.splitlines():
         fields = line.strip().split("|")
         if len(fields) == 3 and fields[0] == name:
@@ -63,13 +63,13 @@ def parse_qos(text: str, name: str) -> QueueFacts | None:
 
 
 def nodes_command(partition: str | None) -> list[str]:
-    """Ask Slurm for the nodes of a partition, or for all, alike ones on one line."""
+    """Return Slurm's query for the nodes of a partition, or for all; identical nodes share one line."""
     where = [f"--partition={partition}"] if partition else []
     return ["sinfo", "--noheader", "--exact", *where, "--format=%D|%c|%m|%G"]
 
 
 def parse_nodes_of_partition(text: str) -> tuple[NodeClass, ...]:
-    """Read what `nodes_command` prints; lines that are no whole records are passed over."""
+    """Parse the output of `nodes_command`; lines without a complete record are skipped."""
     found = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
@@ -81,7 +81,7 @@ def parse_nodes_of_partition(text: str) -> tuple[NodeClass, ...]:
 
 
 def accounts_command(user: str) -> list[str]:
-    """Ask Slurm's accounting which accounts a user may charge."""
+    """Return the query of Slurm's accounting for the accounts that a user may charge."""
     return [
         *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),
         *(f"user={user}", "format=Account"),
@@ -89,24 +89,24 @@ def accounts_command(user: str) -> list[str]:
 
 
 def parse_accounts(text: str) -> tuple[str, ...]:
-    """Read what `accounts_command` prints: each account once."""
+    """Parse the output of `accounts_command`: each account once."""
     return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def dry_run_command() -> list[str]:
-    """Have sbatch check a script, which it reads, without submitting it."""
+    """Return the sbatch command that checks a script from standard input without submitting it."""
     return ["sbatch", "--test-only"]
 
 
 def lsf_queue_command(name: str) -> list[str]:
-    """Ask LSF for a queue."""
+    """Return LSF's query for a queue."""
     return ["bqueues", "-l", name]
 
 
 def parse_lsf_queue(text: str, name: str) -> QueueFacts | None:
-    """Read what `lsf_queue_command` prints; None if it is not about that queue.
+    """Parse the output of `lsf_queue_command`; None if it is not about that queue.
 
-    The run limit stands below the heading MAXIMUM LIMITS, in minutes; a default limit comes before it.
+    The run limit is below the heading MAXIMUM LIMITS, in minutes; a default limit may precede it.
     """
     if re.search(rf"^QUEUE: {re.escape(name)}\s*$", text, re.MULTILINE) is None:
         return None
@@ -116,7 +116,7 @@ def parse_lsf_queue(text: str, name: str) -> QueueFacts | None:
 
 
 def parse_slurm_time(text: str) -> int | None:
-    """Read ``days-hours:minutes:seconds`` and its shorter forms as seconds; None for no limit."""
+    """Convert ``days-hours:minutes:seconds`` and its shorter forms to seconds; None for no limit."""
     days, dash, clock = text.strip().rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() and len(part) < 10 for part in (*parts, days or "0")):
@@ -133,6 +133,6 @@ def _weighted(numbers: Sequence[int], weights: Sequence[int]) -> int:
 
 
 def _gpus(text: str) -> int:
-    """Count the GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
+    """Return the number of GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)
     return sum(map(int, counts))

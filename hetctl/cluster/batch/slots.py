@@ -1,7 +1,7 @@
-"""The GPUs or slots of this machine, each held by one local job at a time.
+"""GPUs or slots of this machine, each held by one local job at a time.
 
-A slot is held by a lock on a file. The kernel drops the lock with the last process that inherited it, so
-nothing needs to be cleaned up after a job, however it died.
+A slot is held by a lock on a file. The kernel releases the lock with the last process that inherited it, so
+that no cleanup is needed after a job, even after a crash.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ FOLDER_VARIABLE = "HETCTL_SLOT_LOCKS"
 
 
 def lock_folder() -> Path:
-    """Return the folder of the locks: one for all of a user's projects on this machine."""
+    """Return the folder of the locks, common to all of a user's projects on this machine."""
     return Path(os.environ.get(FOLDER_VARIABLE) or f"/tmp/hetctl-{os.getuid()}")
 
 
 class Slots:
-    """What one job holds of a machine's slots.
+    """Slots of a machine that one job holds.
 
     Parameters
     ----------
     folder : Path
-        Of the locks; on a file system of this machine.
+        Folder of the locks, on a local file system of this machine.
     kind : str
-        Slots of different kinds have nothing to do with each other.
+        Kind of the slots; different kinds are independent.
     count : int
-        Of the machine.
+        Number of slots of the machine.
     """
 
     def __init__(self, folder: Path, kind: str, count: int) -> None:
@@ -39,18 +39,18 @@ class Slots:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The slots that are held, in order."""
+        """Numbers of the held slots, in order."""
         return tuple(sorted(self._held))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What a process must inherit to hold the slots as well."""
+        """File descriptors that a process must inherit to hold the slots, too."""
         return tuple(self._held.values())
 
     def take(self, wanted: int) -> bool:
-        """Take free slots until so many are held; False if it is to be tried again.
+        """Take free slots until `wanted` are held; return False if the call must be repeated.
 
-        Only the job whose turn it is takes any, so that a large job gets its slots at last.
+        Only one waiting job at a time takes slots, so that a large job does not starve.
         """
         if self._turn_held is None:
             self._turn_held = _lock(self._turn)
@@ -68,7 +68,7 @@ class Slots:
 
 
 def _lock(path: Path) -> int | None:
-    """Return the open file that holds the lock; None if somebody else has it."""
+    """Return the descriptor of the file with the lock; None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

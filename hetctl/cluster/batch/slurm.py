@@ -1,4 +1,4 @@
-"""Slurm: squeue for jobs that live, sacct for those that are gone."""
+"""Client of Slurm: squeue for jobs in Slurm's memory, sacct for older ones."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
 from hetctl.model.job import JobState, JobStatus
 
 FIRST_ELEMENT = 0
-"""Index in submitit's arrays."""
+"""Index of the first element of submitit's arrays."""
 
 
 class SlurmBatch:
-    """Slurm through its commands."""
+    """Slurm, used through its commands."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def submit(self, request: JobRequest) -> str:
-        """Run sbatch, which reads the script itself unless the command names it; all else is in there."""
+        """Run sbatch, which reads the script unless the command names it; the script has all options."""
         stdin = None if str(request.script) in request.command else request.script
         return parse_job_id(submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
 
-        What is reserved is what the batch template reserves, and for its reasons.
+        It requests the same resources as the batch template, for the same reasons.
         """
         site = call.site
         parameters = {
@@ -77,7 +77,7 @@ class SlurmBatch:
         return submit_function(call, "slurm", parameters, AMBIGUOUS)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Ask squeue, then sacct for what squeue no longer knows; without accounting that is UNKNOWN."""
+        """Query squeue, then sacct for jobs that squeue no longer has (UNKNOWN without accounting)."""
         if not ids:
             return {}
         records = parse_squeue(check_output(squeue_command(ids), TRANSIENT, GONE))
@@ -87,9 +87,9 @@ class SlurmBatch:
         return {job: _status(record) for job, record in found.items()}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Ask squeue, then sacct for what squeue no longer knows.
+        """Query squeue, then sacct for jobs that squeue no longer has.
 
-        Without accounting, a job is found for as long as squeue knows it (MinJobAge after its end).
+        Without accounting, a job is found as long as squeue has it (MinJobAge after its end).
         """
         if not names:
             return {}
@@ -100,7 +100,7 @@ class SlurmBatch:
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Look for the job, or the array, of that name."""
+        """Return the ids of the job, or of the elements of the array, of that name."""
         job = self.find([name]).get(name, "")
         return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
 
@@ -111,7 +111,7 @@ class SlurmBatch:
 
 
 def _status(record: JobRecord | None) -> JobStatus:
-    """Add to a record what only the nodes themselves tell."""
+    """Return a job's state, completed by data of the nodes themselves."""
     if record is None:
         return JobStatus(JobState.UNKNOWN)
     if record.status.state != JobState.NODE_FAILED or not record.nodes:
@@ -121,7 +121,7 @@ def _status(record: JobRecord | None) -> JobStatus:
 
 
 def _directives(lines: Sequence[str]) -> dict[str, object]:
-    """Turn ``--key=value`` lines into submitit's mapping."""
+    """Convert ``--key=value`` lines to submitit's mapping."""
     parsed: dict[str, object] = {"no-requeue": True}
     for line in lines:
         key, separator, value = line.lstrip("-").partition("=")

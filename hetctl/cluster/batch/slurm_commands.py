@@ -1,4 +1,4 @@
-"""What Slurm is asked, and what its answers mean: pairs of pure functions."""
+"""Slurm's commands and the parsers of their output: pairs of pure functions."""
 
 from __future__ import annotations
 
@@ -45,45 +45,45 @@ TRANSIENT = (
     "Zero Bytes were transmitted or received",
     "Unexpected message received",
     "Communication connection failure",
-    "Connection refused",  # the accounting's daemon is away
+    "Connection refused",  # the accounting daemon is down
     "Connection timed out",
     "Slurm backup controller in standby mode",
     "Resource temporarily unavailable",
 )
-"""Troubles that pass by themselves."""
+"""Messages of temporary failures."""
 
 AMBIGUOUS = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
-"""What sbatch says when the controller may have taken the job without being able to tell."""
+"""Messages of sbatch after which the controller may have taken the job."""
 
 GONE = ("Invalid job id",)
-"""What squeue says if it is asked for one job alone that Slurm no longer holds in memory."""
+"""Messages of squeue about a single job that is no longer in Slurm's memory."""
 NO_ACCOUNTING = ("accounting storage is disabled",)
 OVER_ALREADY = ("already completing or completed", *GONE)
 
 NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
-"""How the states of nodes begin that do not work; a node that does not answer has a * behind its state."""
+"""Prefixes of the states of nodes that do not work; a * after a state marks a node that does not respond."""
 
 JOB_ID = re.compile(r"[0-9]{1,18}(_([0-9]{1,18}|\[[0-9,%-]+\]))?\Z")
 MEMORY_DAYS = 30
-"""How far back the accounting is searched for a name."""
+"""Number of days for which the accounting is searched for a name."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What Slurm says of a job; `nodes` in its own notation, ``n[1-4,7]``."""
+    """Slurm's record of a job; `nodes` in Slurm's notation, ``n[1-4,7]``."""
 
     status: JobStatus
     nodes: str = ""
 
 
 def squeue_command(ids: Sequence[str]) -> list[str]:
-    """Ask for jobs that Slurm still holds in memory; of an array, for all elements."""
+    """Return the query for jobs in Slurm's memory; for an array, for all its elements."""
     columns = "JobArrayID:|,State:|,exit_code:|,Reason:|,NodeList:|"
     return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
 
 
 def parse_squeue(text: str) -> dict[str, JobRecord]:
-    """Read what `squeue_command` prints, by job; lines that are no whole records are passed over."""
+    """Parse the output of `squeue_command`, by job; lines without a complete record are skipped."""
     records = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
@@ -94,12 +94,12 @@ def parse_squeue(text: str) -> dict[str, JobRecord]:
 
 
 def sacct_command(ids: Sequence[str]) -> list[str]:
-    """Ask the accounting for jobs that are gone; it answers with the last run of one that was requeued."""
+    """Return the query of the accounting for older jobs; for a requeued job it reports the last run."""
     return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", _jobs(ids)]
 
 
 def parse_sacct(text: str) -> dict[str, JobRecord]:
-    """Read what `sacct_command` prints, by job; lines that are no whole records are passed over."""
+    """Parse the output of `sacct_command`, by job; lines without a complete record are skipped."""
     records = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
@@ -110,18 +110,18 @@ def parse_sacct(text: str) -> dict[str, JobRecord]:
 
 
 def find_command(names: Sequence[str], user: int) -> list[str]:
-    """Ask for a user's jobs of these names that Slurm still holds in memory."""
+    """Return the query for a user's jobs of these names in Slurm's memory."""
     return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F|%j", _named(names)]
 
 
 def find_gone_command(names: Sequence[str], user: int) -> list[str]:
-    """Ask the accounting for a user's jobs of these names."""
+    """Return the query of the accounting for a user's jobs of these names."""
     since = f"--starttime=now-{MEMORY_DAYS}days"
     return ["sacct", "-X", "-P", "-n", f"--user={user}", since, "--format=JobID,JobName", _named(names)]
 
 
 def parse_found(text: str) -> dict[str, str]:
-    """Read ``id|name`` lines: the ids by name, the newest if there are several."""
+    """Parse ``id|name`` lines: the ids by name, the newest if there are several."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         job, separator, name = line.strip().partition("|")
@@ -132,12 +132,12 @@ def parse_found(text: str) -> dict[str, str]:
 
 
 def sinfo_command(nodes: str) -> list[str]:
-    """Ask for the states of nodes."""
+    """Return the query for the states of nodes."""
     return ["sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={nodes}"]
 
 
 def parse_failed_nodes(text: str) -> tuple[str, ...]:
-    """Read ``node|state`` lines, one for each partition of the node: the nodes that do not work."""
+    """Parse ``node|state`` lines, one per partition of a node; return the nodes that do not work."""
     failed = {}
     for line in text.splitlines():
         node, _, state = line.strip().partition("|")
@@ -147,12 +147,12 @@ def parse_failed_nodes(text: str) -> tuple[str, ...]:
 
 
 def parse_job_id(text: str) -> str:
-    """Read what ``sbatch --parsable`` prints: ``id`` or ``id;cluster``.
+    """Parse the output of ``sbatch --parsable``: ``id`` or ``id;cluster``.
 
     Raises
     ------
     SubmissionInDoubtError
-        If there is no job id in it.
+        If there is no job id in the output.
     """
     lines = text.strip().splitlines()
     job = lines[-1].partition(";")[0] if lines else ""
@@ -162,9 +162,9 @@ def parse_job_id(text: str) -> str:
 
 
 def record_of(job: str, records: Mapping[str, JobRecord]) -> JobRecord | None:
-    """Look a job up; elements of an array that have not started may be kept together.
+    """Return the record of a job; elements of an array that have not started may share one record.
 
-    They are listed as ``6_[2-5%2]``, and once they are cancelled as ``6``.
+    Slurm lists them as ``6_[2-5%2]``, and after their cancellation as ``6``.
     """
     if job in records:
         return records[job]
@@ -177,19 +177,19 @@ def record_of(job: str, records: Mapping[str, JobRecord]) -> JobRecord | None:
 
 
 def _record(words: str, code: str, reason: str, nodes: str) -> JobRecord:
-    state = _state_named(words.split()[0] if words else "")  # sacct adds by whom: "CANCELLED by 1000"
+    state = _state_named(words.split()[0] if words else "")  # sacct appends the user: "CANCELLED by 1000"
     exit_code = _exit_code(code) if state.over else None
     if state == JobState.FINISHED and exit_code != 0:
-        state = JobState.FAILED  # 20.11 says COMPLETED, -1 if the prolog failed
+        state = JobState.FAILED  # Slurm 20.11 reports COMPLETED, -1 if the prolog failed
     elif state == JobState.NODE_FAILED or (state != JobState.FINISHED and exit_code == 0):
-        exit_code = None  # Slurm ended it: there is none, or one that Slurm made up
+        exit_code = None  # Slurm ended it: there is no exit code, or a fabricated one
     if state == JobState.CANCELLED:
-        reason = ""  # squeue keeps why it had been waiting
+        reason = ""  # squeue still reports the reason for which it was pending
     return JobRecord(JobStatus(state, exit_code, reason or words), nodes)
 
 
 def _state_named(word: str) -> JobState:
-    """Look a state up; sacct cuts long names (``OUT_OF_ME+``), and what could be two of them is none."""
+    """Return the state of a name; sacct truncates long names (``OUT_OF_ME+``); ambiguous ones are UNKNOWN."""
     if not word.endswith("+"):
         return STATES.get(word, JobState.UNKNOWN)
     found = [state for name, state in STATES.items() if name.startswith(word.rstrip("+"))]
@@ -197,7 +197,7 @@ def _state_named(word: str) -> JobState:
 
 
 def _exit_code(text: str) -> int | None:
-    """Read sacct's ``code:signal``, or squeue's status as wait(2) returns it."""
+    """Parse sacct's ``code:signal``, or squeue's status in the form of wait(2)."""
     if match := re.fullmatch(r"(\d{1,3}):(\d{1,3})", text, re.ASCII):
         code, number = int(match.group(1)), int(match.group(2))
     elif re.fullmatch(r"\d{1,5}", text, re.ASCII):
@@ -220,7 +220,7 @@ def _array_of(job: str) -> str:
 
 
 def _holds(elements: str, index: int) -> bool:
-    """Whether ``6_[2-5,9%2]`` has an element of this index."""
+    """Return true if ``6_[2-5,9%2]`` has an element of this index."""
     ranges = elements.partition("[")[2].rstrip("]").partition("%")[0].split(",")
     ends = [part.split("-") for part in ranges if re.fullmatch(r"\d{1,9}(-\d{1,9})?", part, re.ASCII)]
     return any(int(end[0]) <= index <= int(end[-1]) for end in ends)

@@ -1,4 +1,4 @@
-"""Functions as jobs, through submitit; nothing else in hetctl knows it."""
+"""Functions as jobs, by submitit; no other module of hetctl imports it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hetctl.storage.atomic_io import make_private_folder
 def submit_function(
     call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], doubtful: Collection[str]
 ) -> tuple[str, ...]:
-    """Submit a call through one of submitit's executors; return the jobs' ids, one for each argument.
+    """Submit a call by one of submitit's executors; return the ids of the jobs, one per argument.
 
     Parameters
     ----------
     doubtful : collection of str
-        What the batch system says, in parts, where it may have taken the jobs all the same.
+        Parts of the error messages with which the batch system may have taken the jobs nevertheless.
 
     Raises
     ------
     BatchSystemError
-        If the batch system cannot be reached or refuses; a `SubmissionInDoubtError` if nobody knows.
+        If the batch system cannot be reached or refuses; a `SubmissionInDoubtError` if that is unknown.
     """
     import submitit
 
@@ -45,7 +45,7 @@ def submit_function(
 
 
 def write_call(folder: Path, function: Callable[[str], Any], argument: str, job: str, wall_s: int) -> None:
-    """Write a call where submitit's own program finds it when it runs as this job; not twice."""
+    """Write a call to the file that submitit's program reads when it runs as this job, unless it exists."""
     from submitit.core.utils import DelayedSubmission, JobPaths
 
     path = JobPaths(folder, job).submitted_pickle
@@ -56,21 +56,21 @@ def write_call(folder: Path, function: Callable[[str], Any], argument: str, job:
         submission.set_timeout(-(-wall_s // 60), 0)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         submission.dump(temporary)
-        temporary.replace(path)  # in one step: the job may be waiting for it
+        temporary.replace(path)  # atomically: the job may be waiting for the file
 
 
 def array_elements(job: str, count: int, first: int) -> tuple[str, ...]:
-    """Return the ids of a call's jobs as submitit forms them: one job is no array."""
+    """Return the ids of a call's jobs in submitit's form; a single job is not an array."""
     return (job,) if count == 1 else tuple(f"{job}_{index}" for index in range(first, first + count))
 
 
 def has_result(folder: Path, job: str) -> bool:
-    """Whether the function has returned or raised."""
+    """Return true if the function has returned or raised."""
     return (folder / f"{job}_0_result.pkl").exists()
 
 
 def _in_doubt(error: Exception, doubtful: Collection[str]) -> bool:
-    """Return true if the jobs may have been taken: the command was killed, or could not say."""
+    """Return true if the jobs may have been taken: the command was killed, or its answer is ambiguous."""
     from submitit.core.utils import FailedSubmissionError
 
     killed = getattr(error.__cause__, "returncode", 0) < 0
@@ -79,7 +79,7 @@ def _in_doubt(error: Exception, doubtful: Collection[str]) -> bool:
 
 @contextmanager
 def _private_files(folder: Path) -> Iterator[None]:
-    """Keep submitit's pickles to ourselves: whoever could write one could run anything as us."""
+    """Make submitit's pickles private: a user who could write one could run any code as this user."""
     make_private_folder(folder)
     _refuse_open_folders(folder)
     before = os.umask(0o077)
@@ -90,7 +90,7 @@ def _private_files(folder: Path) -> Iterator[None]:
 
 
 def _refuse_open_folders(folder: Path) -> None:
-    """Raise BadInputError if everybody could put another folder in the place of this one."""
+    """Raise BadInputError if any user could replace this folder by another one."""
     for path in (folder, *folder.parents):
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -101,5 +101,5 @@ def _refuse_open_folders(folder: Path) -> None:
 
 
 def _no_requeue(executor_name: str) -> dict[str, int]:
-    """Stop submitit from counting a short job as timed out at once and queueing it again."""
+    """Prevent submitit from counting a short job as timed out at once and requeueing it."""
     return {f"{executor_name}_max_num_timeout": 0}

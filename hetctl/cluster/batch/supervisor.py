@@ -1,4 +1,4 @@
-"""Supervisor of a local job, which holds it to its wall-clock limit and keeps its end."""
+"""Supervisor of a local job, which enforces its wall-clock limit and records its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 
 def main() -> int:
-    """Run a script as the job of this name, unless another supervisor does; keep how it ended."""
+    """Run a script as the job of this name, unless another supervisor has claimed it; record its result."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.cluster.batch.supervisor", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("job")
@@ -51,12 +51,12 @@ class _Supervisor:
         self._folder = folder
         self._job = job
         self._cancelled = False
-        # Before anybody can know of us: who cancels the job sends this.
+        # Before the claim makes this process known: the job is cancelled by this signal.
         signal.signal(signal.SIGTERM, self._cancel)
         self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
 
     def has_claimed(self) -> bool:
-        """Whether the job is ours alone."""
+        """Return true if this supervisor has claimed the job."""
         return claim(self._folder, self._job, self._claim)
 
     def wait_for(self, job: str) -> None:
@@ -65,12 +65,12 @@ class _Supervisor:
             time.sleep(POLL_S)
 
     def take(self, slots: Slots, wanted: int) -> None:
-        """Wait until the job has its slots, or is cancelled."""
+        """Wait until the job has its slots or is cancelled."""
         while not self._cancelled and not slots.take(wanted):
             time.sleep(POLL_S)
 
     def run(self, script: str, wall_s: float, slots: Slots) -> None:
-        """Run the script, unless the job is cancelled; write how it ended."""
+        """Run the script, unless the job is cancelled; record its result."""
         end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s, slots)
         write_json(end_file(self._folder, self._job), encode(end))
 
@@ -81,9 +81,9 @@ class _Supervisor:
         self._cancelled = True
 
     def _supervise(self, script: str, wall_s: float, slots: Slots) -> End:
-        """Run a script in a process group of its own; TERM to it at its limit or when told, then KILL to all.
+        """Run a script in its own process group; TERM it at its limit or on cancellation, later KILL all.
 
-        If this supervisor is killed itself, the script is told as if it had been cancelled.
+        If the supervisor itself is killed, the script gets the same signal as on cancellation.
         """
         job = subprocess.Popen(
             ["bash", script],
@@ -99,7 +99,7 @@ class _Supervisor:
             now = time.monotonic()
             if ended_by is None and (self._cancelled or now >= limit):
                 ended_by, limit = "cancelled" if self._cancelled else "timeout", now + CANCEL_GRACE_S
-                job.send_signal(signal.SIGTERM)  # to the script alone, which tells its steps in order
+                job.send_signal(signal.SIGTERM)  # to the script alone, which stops its steps in order
             elif now >= limit:
                 os.killpg(job.pid, signal.SIGKILL)
             time.sleep(POLL_S)
@@ -114,7 +114,7 @@ def _detail(code: int, ended_by: str | None, wall_s: float) -> str:
 
 
 def _kill_leftovers(group: int) -> None:
-    """Leave nothing of a job running, as other batch systems do."""
+    """Kill the remaining processes of a job, as other batch systems do."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

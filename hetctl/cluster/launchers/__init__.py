@@ -1,4 +1,4 @@
-"""From resource sets to the command line that starts their agents, one file per launcher: pure."""
+"""Command lines that start the agents of resource sets, one file per launcher; pure functions."""
 
 from __future__ import annotations
 

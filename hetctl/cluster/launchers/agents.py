@@ -1,4 +1,4 @@
-"""The agents of a job: for which resource sets, and by which steps, they are started."""
+"""Agents of a job: their resource sets, and the steps that start them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
 
 Gpu = tuple[str, int]
-"""A node and the number of one of its GPUs."""
+"""Name of a node, and number of one of its GPUs."""
 Sets = tuple[ResourceSet, ...]
 Placements = Mapping[str, tuple[Placement, ...]]
-"""Placements of members, by their names."""
+"""Placements by name of the member."""
 
 AGENTS = "agents"
-"""Name of the step of all nodes."""
+"""Name of the step that covers all nodes."""
 CHOOSE_NODES = frozenset({"jsrun"})
-"""Launchers that cannot be told on which nodes to start a step."""
+"""Launchers that do not accept the nodes on which to start a step."""
 SLURM_JOB = "SLURM_JOB_ID"
 
 
 def gpus_of(placement: Iterable[Placement]) -> tuple[Gpu, ...]:
-    """Return the GPUs of a group, in the order of its ranks."""
+    """Return the GPUs of a group in the order of its ranks."""
     return tuple((place.node, gpu) for place in placement for gpu in place.gpus)
 
 
 def round_prefix(index: int) -> str:
-    """Return the beginning of the names of the steps of a round."""
+    """Return the prefix of the names of the steps of a round."""
     return f"round-{index:04d}"
 
 
 def sets_by_step(site: Site, nodes: Sequence[Node], prefix: str, placements: Placements) -> dict[str, Sets]:
-    """Return the resource sets that members need agents for, by the names of the steps that start those.
+    """Return the resource sets for which members need agents, by the name of the step that starts these.
 
     Parameters
     ----------
     nodes : sequence of Node
-        Of the job.
+        Nodes of the job.
     placements : mapping
-        By member.
+        Placements by member.
     prefix : str
-        Tells steps of one member apart.
+        Prefix that distinguishes several steps of one member.
     """
     if site.launch == NODES:
         return {AGENTS: tuple(ResourceSet(node.name, node.gpus) for node in nodes)}
@@ -55,7 +55,7 @@ def sets_by_step(site: Site, nodes: Sequence[Node], prefix: str, placements: Pla
 
 
 def _of_member(name: str, placement: Iterable[Placement]) -> dict[str, Sets]:
-    """Return a step for each number of GPUs on a node: a launcher asks for equally many on each."""
+    """Return one step per number of GPUs on a node, since a launcher takes one number for all nodes."""
     sets = [ResourceSet(place.node, place.gpus) for place in placement]
     sizes = sorted({len(each.gpus) for each in sets}, reverse=True)
     by_size = {size: tuple(each for each in sets if len(each.gpus) == size) for size in sizes}
@@ -70,7 +70,7 @@ def agents_step(
     Parameters
     ----------
     address, framework, python
-        As in `agent_command`.
+        Same as in `agent_command`.
     """
     command = agent_command(name, address, framework, site.cores_per_gpu, python)
     return LAUNCHERS[site.launcher](site, name, sets, command)
@@ -84,13 +84,13 @@ def agent_command(
     Parameters
     ----------
     step : str
-        That starts it.
+        Name of the step that starts it.
     address : Path
-        File that says where the driver is.
+        File with the address of the driver.
     framework : str or None
-        Imported once by each agent, for all its ranks.
+        Framework that each agent imports once for all its ranks.
     threads : int
-        Of the numerical libraries in each rank.
+        Threads of the numerical libraries in each rank.
     """
     options = ("--framework", framework) if framework else ()
     words = ("--step", step, "--threads", str(threads), *options)
@@ -98,25 +98,26 @@ def agent_command(
 
 
 def cancel_command(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the command that ends a job whose script is gone, or None where the batch system ends it itself.
+    """Return the command that ends a job without a script; None if the batch system ends it itself.
 
-    A job of ``sbatch --no-kill`` outlives the node of its script, and would hold the others until its limit.
+    A job of ``sbatch --no-kill`` continues after the node of its script has failed, and would hold the other
+    nodes until its limit.
 
     Parameters
     ----------
     environ : mapping
-        Of a process in the job.
+        Environment of a process in the job.
     """
     return ("scancel", environ[SLURM_JOB]) if SLURM_JOB in environ else None
 
 
 def packing_lines(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> Iterator[str]:
-    """Return a line for each node of a round: its members and their GPUs.
+    """Return one line per node of a round, with its members and their GPUs.
 
     Raises
     ------
     InfeasibleError
-        If a member has GPUs that its nodes do not have or another one has, or not as many as it says.
+        If a member has GPUs that its nodes do not have, GPUs of another member, or not its stated number.
     """
     _refuse_misfits(allocations, nodes)
     by_node: dict[str, list[str]] = {}
@@ -128,7 +129,7 @@ def packing_lines(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> I
 
 
 def _spread(allocation: Allocation) -> str:
-    """Say of a member on several nodes how many GPUs it has on each."""
+    """Return the GPUs on each node of a member with several nodes, in words."""
     sizes = [len(place.gpus) for place in allocation.placement]
     if len(sizes) == 1:
         return ""

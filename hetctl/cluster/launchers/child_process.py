@@ -1,4 +1,4 @@
-"""One machine: an agent is a child process of the driver."""
+"""Launcher for one machine: an agent is a child process of the driver."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hetctl.model.site import Site
 
 
 def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
-    """Start an agent on this machine; it sees the GPUs of its set alone, for others may share the machine.
+    """Start an agent on this machine that sees only the GPUs of its set, as other jobs may share the machine.
 
     Raises
     ------
     InfeasibleError
-        If there are several sets, and so several nodes.
+        If there are several sets, and therefore several nodes.
     """
     if len(sets) != 1:
         raise InfeasibleError(
@@ -26,6 +26,6 @@ def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str
 
 
 def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
-    """Return the variables that differ from set to set: the name of its node, and its GPUs there."""
+    """Return the variables specific to a set: the name of its node, and its GPUs there."""
     gpus = {site.visible_devices: ",".join(map(str, held.gpus))} if site.device == "gpu" else {}
     return {NODE_VARIABLE: held.node, **gpus}

@@ -1,4 +1,4 @@
-"""LSF with IBM's Job Step Manager: a ``jsrun`` with an agent in each resource set."""
+"""Launcher for LSF with IBM's Job Step Manager: a ``jsrun`` with an agent in each resource set."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common
 from hetctl.model.site import MEMBERS, NODES, Site
 
 BIND = {NODES: "none", MEMBERS: "rs"}
-"""A member's agent is bound to the cores of its set; in any case an agent binds its ranks itself."""
+"""Binding by mode: a member's agent is bound to the cores of its set; any agent binds its ranks itself."""
 
 
 def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``jsrun``.
 
-    No flag names the nodes (explicit resource files do, but were broken on Summit): a set of all of a
-    node's GPUs fits on each node once, and which nodes smaller ones get is for jsrun to choose.
-    A resource set never spans nodes, and ``--rs_per_host=1`` puts each on a node of its own.
-    ``--exit_on_error=0`` lets the other agents go on when one is lost.
+    No flag names the nodes (explicit resource files do, but did not work on Summit): a set of all GPUs of a
+    node fits on each node once; jsrun chooses the nodes of smaller sets.
+    A resource set never spans nodes, and ``--rs_per_host=1`` puts each on a separate node.
+    ``--exit_on_error=0`` keeps the other agents running when one is lost.
     Sources: OLCF's Summit user guide, "Job Launcher (jsrun)"; IBM's ``jsrun`` reference.
     """
     share = share_of(site, sets)

@@ -1,4 +1,4 @@
-"""The values that launchers take and return."""
+"""Values that launchers take and return."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 from hetctl.model.site import NODES, Site
 
 NODE_VARIABLE = "HETCTL_NODE"
-"""Name of the node that an agent is meant for, where launchers give each node variables of its own."""
+"""Variable with the name of an agent's node, where launchers set variables separately for each node."""
 MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class ResourceSet:
-    """The part of a node that one agent holds.
+    """Part of a node that one agent holds.
 
     Parameters
     ----------
     gpus : tuple of int
-        Numbers of its GPUs or slots on the node, as plans have them; cores and memory go with them.
+        Numbers of its GPUs or slots on the node, as in plans; cores and memory are in proportion to them.
     """
 
     node: str
@@ -29,16 +29,16 @@ class ResourceSet:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """A step of a batch job: one command line, which starts an agent for each of its resource sets.
+    """Step of a batch job: one command line, which starts an agent for each of its resource sets.
 
     Parameters
     ----------
     name : str
-        Unique among the steps of a job that run at the same time.
+        Name, unique among concurrent steps of a job.
     argv : tuple of str
-        The command line, from the launcher's name to the last argument of the process on each node.
+        Command line, from the launcher's name to the last argument of the process on each node.
     environment : mapping
-        Variables to set on top of the driver's own.
+        Variables to be set in addition to the driver's own.
     """
 
     name: str
@@ -47,17 +47,17 @@ class LaunchSpec:
 
 
 Launcher = Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], LaunchSpec]
-"""From a step's name, its resource sets, all on different nodes and of equally many GPUs, and an agent's
-command line to the step."""
+"""Function from a step's name, its resource sets (all on different nodes, with equal numbers of GPUs) and
+an agent's command line to the step."""
 
 
 class NodeShare(NamedTuple):
-    """Amount of each node that a step asks for.
+    """Resources that a step requests on each node.
 
     Parameters
     ----------
     memory_mib : int
-        0: all that the job has there.
+        Memory in MiB; 0: all memory of the job on the node.
     """
 
     gpus: int
@@ -66,7 +66,7 @@ class NodeShare(NamedTuple):
 
 
 def share_of(site: Site, sets: Sequence[ResourceSet]) -> NodeShare:
-    """Return what a launcher asks for: whole nodes, or what goes with the GPUs of one of the sets."""
+    """Return the resources to request: whole nodes, or those that belong to the GPUs of one of the sets."""
     if site.launch == NODES:
         return NodeShare(site.gpus_per_node, site.cores_per_node, 0)
     gpus = len(sets[0].gpus)
@@ -76,5 +76,5 @@ def share_of(site: Site, sets: Sequence[ResourceSet]) -> NodeShare:
 
 
 def common_environment(site: Site) -> dict[str, str]:
-    """Return what every step gets: the site's variables, and output that is not held back."""
+    """Return the environment of every step: the site's variables, and unbuffered output."""
     return {"PYTHONUNBUFFERED": "1", **site.environment}

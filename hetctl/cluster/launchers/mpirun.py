@@ -1,4 +1,4 @@
-"""Open MPI alone, as under an LSF without jsrun: an ``mpirun`` with an agent for each resource set."""
+"""Launcher for Open MPI alone, as under LSF without jsrun: an ``mpirun`` with an agent per resource set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
 """The agents bind their ranks themselves; ``--allow-run-as-root`` is for containers."""
 
 BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
-"""How an Open MPI that was not built with LSF reaches other nodes: ``blaunch`` must be used as ssh is."""
+"""Setting by which an Open MPI without LSF support reaches other nodes: ``blaunch`` is used like ssh."""
 
 
 def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
-    """Start an agent for each set with ``mpirun``, which confines it by the variable of visible GPUs alone.
+    """Start an agent for each set with ``mpirun``, which confines it only by the variable of visible GPUs.
 
-    A program per set, each through ``env``, which also takes the variables along where ``mpirun`` would
-    not. ``--enable-recovery`` lets the other agents go on when one is lost.
+    Each set is a separate program, started by ``env``, which also sets variables that ``mpirun`` would not
+    pass on. ``--enable-recovery`` keeps the other agents running when one is lost.
     Sources: Open MPI's mpirun(1); IBM's "Run parallel jobs with blaunch".
     """
     first, *others = (_program(site, held, command) for held in sets)

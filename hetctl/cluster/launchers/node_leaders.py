@@ -1,4 +1,4 @@
-"""One process on each node beside the ranks: the leaders of the nodes of a round in lockstep."""
+"""Leaders of nodes: one process on each node beside the ranks, for rounds in lockstep."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hetctl.model.site import Site
 
 
 def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
-    """Start them with ``srun`` on cores and memory that the agents hold, too, and without GPUs.
+    """Start leaders with ``srun`` on cores and memory that are also the agents', and without GPUs.
 
-    ``--overlap`` lets this step begin although that of the agents holds all of the job.
+    ``--overlap`` lets this step begin although the agents' step holds the whole job.
     Sources: Slurm's srun(1), ``--overlap`` and ``--gres=none``.
     """
     argv = (
@@ -25,7 +25,7 @@ def srun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str
 
 
 def mpirun_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
-    """Start them with ``mpirun``, which knows nothing of the ranks."""
+    """Start leaders with ``mpirun``, independently of the ranks."""
     variables = [f"{name}={value}" for name, value in common_environment(site).items()]
     programs = [("-np", "1", "--host", f"{node}:1", "env", *variables, *command) for node in nodes]
     others = (word for program in programs[1:] for word in (":", *program))
@@ -38,4 +38,4 @@ LEADERS: dict[str, Callable[[Site, str, Sequence[str], tuple[str, ...]], LaunchS
     "srun": srun_leaders,
     "mpirun": mpirun_leaders,
 }
-"""By launcher. With any other each node prepares for itself: ``jsrun`` gives no core twice."""
+"""Functions by launcher. With any other, each node prepares for itself: ``jsrun`` never shares cores."""

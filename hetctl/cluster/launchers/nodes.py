@@ -1,4 +1,4 @@
-"""How a driver learns which nodes its job holds."""
+"""Nodes of a job, as obtained by its driver."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hetctl.model.job import GIVEN_GPUS
 from hetctl.model.site import Site
 
 NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
-"""Variables with the name of the node that a process runs on, where there are any."""
+"""Variables that may contain the name of the node on which a process runs."""
 LAUNCH_NODES = {"jsrun": 1}
-"""Nodes that come first in the list, and run the script but no steps."""
+"""Number of leading nodes in the list that run the script but no steps, by launcher."""
 
 
 def nodes_command(site: Site) -> tuple[str, ...] | None:
-    """Return what to run inside the job to list its nodes, or None if nothing need be run."""
+    """Return the command that lists the nodes inside a job; None if no command is needed."""
     source = BATCH_SYSTEMS[site.batch_system].node_list
     return ("sh", "-c", source.script) if source else None
 
@@ -28,14 +28,14 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
     Parameters
     ----------
     environ : mapping
-        The driver's environment.
+        Environment of the driver.
     output : str
-        Of the command that `nodes_command` gave.
+        Output of the command from `nodes_command`.
 
     Raises
     ------
     BatchSystemError
-        If this is not inside a job of the site's batch system, or no node is listed.
+        If this process is not inside a job of the site's batch system, or no node is listed.
     """
     source = BATCH_SYSTEMS[site.batch_system].node_list
     if source is None:
@@ -50,23 +50,23 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
 
 
 def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the numbers of the GPUs, or slots, that a job has on each of its nodes.
+    """Return the numbers of the GPUs or slots that a job has on each of its nodes.
 
-    They are all of a node's, but for local jobs, which share one machine.
+    They are all of a node's, except for local jobs, which share one machine.
     """
     given = environ.get(GIVEN_GPUS) if site.batch_system == "local" else None
     return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
 
 
 def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -> str | None:
-    """Return the node that an agent runs on, as the batch system calls it; None if it is none of the job's.
+    """Return the node of an agent by its name in the batch system; None if it is not one of the job's nodes.
 
     Parameters
     ----------
     environ : mapping
-        The agent's environment.
+        Environment of the agent.
     host : str
-        Name of its machine, with or without a domain.
+        Name of the agent's machine, with or without a domain.
     """
     said = [*(environ[name] for name in NODE_VARIABLES if name in environ), host]
     short = {node.partition(".")[0]: node for node in nodes}

@@ -1,4 +1,4 @@
-"""Slurm: a job step with an agent for each resource set."""
+"""Launcher for Slurm: a job step with an agent for each resource set."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ BY_LAUNCH = {
     NODES: ("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
     MEMBERS: ("--exact", "--kill-on-bad-exit=1"),
 }
-"""A step of all nodes goes on when a node or an agent is lost; a member's ends, and frees its GPUs."""
+"""Options by mode: a step of all nodes survives the loss of a node or agent; a member's step ends with it."""
 
 
 def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``srun``; it holds the set's GPUs, cores and memory.
 
-    One step, since on Slingshot each has a network identifier (VNI) of its own, and since a step's control
-    group hides the other GPUs of a node from NCCL. ``--gpu-bind=none``: each process sees all of the step's.
-    ``--mem=0`` is all the memory that the job has on the node. A member's step takes no more than it asks
-    for (``--exact``) and says how much memory that is, or else no other step would run beside it. Which of
-    a node's GPUs it gets is for Slurm to choose.
+    All agents share one step, because on Slingshot each step has its own network identifier (VNI), and
+    because a step's control group hides the other GPUs of a node from NCCL. ``--gpu-bind=none``: each
+    process sees all GPUs of the step. ``--mem=0`` requests all memory of the job on the node. A member's
+    step takes only the resources that it requests (``--exact``), its memory included; otherwise no other
+    step could run beside it. Slurm chooses its GPUs among those of a node.
     Source: srun(1).
     """
     share = share_of(site, sets)

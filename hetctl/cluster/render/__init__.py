@@ -1,4 +1,4 @@
-"""Batch scripts from templates; rendering asks no machine anything."""
+"""Batch scripts rendered from templates, without any query to a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Template filters through which every value enters a script."""
+"""Template filters that check and quote every value in a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class QuotingRule:
-    """Where a value may stand: what it must match, how to say so, and how it is quoted there."""
+    """Rule for a place in a script: pattern of valid values, its description, and the quoting function."""
 
     place: str
     pattern: re.Pattern[str]
@@ -25,7 +25,7 @@ class QuotingRule:
         Raises
         ------
         BadInputError
-            If the value cannot stand there.
+            If the value is not valid in this place.
         """
         text = str(value)
         if not self.pattern.fullmatch(text):
@@ -38,8 +38,8 @@ class QuotingRule:
 
 PRINTABLE = r"[^\x00-\x1f\x7f]*"
 
-# sbatch knows both kinds of quotes, but takes a backslash for an escape even within single ones (tried
-# on 22.05). How bsub parses quotes is not documented, so its values must do without.
+# sbatch accepts both kinds of quotes, but treats a backslash as an escape even within single quotes (tested
+# with 22.05). bsub's parsing of quotes is undocumented, so its values must not contain any.
 FILTERS: dict[str, Callable[[object], str]] = {
     "shell": QuotingRule("the script", re.compile(PRINTABLE), "no control characters"),
     "variable": QuotingRule(

@@ -1,4 +1,4 @@
-"""The script of one batch job, and the command that would submit it."""
+"""Script of a batch job, and the command that submits it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class JobScript:
-    """All that a script depends on.
+    """Complete input of a script.
 
     Parameters
     ----------
     job : int
         Number of the job in its run.
     name : str
-        The batch system's name for it.
+        Name of the job at the batch system.
     files : JobFiles
-        Script, log and what else is the job's own.
+        Script, log and other files of the job.
     grace_s : int
-        The script is sent USR2 this long before the limit.
+        Seconds before the limit at which the script gets USR2.
     python : str
-        Interpreter on the compute nodes, used if the site names none.
+        Interpreter on the compute nodes if the site names none.
     home : Path
         ``$HETCTL_HOME``.
     after : str or None
         Id of the job that must be over before this one starts.
     exclude : tuple of str
-        Nodes to keep away from.
+        Nodes that the job must not use.
     chain : bool
-        Submit the next job as soon as this one starts.
+        If true, submit the next job as soon as this one starts.
     """
 
     run: str
@@ -69,12 +69,12 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
     Parameters
     ----------
     template_folders : sequence of Path
-        Searched in order before the templates that come with hetctl: the project's, then the user's.
+        Template folders searched in order before hetctl's own: the project's, then the user's.
 
     Raises
     ------
     BadInputError
-        If a value cannot stand in a script, the grace leaves no time, or the template is missing or wrong.
+        If a value is not valid in a script, the grace is too long, or the template is missing or wrong.
     """
     _check(job)
     name = job.site.template or f"{job.site.batch_system}.sh.j2"
@@ -91,7 +91,7 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
 
 
 def submit_command(job: JobScript) -> tuple[str, ...]:
-    """Return the command that submits the script; with ``submit_by: stdin`` it reads the script itself."""
+    """Return the command that submits the script; it reads standard input with ``submit_by: stdin``."""
     command = BATCH_SYSTEMS[job.site.batch_system].submit
     return command if job.site.submit_by == "stdin" else (*command, str(job.files.script))
 
@@ -115,7 +115,7 @@ def _check(job: JobScript) -> None:
 
 
 def _values(job: JobScript) -> dict[str, Any]:
-    """Return what templates see: plain values only, since a Path could reach the file system."""
+    """Return the variables of templates: plain values only, since a Path would give access to files."""
     return {
         "run": job.run,
         "job": job.job,
@@ -155,17 +155,17 @@ def _environment(folders: Sequence[str]) -> SandboxedEnvironment:
 
 
 def clock(seconds: int) -> str:
-    """Write a time as Slurm reads it: hours:minutes:seconds."""
+    """Return a time in Slurm's form hours:minutes:seconds."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def minutes(seconds: int) -> int:
-    """Round a time up to whole minutes, which is all that LSF knows."""
+    """Return a time in minutes, rounded up, because LSF has no smaller unit."""
     return _ceil(seconds, 60)
 
 
 def hours_minutes(seconds: int) -> str:
-    """Write a time as LSF reads it: hours:minutes, rounded up."""
+    """Return a time in LSF's form hours:minutes, rounded up."""
     whole = minutes(seconds)
     return f"{whole // 60}:{whole % 60:02d}"
 

@@ -1,4 +1,4 @@
-"""Networks that read handwritten digits: multi-layer perceptrons and convolutional networks."""
+"""Networks that classify handwritten digits: multi-layer perceptrons and convolutional networks."""
 
 import keras
 from sklearn.datasets import load_digits
@@ -8,7 +8,7 @@ from sklearn.model_selection import train_test_split
 def input_fn(path):
     """Return 1,437 training and 360 validation images of 8 x 8 pixels, scaled to 0..1.
 
-    `path` is the ensemble's `data`; scikit-learn ships these images, so it is not needed.
+    `path` is the ensemble's `data`; it is unused, because scikit-learn includes these images.
     """
     digits = load_digits()
     images = (digits.images / 16.0).astype("float32")[..., None]
@@ -19,7 +19,7 @@ def input_fn(path):
 
 
 def model_fn(config):
-    """Build the network that a member's `config` describes, compiled."""
+    """Build and compile the network that a member's `config` describes."""
     body = perceptron(config) if config["kind"] == "mlp" else convolutional(config)
     model = keras.Sequential([keras.Input((8, 8, 1)), *body, keras.layers.Dense(10)])
     model.compile(
@@ -31,7 +31,7 @@ def model_fn(config):
 
 
 def perceptron(config):
-    """Return fully connected layers with dropout."""
+    """Return the layers of a fully connected network with dropout."""
     layers = [keras.layers.Flatten()]
     for _ in range(config["layers"]):
         layers += [keras.layers.Dense(config["units"], activation="relu"), keras.layers.Dropout(0.2)]
@@ -39,7 +39,7 @@ def perceptron(config):
 
 
 def convolutional(config):
-    """Return 3 x 3 convolutions, pooled once, and a fully connected layer with dropout."""
+    """Return layers of 3 x 3 convolutions, one pooling, and a fully connected layer with dropout."""
     layers = []
     for _ in range(config["layers"]):
         layers += [keras.layers.Conv2D(config["filters"], 3, padding="same", activation="relu")]

@@ -1,1 +1,1 @@
-"""One file per schema, numbered in order."""
+"""Migrations, one file per schema, numbered in order."""
