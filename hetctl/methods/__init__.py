@@ -1,1 +1,1 @@
-"""Methods beside data-parallel training, each whole in a room of its own, and what compares them."""
+"""Training methods other than plain data parallelism, one package each, and the choice among them."""

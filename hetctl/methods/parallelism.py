@@ -1,4 +1,4 @@
-"""How each network trains: data-parallel, hopping, or as a pipeline."""
+"""Training mode of each network: data-parallel, hopping or pipeline."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
 
 @dataclass(frozen=True)
 class Demand:
-    """What counts of a network.
+    """Properties of a network that decide its training mode.
 
     Parameters
     ----------
     memory_bytes : int or None
-        That it needs on a GPU which trains it alone; None: not known.
+        Memory that training on a single GPU needs; None if unknown.
     epochs : int
-        That it has left.
+        Epochs left to train.
     """
 
     member: str
@@ -28,16 +28,16 @@ class Demand:
 
 @dataclass(frozen=True)
 class ModeLimits:
-    """What counts of the GPUs and the data.
+    """Properties of the GPUs and the data that decide the training modes.
 
     Parameters
     ----------
     gpu : str
-        The GPU with the least memory, in words.
+        Name of the GPU with the least memory, for messages.
     memory_bytes : int or None
-        That it has; None: not known.
+        Memory of that GPU; None if unknown.
     partitions : int
-        Parts of the data, each on one node; 0: it is not partitioned.
+        Partitions of the data, each on one node; 0 if the data is not partitioned.
     """
 
     gpus: int
@@ -47,36 +47,36 @@ class ModeLimits:
 
 
 def too_large(demand: Demand, room: ModeLimits) -> bool:
-    """Return whether one GPU, that with the least memory, is known to be too small for a network."""
+    """Return true if the network is known to exceed the memory of the smallest GPU."""
     needs, has = demand.memory_bytes, room.memory_bytes
     return needs is not None and has is not None and needs > has
 
 
 def does_not_fit(who: str, demand: Demand, room: ModeLimits) -> str:
-    """Say why one GPU is too small."""
+    """Return the reason why one GPU is too small, as a clause for a message."""
     needs, has = _gigabytes(demand.memory_bytes), _gigabytes(room.memory_bytes)
     return f"{who} needs {needs} of memory, and {room.gpu} has {has}"
 
 
 def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
-    """Return for how many epochs there are enough configurations to hop (CEREBRO, appendix 12).
+    """Return the number of epochs that have enough configurations for hopping (CEREBRO, appendix 12).
 
     Parameters
     ----------
     epochs : sequence of int
-        That each configuration has left. Those that are done leave, until too few are there.
+        Epochs that each configuration has left. Configurations that are done leave, until too few remain.
     gpus : int
-        The workers, p in the paper.
+        Number of workers, p in the paper.
     """
     left = sorted(epochs, reverse=True)
     return next((left[n - 1] for n in range(1, len(left) + 1) if ways(n, gpus)[0] == HOPPER), 0)
 
 
 def choose_modes(demands: Sequence[Demand], room: ModeLimits) -> tuple[ModeChoice, ...]:
-    """Return each network's mode, and why.
+    """Return the mode of each network with its reason.
 
-    One that does not fit a GPU is cut into a pipeline. The others hop if the data is partitioned over
-    the nodes and there are enough of them; else they train data-parallel.
+    A network that does not fit one GPU is split into a pipeline. The others hop if the data is partitioned
+    over the nodes and there are enough of them; otherwise they train data-parallel.
     """
     fitting = [demand for demand in demands if not too_large(demand, room)]
     hops = hopper_epochs([demand.epochs for demand in fitting], room.gpus) if room.partitions else 0

@@ -1,4 +1,4 @@
-"""What it comes to if members hop for some epochs, or train one after another as pipelines."""
+"""Time of a phase in which members hop, or in which they train one after another as pipelines."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hetctl.perf.epoch_timeline import EpochTimeline
 from hetctl.scheduling.simulate.scenario import JobTiming
 
 SHRUNK = 0.75
-"""A schedule is made anew when so few of its configurations are left."""
+"""Largest share of the configurations of a schedule that may remain before a new schedule is made."""
 
 
 MOST_VISITS = 30_000
-"""Of a simulation that takes a few seconds."""
+"""Most visits in one simulation, which then takes a few seconds."""
 
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """How a phase went, in seconds from its start.
+    """Result of a phase; times in seconds from its start.
 
     Parameters
     ----------
     done_s, training_s : mapping of str to float
-        By member, when its work was done and how long it trained.
+        Time at which the work of each member was done, and time for which it trained.
     """
 
     seconds: float
@@ -44,15 +44,15 @@ class PhaseRun:
 
 @dataclass(frozen=True)
 class JobTime:
-    """From seconds of training to seconds on the clock, over as many jobs as it takes.
+    """Conversion of training time to wall-clock time, over as many jobs as necessary.
 
     Parameters
     ----------
     startup_s : float
-        Of each job.
+        Start-up time of each job.
     longest_s, mean_s : float
-        Of what is not interrupted. Near its limit a job does not begin it any more, so that a mean is
-        lost with each job.
+        Longest and mean time of a step that is not interrupted. A job that is near its time limit starts
+        no further step, so each job loses one mean step time.
     """
 
     clock: JobTiming
@@ -61,12 +61,12 @@ class JobTime:
     mean_s: float = 0.0
 
     def elapsed_s(self, training_s: float) -> float:
-        """Return when so much has been trained.
+        """Return the wall-clock time at which the given training time has been reached.
 
         Raises
         ------
         InfeasibleError
-            If a job is too short for the longest that is not interrupted.
+            If a job is too short for the longest step that is not interrupted.
         """
         room_s = self.clock.usable_s - self.startup_s
         if training_s <= room_s:
@@ -84,16 +84,16 @@ class JobTime:
 
 
 def unit_times(members: Sequence[Workload], partitions: int, cluster: Cluster) -> UnitTimes:
-    """Return how long each member trains on each partition, by GPU.
+    """Return the training time of each member on each partition, by GPU.
 
-    The partitions are dealt out to the nodes in turn, and every GPU of a node reads those that lie there.
-    A unit is a partition's share of an epoch and of its evaluation, and a hop: a checkpoint is written,
-    and read on the next GPU, which is taken to be as long.
+    The partitions are assigned to the nodes in turn, and every GPU of a node reads the partitions there.
+    A unit consists of a partition's share of an epoch and of its evaluation, and a hop: a checkpoint is
+    written, then read on the next GPU, which is assumed to take as long as the writing.
 
     Raises
     ------
     BadInputError
-        If a member does not say how many samples an epoch has.
+        If the number of samples per epoch of a member is unknown.
     """
     workers = [(node, gpu) for node in cluster.nodes for gpu in node.gpus]
     homes = [cluster.nodes[j % len(cluster.nodes)].name for j in range(partitions)]
@@ -122,12 +122,12 @@ def _unit_s(member: Workload, partitions: int, gpu_type: str | None) -> float:
 def hop_phase(
     members: Sequence[Workload], units: UnitTimes, clock: JobTiming, search: SearchOptions
 ) -> PhaseRun:
-    """Have members hop until the work of each is done; those that are done leave.
+    """Simulate members that hop until the work of each is done; members that are done leave.
 
     Parameters
     ----------
     units : UnitTimes
-        Of the members.
+        Unit times of the members.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def hop_phase(
 
 
 def _lumped(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dict[str, int]]:
-    """Return fewer epochs that take as much longer, where there are too many visits to simulate each."""
+    """Return fewer, proportionally longer epochs if there are more than `MOST_VISITS` visits to simulate."""
     visits = len(units.partitions) * sum(epochs.values())
     fewer = {name: max(1, round(count * min(1.0, MOST_VISITS / visits))) for name, count in epochs.items()}
     factors = np.array([epochs[name] / fewer[name] for name in units.configs])
@@ -158,7 +158,7 @@ def _lumped(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dic
 
 
 def _visits(units: UnitTimes, epochs: Mapping[str, int], search: SearchOptions) -> list[Visit]:
-    """Return the visits of all epochs, scheduled anew whenever many configurations have left."""
+    """Return the visits of all epochs, rescheduled whenever many configurations have left."""
     sets = _sets(epochs)
     each = replace(search, seconds=search.seconds / max(len(set(sets)), 1))
     schedules = {}
@@ -173,7 +173,7 @@ def _visits(units: UnitTimes, epochs: Mapping[str, int], search: SearchOptions) 
 
 
 def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
-    """Return by epoch the configurations that its schedule is made for; all that are left are among them."""
+    """Return for each epoch the configurations that its schedule covers, a superset of those left."""
     sets: list[frozenset[str]] = []
     for epoch in range(max(epochs.values(), default=0)):
         left = frozenset(config for config, count in epochs.items() if count > epoch)
@@ -182,7 +182,7 @@ def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
 
 
 def pipeline_phase(seconds: Mapping[str, float], clock: JobTiming) -> PhaseRun:
-    """Have members train one after another, each as a pipeline on all GPUs for so many seconds."""
+    """Return the result of members that train in turn, each as a pipeline on all GPUs for its seconds."""
     time, end_s = JobTime(clock), 0.0
     done_s = {}
     for member, training_s in seconds.items():

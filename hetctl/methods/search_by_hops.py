@@ -1,4 +1,4 @@
-"""An AutoML procedure that drives the model hopper under a virtual clock."""
+"""An AutoML procedure that drives the model hopper on a virtual clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hetctl.methods.hopper.simulate import HopClock, HopTrace, Outage
 from hetctl.methods.hopper.state_machine import Hopper
 
 Loss = Callable[[Trial], float | None]
-"""Of a trial after `trial.epochs`, less is better; None: it failed."""
+"""Loss of a trial after `trial.epochs`, lower is better; None if the trial failed."""
 Seconds = Callable[[Trial, str, str], float]
-"""Time of a trial's unit, by partition and worker."""
+"""Time of a trial's unit in seconds, by trial, partition and worker."""
 
 
 def simulate_search(
@@ -26,33 +26,34 @@ def simulate_search(
     seed: int = 0,
     outages: Iterable[Outage] = (),
 ) -> HopTrace:
-    """Have a hopper train what a procedure asks for, until the procedure is done.
+    """Simulate a hopper that trains the trials of a procedure, until the procedure is done.
 
-    A trial that is asked for joins, late or again, and leaves when it has its epochs and was told
-    (CEREBRO, section 4.6 and appendix 11). Nobody waits for the others, unless the procedure does.
+    A trial joins the hopper when the procedure asks for it, late or again, and leaves when it has its
+    epochs and its loss is reported (CEREBRO, section 4.6 and appendix 11). Trials do not wait for each
+    other unless the procedure requires it.
 
     Parameters
     ----------
     procedure : Procedure
-        Asked and told on the way; its history says in the end what came of the search. One that was
-        interrupted goes on.
+        Source of the trials and receiver of the reports; its history holds the result of the search. An
+        interrupted procedure is continued.
     homes : mapping of str to sequence of str
         Partitions of the training data by worker.
     most : int or None
-        Trials that are in the hopper at a time, at least 1; None: all that are asked for.
+        Most trials in the hopper at a time, at least 1; None for all that are asked for.
     seed : int
-        Of what the hopper draws.
+        Seed of the hopper's random draws.
 
     Returns
     -------
-    Course
-        A configuration has the name of its trial's number. Its epochs count from 0, those of its parent
-        included.
+    HopTrace
+        Visits of all trials. A configuration is named by its trial's number. Its epochs count from 0,
+        those of its parent included.
 
     Raises
     ------
     InfeasibleError
-        If a partition is lost for good before every trial has visited it.
+        If a partition is permanently lost before every trial has visited it.
     """
     search = _SearchRun(procedure, Hopper(dict.fromkeys(chain(*homes.values())), seed=seed), loss, most)
     clock = HopClock(
@@ -67,24 +68,24 @@ def simulate_search(
 
 
 class _SearchRun:
-    """Stands between a procedure, which counts whole trials, and a hopper, which counts epochs."""
+    """Adapter between a procedure, which counts whole trials, and a hopper, which counts epochs."""
 
     def __init__(self, procedure: Procedure, hopper: Hopper, loss: Loss, most: int | None) -> None:
         self.hopper = hopper
         self._procedure, self._loss, self._most = procedure, loss, most
 
     def trial(self, config: str) -> Trial:
-        """Return what was asked for last of a configuration."""
+        """Return the latest trial that was asked for with this configuration."""
         return self._procedure.history.trials[int(config)]
 
     def begin(self) -> None:
-        """Let in what waits from before, and what is asked for."""
+        """Add the trials that wait from an earlier run, then the newly requested ones."""
         for trial in self._procedure.history.waiting:
             self._join(trial)
         self._ask()
 
     def epoch_ends(self, config: str, epoch: int) -> None:
-        """Begin the next epoch, or tell how the trial did and ask what else to train."""
+        """Begin the next epoch, or report the trial's loss and ask for further trials."""
         trial = self.trial(config)
         if epoch + 1 < trial.epochs:
             self.hopper.config_joins(config, epoch + 1)
@@ -103,7 +104,7 @@ class _SearchRun:
 
 
 def _epochs_before(trial: Trial, history: TrialHistory) -> int:
-    """Return the epochs that a trial has had when it joins: its own until now, or its parent's."""
+    """Return the epochs that a trial has when it joins: its own so far, or those of its parent."""
     reports = (event for event in history.events if isinstance(event, Report))
     return max(
         (report.epochs for report in reports if report.trial == trial.number),

@@ -1,4 +1,4 @@
-"""ASHA: successive halving that waits for nobody (Li et al., 2020, Algorithm 2)."""
+"""ASHA: asynchronous successive halving (Li et al., 2020, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class Asha(Method):
-    """Whoever is free promotes a trial that can be, from the highest rung down, or begins a new one.
+    """Asynchronous promotion: from the highest rung down, else a new trial is begun.
 
     Failed trials count as the worst of their rung.
 
     Parameters
     ----------
     trials : int
-        Configurations that are begun; the paper goes on until somebody stops it.
+        Number of configurations; the paper has no such limit.
     max_epochs : int
         R of the paper: epochs of the trials that reach the end.
     min_epochs : int
         r of the paper: epochs of every trial, if `stop_rate` is 0.
     eta : int
-        The best 1/eta of a rung's reports may go on.
+        Reduction factor: the best 1/eta of a rung's reports are promoted.
     stop_rate : int
-        s of the paper, the minimum early-stopping rate: every trial has `min_epochs` * eta^s.
+        s of the paper, the minimum early-stopping rate: every trial gets `min_epochs` * eta^s epochs.
     """
 
     trials: int
@@ -47,7 +47,7 @@ class Asha(Method):
 
     @property
     def fresh(self) -> int:
-        """How many configurations it takes from the source."""
+        """Number of configurations that the method takes from the source."""
         return self.trials
 
     @property
@@ -59,14 +59,14 @@ class Asha(Method):
         return tuple(rungs)
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Answer as ``get_job`` of Algorithm 2."""
+        """Return the next trial, as ``get_job`` of Algorithm 2."""
         promoted = self._promoted(history)
         if promoted is None and len(history.trials) < self.trials:
             return NewTrial(self.epochs[0])
         return promoted
 
     def _promoted(self, history: TrialHistory) -> Trial | None:
-        """Return the best trial of the highest rung that has one to promote."""
+        """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())
             for number in history.ranked(epochs)[: reported // self.eta]:

@@ -1,4 +1,4 @@
-"""Every combination of the listed values."""
+"""Grid of all combinations of the listed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class GridSource:
-    """The grid of a space that lists all its values; the last parameter changes fastest."""
+    """Grid of a space that lists all its values; the last parameter changes fastest."""
 
     space: Space
 
@@ -24,11 +24,11 @@ class GridSource:
 
     @property
     def size(self) -> int:
-        """The number of combinations."""
+        """Number of combinations."""
         return math.prod(len(values) for values in self._values().values())
 
     def config(self, number: int) -> Config:
-        """Return combination `number`, counted from 0."""
+        """Return the combination with this number, counted from 0."""
         values_at = dict[str, Value]()
         for name, values in reversed(self._values().items()):
             number, at = divmod(number, len(values))
@@ -36,7 +36,7 @@ class GridSource:
         return dict(reversed(values_at.items()))
 
     def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
-        """Return `config`: nothing is learned."""
+        """Return `config`: a grid does not depend on the history."""
         return self.config
 
     def _values(self) -> dict[str, tuple[Value, ...]]:

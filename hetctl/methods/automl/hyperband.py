@@ -1,4 +1,4 @@
-"""Hyperband: successive halving from several numbers of configurations (Li et al., 2018, Algorithm 1)."""
+"""Hyperband: successive halving with several initial numbers of configurations (Li et al., 2018)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Bracket:
     Parameters
     ----------
     numbers : range
-        Its trials: n of the paper.
+        Numbers of its trials, n of them in the paper.
     epochs : tuple of int
-        What those of each rung have in all: r_i of the paper, rounded down; the last is R.
+        Total epochs of the trials in each rung: r_i of the paper, rounded down; the last is R.
     """
 
     numbers: range
@@ -28,7 +28,7 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Hyperband(Method):
-    """Hyperband; a bracket can go on while another waits for a slow trial.
+    """Hyperband (Li et al., 2018, Algorithm 1); one bracket proceeds while another waits for a slow trial.
 
     Failed trials count as the worst of their rung.
 
@@ -37,7 +37,7 @@ class Hyperband(Method):
     max_epochs : int
         R of the paper: epochs of the trials that reach the end.
     eta : int
-        One in `eta` trials of a rung goes on.
+        Reduction factor: one in `eta` trials of a rung is promoted.
     """
 
     max_epochs: int
@@ -49,7 +49,7 @@ class Hyperband(Method):
 
     @property
     def fresh(self) -> int:
-        """How many configurations it takes from the source."""
+        """Number of configurations that the method takes from the source."""
         return self.brackets()[-1].numbers.stop
 
     def brackets(self) -> tuple[Bracket, ...]:
@@ -66,7 +66,7 @@ class Hyperband(Method):
         return tuple(brackets)
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Ask for what the first bracket that does not wait for reports needs next."""
+        """Return the next trial of the first bracket that does not wait for reports."""
         for bracket in self.brackets():
             if len(history.trials) < bracket.numbers.stop:
                 return NewTrial(bracket.epochs[0])
@@ -76,7 +76,7 @@ class Hyperband(Method):
         return None
 
     def _promoted(self, bracket: Bracket, history: TrialHistory) -> Trial | None:
-        """Return a trial that goes on to the next rung, whose rung is all reported."""
+        """Return a trial to promote to the next rung; None while its rung waits for a report."""
         members = list(bracket.numbers)
         for rung, (epochs, more) in enumerate(pairwise(bracket.epochs), start=1):
             losses = history.rung(epochs)

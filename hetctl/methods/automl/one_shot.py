@@ -1,4 +1,4 @@
-"""Every configuration for the same number of epochs: grid and random search (CEREBRO, section 3)."""
+"""Grid and random search: every configuration is trained for the same epochs (CEREBRO, section 3)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class OneShot(Method):
     Parameters
     ----------
     trials : int
-        Configurations.
+        Number of configurations.
     epochs : int
-        Of each.
+        Epochs of each configuration.
     """
 
     trials: int
@@ -29,9 +29,9 @@ class OneShot(Method):
 
     @property
     def fresh(self) -> int:
-        """How many configurations it takes from the source."""
+        """Number of configurations that the method takes from the source."""
         return self.trials
 
     def next_trial(self, history: TrialHistory) -> NewTrial | None:
-        """Ask for the next configuration, whatever came of the others."""
+        """Return the next configuration, independent of earlier results."""
         return NewTrial(self.epochs) if len(history.trials) < self.trials else None

@@ -1,4 +1,4 @@
-"""Configurations from one of Optuna's samplers, which learn from what was reported."""
+"""Configurations drawn by one of Optuna's samplers, which learn from the reported losses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class OptunaSource:
-    """An Optuna sampler, asked and told in the order of the history.
+    """An Optuna sampler whose draws and reports follow the order of the history.
 
-    It learns from the first report of each trial; mutants of PBT, which it did not draw, are left out.
-    A restored search draws all again, since a sampler's own state cannot be saved as JSON.
+    The sampler learns from the first report of each trial; PBT's mutants, which it did not draw, are left
+    out. A restored search repeats all draws, since the state of a sampler cannot be saved as JSON.
 
     Parameters
     ----------
     sampler : str
-        Name of a class in ``optuna.samplers`` that needs nothing but a seed.
+        Name of a class in ``optuna.samplers`` whose only required argument is a seed.
     """
 
     space: Space
@@ -33,10 +33,10 @@ class OptunaSource:
 
     @property
     def size(self) -> None:
-        """There is no end."""
+        """None: the number of draws is unlimited."""
 
     def new_sampler(self) -> Any:
-        """Return the sampler at its beginning.
+        """Return a new sampler in its initial state.
 
         Raises
         ------
@@ -59,12 +59,12 @@ class OptunaSource:
             ) from None
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
-        """Return what draws from a study that learns from the history."""
+        """Return a function that draws configurations from a study of the history."""
         return _Study(self, history).config
 
 
 class _Study:
-    """An Optuna study that is as far as the history."""
+    """An Optuna study that is kept up to date with the history."""
 
     def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
         import optuna
@@ -77,7 +77,7 @@ class _Study:
         self._catch_up()
 
     def config(self, number: int) -> Config:
-        """Draw the configuration of a new trial."""
+        """Return the configuration drawn for a new trial."""
         self._catch_up()
         return self._draw(number)
 

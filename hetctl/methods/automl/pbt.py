@@ -1,4 +1,4 @@
-"""Population-based tuning as CEREBRO runs it (appendix 11; Jaderberg et al., 2017)."""
+"""Population-based training as used in CEREBRO (appendix 11; Jaderberg et al., 2017)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class Mutation:
-    """How a value changes from a parent to its child.
+    """Change of a value from a parent to its child.
 
     Parameters
     ----------
     steps : tuple of float
-        One of them is added (CEREBRO), each equally likely.
+        Possible steps, equally likely; one of them is added (CEREBRO).
     low, high : float
-        The result is kept within these; a whole number stays one.
+        Bounds of the result; integers remain integers.
     multiply : bool
-        The value is multiplied by the step instead (Jaderberg et al., section 4.1.1: 0.8 or 1.2).
+        True if the value is multiplied by the step instead (Jaderberg et al., section 4.1.1: 0.8 or 1.2).
     """
 
     steps: tuple[float, ...]
@@ -39,7 +39,13 @@ class Mutation:
             raise BadInputError(f"a mutation keeps values from {self.low} to {self.high}, which holds none")
 
     def of(self, value: float, share: float) -> float:
-        """Return the changed value; the step is the one at a share from 0 up to, but not including, 1."""
+        """Return the changed value.
+
+        Parameters
+        ----------
+        share : float
+            Position of the step among `steps`, in [0, 1).
+        """
         step = self.steps[int(share * len(self.steps))]
         changed = value * step if self.multiply else value + step
         kept = min(max(changed, self.low), self.high)
@@ -48,21 +54,21 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Pbt(Method):
-    """After each iteration mutants of the better half take the places of the lower half.
+    """Replacement of the worse half of a population by mutants of the better half after each iteration.
 
-    A mutant begins with its parent's weights. The next iteration waits for all reports of the last.
-    Failed trials are in the lower half; if more fail, more are replaced.
+    A mutant starts with its parent's weights. An iteration begins when all reports of the previous one
+    have arrived. Failed trials are in the worse half; if more than half fail, all of them are replaced.
 
     Parameters
     ----------
     population : int
-        Trials of an iteration; the first ones come from the source.
+        Trials of an iteration; those of the first iteration come from the source.
     iterations : int
-        How often they train.
+        Number of iterations.
     epochs : int
-        Of one iteration.
+        Epochs of one iteration.
     mutations : mapping of str to Mutation
-        By parameter; the others stay as they are.
+        Mutations by parameter; all other parameters stay unchanged.
     """
 
     population: int
@@ -77,11 +83,11 @@ class Pbt(Method):
 
     @property
     def fresh(self) -> int:
-        """How many configurations it takes from the source."""
+        """Number of configurations that the method takes from the source."""
         return self.population
 
     def check(self, source: TrialSource) -> None:
-        """Raise BadInputError if a parameter that mutates is not a number of the space."""
+        """Raise BadInputError if a parameter to mutate is not a number of the space."""
         super().check(source)
         for name in self.mutations:
             parameter = source.space.get(name)
@@ -89,7 +95,7 @@ class Pbt(Method):
                 raise BadInputError(f"{name} cannot mutate: it is not a number of the space")
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Ask for the next trial of the iteration that is under way."""
+        """Return the next trial of the current iteration."""
         for iteration in range(1, self.iterations + 1):
             asked = history.rung(iteration * self.epochs)
             if len(asked) < self.population:

@@ -1,4 +1,4 @@
-"""The template of every AutoML procedure (CEREBRO, section 3): ask what to train, tell how it went."""
+"""The ask-and-tell template of every AutoML procedure (CEREBRO, section 3)."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from hetctl.model.serialization import decode, encode
 
 @dataclass(frozen=True)
 class NewTrial:
-    """The wish for a new configuration from the source, trained for so many epochs."""
+    """Request for a new configuration from the source, to be trained for the given epochs."""
 
     epochs: int
 
 
 class TrialSource(Protocol):
-    """Where new configurations come from; every source is a frozen dataclass of its settings."""
+    """Source of new configurations; each implementation is a frozen dataclass of its settings."""
 
     @property
     def space(self) -> Space:
-        """The hyper-parameters that a configuration has."""
+        """Hyper-parameters of a configuration."""
 
     @property
     def size(self) -> int | None:
-        """How many configurations there are; None if there is no end."""
+        """Number of configurations; None if unlimited."""
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
-        """Return what gives a new trial's configuration by its number.
+        """Return a function from a new trial's number to its configuration.
 
-        It may learn from the history, which grows, and depends on nothing else.
+        The function may learn from the history, which grows, and depends on nothing else.
         """
 
 
 class Method(ABC):
-    """A published method; every one is a frozen dataclass of its settings."""
+    """A published search method; each implementation is a frozen dataclass of its settings."""
 
     @property
     @abstractmethod
     def fresh(self) -> int:
-        """How many configurations it takes from the source."""
+        """Number of configurations that the method takes from the source."""
 
     @abstractmethod
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Return what should train next, from the history alone; None: nothing before more is reported."""
+        """Return the next trial, from the history alone; None if there is none before further reports."""
 
     def check(self, source: TrialSource) -> None:
-        """Raise BadInputError if the source has not what this method needs."""
+        """Raise BadInputError if the source lacks something that this method needs."""
         if source.size is not None and source.size < self.fresh:
             raise BadInputError(
                 f"{type(self).__name__} takes {self.fresh} configurations, but there are only {source.size}",
@@ -61,7 +61,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class State:
-    """All that a search needs to go on."""
+    """Complete state of a search."""
 
     method: Any
     source: Any
@@ -71,18 +71,18 @@ class State:
 class Procedure:
     """A search: a method with a source of configurations.
 
-    Both decide from the history alone. So it is the history that is saved, and a restored procedure
-    goes on like one that was never interrupted.
+    Both decide from the history alone. Therefore saving the history is enough, and a restored procedure
+    continues as if it had not been interrupted.
 
     Parameters
     ----------
     state : Any
-        What `state` of an interrupted search was; None begins a new one.
+        Value of `state` of an interrupted search; None for a new search.
 
     Raises
     ------
     BadInputError
-        If the source has not what the method needs, or the state is of another search.
+        If the source lacks what the method needs, or the state belongs to another search.
     """
 
     def __init__(self, method: Method, source: TrialSource, state: Any = None) -> None:
@@ -93,21 +93,21 @@ class Procedure:
 
     @property
     def state(self) -> Any:
-        """All that is needed to go on, in JSON's types."""
+        """State of the search in JSON's types."""
         return encode(State(_settings(self._method), _settings(self._source), tuple(self.history.events)))
 
     @property
     def done(self) -> bool:
-        """Whether everything was asked for and reported."""
+        """True if all trials were asked for and reported."""
         return not self.history.waiting and self._method.next_trial(self.history) is None
 
     def ask(self, most: int | None = None) -> tuple[Trial, ...]:
-        """Return what should train besides `history.waiting`, the most urgent first.
+        """Return the trials to train besides `history.waiting`, the most urgent first.
 
         Parameters
         ----------
         most : int or None
-            How many trials can be taken; None: as many as there are.
+            Most trials to return; None for all that are available.
         """
         asked = list[Trial]()
         while most is None or len(asked) < most:
@@ -119,15 +119,15 @@ class Procedure:
         return tuple(asked)
 
     def tell(self, report: Report) -> bool:
-        """Take a report; say whether it counts.
+        """Take a report and return true if it counts.
 
-        The first report of what was asked for does. Later ones do not: neither the same again, nor the
-        result of a trial that had been given up. A failed trial is never asked for again.
+        Only the first report of a requested trial counts. Later ones do not: neither a repeated report, nor
+        the result of a trial that had been given up. A failed trial is not asked for again.
 
         Raises
         ------
         BadInputError
-            If that was never asked for.
+            If the trial was not asked for with these epochs.
         """
         return self.history.tell(report)
 

@@ -1,4 +1,4 @@
-"""Values drawn at random, each for itself."""
+"""Random search: independently drawn values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hetctl.methods.automl.trial_history import Config, TrialHistory
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Draws without end; each depends on the seed and its number alone."""
+    """Unlimited random draws; each depends only on the seed and its number."""
 
     space: Space
     seed: int = 0
 
     @property
     def size(self) -> None:
-        """There is no end."""
+        """None: the number of draws is unlimited."""
 
     def config(self, number: int) -> Config:
-        """Return draw `number`."""
+        """Return the draw with this number."""
         draw = draws(self.seed, number)
         return {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
 
     def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
-        """Return `config`: nothing is learned."""
+        """Return `config`: the draws do not depend on the history."""
         return self.config

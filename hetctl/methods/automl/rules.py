@@ -1,4 +1,4 @@
-"""Rules that the settings of several methods keep to."""
+"""Checks shared by the settings of several methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hetctl.model.errors import BadInputError
 
 
 def at_least(least: int, **settings: int) -> None:
-    """Raise BadInputError for the first setting that is less."""
+    """Raise BadInputError for the first setting below `least`."""
     for name, value in settings.items():
         if value < least:
             raise BadInputError(f"{name} is {value}, but must be at least {least}")

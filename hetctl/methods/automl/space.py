@@ -1,4 +1,4 @@
-"""The hyper-parameters of a search and the values that each may take."""
+"""Hyper-parameters of a search and their possible values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of the values, all equally likely."""
+    """A choice among values, all equally likely."""
 
     values: tuple[Value, ...]
 
@@ -23,25 +23,25 @@ class Categorical:
             raise BadInputError("a choice has no values, but must have at least one")
 
     def at(self, share: float) -> Value:
-        """Return the value at a share from 0 up to, but not including, 1."""
+        """Return the value at a position in [0, 1)."""
         return self.values[int(share * len(self.values))]
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
+        """True if all values are numbers."""
         return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Any number from `low` to `high`, both included.
+    """A range of numbers from `low` to `high`, both included.
 
     Parameters
     ----------
     log : bool
-        All orders of magnitude are equally likely, not all numbers.
+        True if all orders of magnitude are equally likely, rather than all numbers.
     whole : bool
-        Whole numbers only.
+        True for integers only.
     """
 
     low: float
@@ -62,11 +62,11 @@ class NumberRange:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers: they are."""
+        """True, for any range."""
         return True
 
     def at(self, share: float) -> Value:
-        """Return the value at a share from 0 up to, but not including, 1."""
+        """Return the value at a position in [0, 1)."""
         high = self.high + 1 if self.whole else self.high
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(high) - math.log(self.low)))
@@ -86,5 +86,5 @@ Space = Mapping[str, Parameter]
 
 
 def draws(seed: int, number: int) -> random.Random:
-    """Return the random numbers of one trial, which depend on nothing else."""
+    """Return the random generator of one trial, which depends only on the seed and the trial's number."""
     return random.Random(f"{seed}/{number}")

@@ -1,4 +1,4 @@
-"""What a search asked for and what it was told: nothing else decides how it goes on."""
+"""History of a search: its requests and reports, which alone determine how it continues."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from hetctl.model.errors import BadInputError
 
 Config = Mapping[str, Any]
-"""Hyper-parameters by name; the values are of JSON's types."""
+"""Hyper-parameters by name; the values have JSON's types."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """The trial with whose weights another one begins, and the epochs that had made them."""
+    """The trial whose weights another trial starts from, and the epochs for which they were trained."""
 
     trial: int
     epochs: int
@@ -23,16 +23,16 @@ class Parent:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration that is to be trained until it has so many epochs.
+    """A configuration to be trained up to a total number of epochs.
 
     Parameters
     ----------
     number : int
-        Trials count from 0. The same number with more epochs goes on where it stopped.
+        Number of the trial, counted from 0. The same number with more epochs continues the same trial.
     epochs : int
-        All that it has had by then, those of its parent included.
+        Total epochs at the end, those of its parent included.
     parent : Parent or None
-        Where it began; None: with new weights.
+        Origin of the initial weights; None for new weights.
     """
 
     number: int
@@ -43,14 +43,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """How a trial did.
+    """Result of a trial.
 
     Parameters
     ----------
     trial, epochs : int
-        As they were asked for.
+        Number and total epochs of the trial, as requested.
     loss : float or None
-        After these epochs; less is better. None or not finite: the trial failed.
+        Loss after these epochs; lower is better. The trial failed if it is None or not finite.
     """
 
     trial: int
@@ -62,16 +62,16 @@ Event = Trial | Report
 
 
 class TrialHistory:
-    """The trials asked for and the reports that counted, in the order in which they came.
+    """Requested trials and the reports that counted, in chronological order.
 
     Attributes
     ----------
     events : list of Trial and Report
-        All there is to know; the rest follows from it.
+        Complete history, from which everything else follows.
     trials : list of Trial
-        By number, with the epochs that were asked for last.
+        Trials by number, each with the epochs of its latest request.
     best : Report or None
-        The smallest loss so far; of equal ones the first.
+        Report with the lowest loss so far; the first of equal ones.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
@@ -88,25 +88,25 @@ class TrialHistory:
 
     @property
     def waiting(self) -> tuple[Trial, ...]:
-        """The trials that were asked for and have not been reported."""
+        """Trials that were asked for and are not reported yet."""
         return tuple(trial for trial in self.trials if self._rungs[trial.epochs][trial.number] is None)
 
     def rung(self, epochs: int) -> Mapping[int, float | None]:
-        """Return what was asked for with so many epochs: losses by trial, in the order asked for.
+        """Return the losses of the trials requested with these epochs, by trial in the order of requests.
 
-        None: not reported; infinity: failed.
+        A loss is None before the report, and infinite for a failed trial.
         """
         return self._rungs.get(epochs, {})
 
     def ranked(self, epochs: int, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return those of the trials that have a loss after so many epochs, the best first."""
+        """Return the trials that have a finite loss after these epochs, the best first."""
         rung = self.rung(epochs)
         losses = {n: rung.get(n) for n in (rung if numbers is None else numbers)}
         known = [(loss, n) for n, loss in losses.items() if loss is not None and math.isfinite(loss)]
         return [n for _, n in sorted(known)]
 
     def ask(self, trial: Trial) -> None:
-        """Add a trial that is asked for."""
+        """Add a requested trial."""
         if trial.number == len(self.trials):
             self.trials.append(trial)
         self.trials[trial.number] = trial
@@ -114,12 +114,12 @@ class TrialHistory:
         self.events.append(trial)
 
     def tell(self, report: Report) -> bool:
-        """Add a report; say whether it counts, which the first one alone does.
+        """Add a report and return true if it counts, which is the case for the first report of a request.
 
         Raises
         ------
         BadInputError
-            If that was never asked for.
+            If the trial was not asked for with these epochs.
         """
         rung = self._rungs.get(report.epochs, {})
         if report.trial not in rung:

@@ -1,1 +1,1 @@
-"""Batches that fit the speed of their workers (LB-BSP): one file per algorithm, all of one shape."""
+"""Batch sizes matched to the speeds of the workers (LB-BSP): managers, predictors and simulation."""

@@ -1,4 +1,4 @@
-"""Gradients of uneven batches, so that each sample counts the same (LB-BSP, section 3.4)."""
+"""Aggregation of gradients of uneven batches with equal weight for each sample (LB-BSP, section 3.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def weights(batches: Sequence[int]) -> Array:
-    """Return |B_i| / X by worker: what each gradient counts for in a sum (Equation 7).
+    """Return |B_i| / X by worker, the weight of each gradient in the sum (Equation 7).
 
     Raises
     ------
@@ -28,12 +28,12 @@ def weights(batches: Sequence[int]) -> Array:
 
 
 def scale_factors(batches: Sequence[int]) -> Array:
-    """Return n x_i / X by worker: what each gradient is multiplied by before a mean (Algorithm 3, line 8).
+    """Return n x_i / X by worker, the factor of each gradient before a plain mean (Algorithm 3, line 8).
 
     Raises
     ------
     BadInputError
-        As `weights`.
+        See `weights`.
     """
     return len(batches) * weights(batches)
 
@@ -44,12 +44,12 @@ def weighted_mean(gradients: Sequence[Array], batches: Sequence[int]) -> Array:
     Parameters
     ----------
     gradients : sequence of array
-        One by worker, of equal shapes: g_i, the mean over its own batch.
+        Mean gradient g_i of each worker over its own batch, all of the same shape.
 
     Raises
     ------
     BadInputError
-        As `weights`.
+        See `weights`.
     """
     total: Array = np.tensordot(weights(batches), np.stack(gradients), axes=1)
     return total

@@ -1,4 +1,4 @@
-"""A total batch shared out so that the slowest worker is as fast as can be, whatever their time curves."""
+"""Partition of a total batch that minimises the time of the slowest worker, for any time curves."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 NEAR = 1e-12
-"""Relative width at which the search for a time ends."""
+"""Relative width of the bracket at which the bisection for a time ends."""
 STEPS = 200
-"""Of that search; for times that are 0 in comparison with what they are looked for among."""
+"""Most bisection steps; they run out only for times near 0, where the relative width is not reached."""
 
 
 class Times(Protocol):
-    """The time curves of all workers, none of them falling, all rising without limit in the end."""
+    """Non-decreasing time curves of all workers, each rising without limit in the end."""
 
     def seconds(self, batches: Numbers) -> Numbers:
-        """Return the seconds of each worker with its batch."""
+        """Return the time in seconds of each worker with its batch."""
 
     def batches(self, seconds: float) -> Numbers:
-        """Return the largest batch of each worker that takes at most so long."""
+        """Return the largest batch of each worker that takes at most `seconds`."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Time curves of a launch overhead and seconds per sample, arrays of shape (workers,).
+    """Linear time curves: launch overhead and time per sample, arrays of shape (workers,).
 
     Parameters
     ----------
     launch : array
-        In seconds.
+        Launch overhead in seconds.
     per_sample : array
-        In seconds, above 0.
+        Seconds per sample, above 0.
     """
 
     launch: Numbers
     per_sample: Numbers
 
     def seconds(self, batches: Numbers) -> Numbers:
-        """Return the seconds of each worker with its batch."""
+        """Return the time in seconds of each worker with its batch."""
         return self.launch + self.per_sample * batches
 
     def batches(self, seconds: float) -> Numbers:
-        """Return the batch of each worker that takes so long; below 0 where launching takes longer."""
+        """Return the batch of each worker that takes `seconds`; negative if launching takes longer."""
         found: Numbers = (seconds - self.launch) / self.per_sample
         return found
 
 
 def fluid_time(times: Times, total: int, caps: Numbers) -> float:
-    """Return the least t at which batches from 1 to the caps, parts of samples allowed, reach `total`.
+    """Return the least t at which fractional batches from 1 to the caps sum up to `total`.
 
     Parameters
     ----------
     caps : array of shape (workers,)
-        At least 1 each and `total` together; infinite where there is none.
+        Largest batch of each worker, at least 1 each and `total` in sum; infinite for no cap.
     """
     first_s = float(times.seconds(np.ones_like(caps)).max())
     _, enough_s = _bracket(lambda t: np.clip(times.batches(t), 1, caps), first_s, total)
@@ -66,14 +66,14 @@ def fluid_time(times: Times, total: int, caps: Numbers) -> float:
 
 
 def whole_batches(times: Times, total: int, caps: Numbers) -> NDArray[np.int64]:
-    """Return the whole batches from 1 to the caps with sum `total` whose longest time is the shortest.
+    """Return integer batches from 1 to the caps with sum `total` that minimise the longest time.
 
-    Workers that a single sample keeps longer than that do not hold up the balance of the others.
+    Workers whose time for a single sample exceeds that time do not affect the balance of the others.
 
     Parameters
     ----------
     caps : array of shape (workers,)
-        Whole numbers, at least 1 each and `total` together; infinite where there is none.
+        Largest batch of each worker, integers of at least 1 and `total` in sum; infinite for no cap.
     """
 
     def within(seconds: float) -> Numbers:
@@ -91,9 +91,9 @@ def whole_batches(times: Times, total: int, caps: Numbers) -> NDArray[np.int64]:
 def _bracket(
     within: Callable[[float], Numbers], guess_s: float, total: int, stop_at_total: bool = False
 ) -> tuple[float, float]:
-    """Return two times: within one too little gets done, or just enough; in the other, enough.
+    """Return two times: at the first, at most `total` samples are processed; at the second, at least.
 
-    They are neighbours, unless the search may stop at a time in which just enough gets done.
+    They are adjacent, unless `stop_at_total` ends the search at a time with exactly `total` samples.
     """
     low, high = 0.0, guess_s
     if within(low).sum() >= total:

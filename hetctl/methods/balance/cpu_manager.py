@@ -1,4 +1,4 @@
-"""Batches in proportion to predicted speed, for workers without accelerators (LB-BSP, Algorithm 1)."""
+"""Batches in proportion to predicted speeds, for workers without accelerators (LB-BSP, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hetctl.methods.balance.predictors.base import Predictor
 
 
 class CpuManager:
-    """Algorithm 1: Gamma_i(x) = x / v_i, with v_i as predicted for the next iteration.
+    """Manager of Algorithm 1: Gamma_i(x) = x / v_i, with the predicted v_i of the next iteration.
 
     Parameters
     ----------
     batches : sequence of int
-        Of the first iteration; their sum is kept.
+        Batches of the first iteration; their sum is kept.
     predictor : Predictor
-        Of as many workers: F_i in the paper.
+        Predictor for the same number of workers, F_i in the paper.
     caps : sequence of int or None
-        The largest batch of each worker; empty: none for anybody.
+        Largest batch of each worker, None for no cap; empty if no worker has one.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        If batches and caps do not go together.
+        If batches and caps are inconsistent.
     """
 
     def __init__(self, batches: Sequence[int], predictor: Predictor, caps: Sequence[int | None] = ()) -> None:
@@ -36,7 +36,7 @@ class CpuManager:
         self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Predict the speeds; round the shares so that the slowest worker is as fast as can be."""
+        """Return batches for the predicted speeds, rounded such that the slowest worker is fastest."""
         self._predictor.observe(
             np.array([seen.batch / seen.seconds for seen in observations]),
             np.array([seen.cpu for seen in observations]),

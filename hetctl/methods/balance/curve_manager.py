@@ -1,4 +1,4 @@
-"""Batches by time curves that are learnt on the way: to the balance in a few steps, and then still."""
+"""Batches from time curves learnt online: a few large steps to the balance, then no further changes."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWa
 from hetctl.methods.balance.step_time_fit import Fit, StepTimeHistory, fit_lines
 
 LAUNCH_SHARE = 0.3
-"""Of the first iteration: what launching is taken for until the curve tells."""
+"""Share of the first iteration that is assumed to be launch overhead until the curve shows it."""
 LEAST_GAIN = 0.01
-"""Share of an iteration that a change of batches has to save."""
+"""Least share of the iteration time that a change of batches has to save."""
 SURE = 0.5
-"""Standard errors of the slowest worker's time that it has to save as well."""
+"""Least saving as well, in standard errors of the slowest worker's time."""
 VENTURES = (1.15, 2.0, math.inf)
-"""No batch grows by more than would take, if only in proportion, so many times what the slowest takes now;
-by more only where less does not save enough."""
+"""Limits of growth, tried in turn: no batch exceeds the size that would take this multiple of the slowest
+worker's present time if time were proportional to it. A higher limit is tried only if a lower one does not
+save enough."""
 NEGLIGIBLE = 1e-9
-"""Share of memory that is none; part of a sample that rounding may have taken away."""
+"""Share of memory that counts as none; also the tolerance for rounding errors in samples."""
 PLAUSIBLE = 3.0
-"""Standard deviations to which a measurement that is off by more is brought back."""
+"""Standard deviations to which larger deviations of a measurement are clipped."""
 
 
 class CurveManager:
-    """Learns each worker's Gamma_i (launch overhead, saturation, memory) and goes to the balanced point.
+    """Manager that learns each worker's Gamma_i (launch overhead, saturation, memory) and balances by it.
 
-    Each iteration adds a point to each worker's curve. The split that balances the lines near the present
-    batches is looked at again with lines near itself, and taken if it saves more than `LEAST_GAIN`,
-    and more than measuring is unsure of. A worker that has strayed from its curve, by more than its
-    noise explains, is learnt anew.
+    Each iteration adds a point to each worker's curve. The lines fitted near the present batches give a
+    balanced split. It is evaluated again with lines fitted near itself, and adopted if it saves more than
+    `LEAST_GAIN` and more than the measurement uncertainty. The curve of a worker that deviates from it by
+    more than noise explains is learnt anew.
 
     Parameters
     ----------
     batches : sequence of int
-        Of the first iteration; their sum is kept.
+        Batches of the first iteration; their sum is kept.
     caps : sequence of int or None
-        The largest batch of each worker; empty: none for anybody.
+        Largest batch of each worker, None for no cap; empty if no worker has one.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        If batches and caps do not go together.
+        If batches and caps are inconsistent.
     """
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
@@ -58,7 +59,7 @@ class CurveManager:
         self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Learn from the last iteration; change the batches if that is worth it."""
+        """Learn from the last iteration and return the batches, changed if that saves enough."""
         batches = np.array([seen.batch for seen in observations], dtype=float)
         seconds = np.array([seen.seconds for seen in observations])
         self._learn(batches, seconds)
@@ -82,7 +83,7 @@ class CurveManager:
         self._launch = np.where(new > 0, self._launch * seconds / expected.seconds, self._launch)
 
     def _room(self, batches: Numbers, memory: Numbers) -> Numbers:
-        """Return how far batches may grow: memory is taken to grow in proportion, as it does at most."""
+        """Return the limits of the batches; memory grows at most in proportion, which is assumed here."""
         filled = np.floor(batches * FULL_MEMORY / np.maximum(memory, NEGLIGIBLE) + NEGLIGIBLE)
         return np.minimum(self._limits, np.maximum(filled, self.batches))
 
@@ -95,7 +96,7 @@ class CurveManager:
         self._launch = present.lines.launch
         slowest = int(present.seconds.argmax())
         enough = present.seconds[slowest] * (1 - max(LEAST_GAIN, SURE * float(present.error[slowest])))
-        # Half of it will do at the first look: lines near the present show less of a longer way's savings.
+        # Half of the saving is enough here: lines near the present batches underestimate distant savings.
         if present.lines.seconds(self._split(present, room)).max() > (enough + present.seconds[slowest]) / 2:
             self._warn(present)
             return
@@ -112,7 +113,7 @@ class CurveManager:
         return whole_batches(fit.lines, sum(self.batches), limits).astype(float)
 
     def _warn(self, present: Fit) -> None:
-        """Say so if a worker holds up all others with a single sample."""
+        """Add a warning if a worker delays all others although its batch is a single sample."""
         slowest = int(present.seconds.argmax())
         others = np.delete(present.seconds, slowest)
         late = others.size and others.max() * (1 + LEAST_GAIN) < present.seconds[slowest]

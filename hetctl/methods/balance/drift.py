@@ -1,4 +1,4 @@
-"""Noise told from a change of conditions, by how far measured seconds are off what was expected."""
+"""Distinction between noise and changed conditions by the deviation of measured from expected times."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from hetctl.methods.balance.step_time_fit import RECENT
 Numbers = NDArray[np.float64]
 
 OUTLIER = 5.0
-"""Nothing counts for more than so many standard deviations: one odd iteration is no change."""
+"""Limit of a residual, in standard deviations, so that a single outlier does not count as a change."""
 SLACK = 0.5
-"""Standard deviations that are taken off each time; half of the least change to be noticed soon."""
+"""Standard deviations subtracted in each iteration: half of the smallest change to be detected quickly."""
 THRESHOLD = 8.0
-"""Standard deviations, summed up, that make a change; mere noise takes about 20,000 iterations to them."""
+"""Sum of standard deviations that counts as a change; noise alone reaches it in about 20,000 iterations."""
 
 FIRST_NOISE, FIRST_WEIGHT, LAST_WEIGHT = 0.05, 10, 100
-"""Relative noise to begin with, and how many iterations that counts for, then and at most."""
+"""Initial relative noise, and its weight in iterations: initially and at most."""
 LEAST_NOISE = 0.003
-"""Relative noise that is reckoned with in any case: no curve is known better."""
+"""Lower limit of the relative noise: no curve is known more precisely."""
 TRUSTED = 3.0
-"""Standard deviations beyond which an iteration says nothing about the noise."""
+"""Standard deviations beyond which an iteration is not used to estimate the noise."""
 
 
 class ChangeDetector:
-    """Page's cumulative sums, upwards and downwards, one pair by worker."""
+    """Page's cumulative sums, upwards and downwards, one pair per worker."""
 
     def __init__(self, workers: int) -> None:
         self._sums: Numbers = np.zeros((2, workers))
         self._recent: Numbers = np.zeros((workers, RECENT))
 
     def observe(self, residuals: Numbers) -> NDArray[np.int64]:
-        """Return by worker for how many iterations conditions have been new; 0 where they are as they were.
+        """Return by worker the number of iterations since conditions changed; 0 if unchanged.
 
         Parameters
         ----------
         residuals : array of shape (workers,)
-            In standard deviations.
+            Deviations of the last iteration, in standard deviations.
         """
         counted = np.clip(residuals, -OUTLIER, OUTLIER)
         self._recent = np.column_stack([counted, self._recent[:, :-1]])
@@ -50,14 +50,14 @@ class ChangeDetector:
 
 
 def _likeliest_lengths(recent: Numbers) -> NDArray[np.int64]:
-    """Return by worker how many of its residuals, the latest first, likeliest have a mean of their own."""
+    """Return by worker the most likely number of latest residuals with a mean other than 0."""
     likelihood = np.cumsum(recent, axis=1) ** 2 / np.arange(1, RECENT + 1)
     lengths: NDArray[np.int64] = 1 + likelihood.argmax(axis=1)
     return lengths
 
 
 class Noise:
-    """How much the seconds of each worker vary while conditions stay the same, relatively."""
+    """Relative variation of each worker's time under constant conditions."""
 
     def __init__(self, workers: int) -> None:
         self._variance: Numbers = np.full(workers, FIRST_NOISE**2)
@@ -65,11 +65,11 @@ class Noise:
 
     @property
     def deviation(self) -> Numbers:
-        """Standard deviation by worker."""
+        """Relative standard deviation by worker."""
         return np.maximum(np.sqrt(self._variance), LEAST_NOISE)
 
     def observe(self, residuals: Numbers) -> None:
-        """Learn from residuals, in standard deviations."""
+        """Update the estimate from residuals, in standard deviations."""
         self._weight = min(self._weight + 1, LAST_WEIGHT)
         surplus = np.where(np.abs(residuals) < TRUSTED, residuals**2 - 1, 0.0)
         self._variance = self._variance * (1 + surplus / self._weight)

@@ -1,4 +1,4 @@
-"""Samples from the slowest to the fastest worker, step by step, for accelerators (LB-BSP, Algorithm 2)."""
+"""Stepwise transfer of samples from the slowest to the fastest worker (LB-BSP, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
 
 FAST_STEP, FAST_WINDOW = 5, 5
-"""Delta in samples and D in iterations while the balance is approached."""
+"""Step Delta in samples and window D in iterations during the approach to the balance."""
 FINE_STEP, FINE_WINDOW = 1, 20
-"""The same once a leader has been slower than a straggler."""
+"""Step and window after a leader has been slower than a straggler."""
 
 
 class GpuManager:
-    """Algorithm 2: the leader takes samples over from the straggler.
+    """Manager of Algorithm 2, for accelerators: the leader takes over samples from the straggler.
 
     Parameters
     ----------
     batches : sequence of int
-        Of the first iteration; their sum is kept.
+        Batches of the first iteration; their sum is kept.
     caps : sequence of int or None
-        The largest batch of each worker; empty: none for anybody.
+        Largest batch of each worker, None for no cap; empty if no worker has one.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        If batches and caps do not go together.
+        If batches and caps are inconsistent.
     """
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
@@ -40,7 +40,7 @@ class GpuManager:
         self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Move one step's samples, if the leader was faster all through the window."""
+        """Transfer one step of samples if the leader was faster throughout the window."""
         seconds = np.array([seen.seconds for seen in observations])
         self._recent = [*self._recent, seconds][-FINE_WINDOW:]
         self._ever_slower |= seconds[:, None] > seconds[None, :]
@@ -54,7 +54,7 @@ class GpuManager:
         return self.batches
 
     def _leader(self, observations: Sequence[Observation]) -> int | None:
-        """Return the fastest worker that can hold more samples, if any can."""
+        """Return the fastest worker that can hold more samples; None if none can."""
         able = [
             worker
             for worker, seen in enumerate(observations)

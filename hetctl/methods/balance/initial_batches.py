@@ -1,4 +1,4 @@
-"""The batches that members on several types of GPU begin with."""
+"""Initial batches of members that train on several types of GPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hetctl.model.workload import Workload
 def with_batches(
     given: Allocation, workload: Workload, batch_size: int, gpu_types: Mapping[str, str]
 ) -> Allocation:
-    """Return an allocation with the samples of each of its GPUs, if they are of several types.
+    """Return the allocation with a batch for each of its GPUs if they are of several types.
 
-    Together the batches are as large as equal ones of `batch_size`, and in proportion to each GPU's rate
-    (LB-BSP, Algorithm 1). While it trains, a manager of `hetctl.methods.balance` goes on from them.
+    The sum of the batches is that of equal ones of `batch_size`. They are in proportion to each GPU's rate
+    (LB-BSP, Algorithm 1). During training, a manager of `hetctl.methods.balance` adapts them.
 
     Parameters
     ----------
     gpu_types : mapping of str to str
-        By node.
+        GPU type of each node.
     """
     types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
     if len(set(types)) == 1:

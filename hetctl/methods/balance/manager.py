@@ -1,4 +1,4 @@
-"""Who takes how many samples next: the shape of every manager of batches (LB-BSP, Algorithm 3)."""
+"""Interface of every batch size manager and its observations (LB-BSP, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from hetctl.methods.balance.step_time import check_room
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 FULL_MEMORY = 0.95
-"""A worker that uses more of its memory than this is given no larger batch (section 3.3.2)."""
+"""Share of memory above which a worker gets no larger batch (section 3.3.2)."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a worker tells at the end of an iteration.
+    """Measurement of a worker at the end of an iteration.
 
     Parameters
     ----------
     batch : int
-        Samples that it took, x_i.
+        Samples in its batch, x_i.
     seconds : float
-        That it worked on them, t_i, without waiting for others.
+        Computation time t_i in seconds, without waiting for other workers.
     cpu : float
-        Share of the processors that it could use, c_i.
+        Share of the processors available to it, c_i.
     memory : float
-        Share of its memory in use, m_i; 0 where it is not known.
+        Share of its memory in use, m_i; 0 if unknown.
 
     Raises
     ------
     BadInputError
-        If the batch is below 1, the seconds are not finite and above 0, or the memory not from 0 up.
+        If the batch is below 1, the time is not finite and above 0, or the memory is negative or not finite.
     """
 
     batch: int
@@ -53,45 +53,45 @@ class Observation:
 
 
 class StragglerWarning(NamedTuple):
-    """What a person should know of a worker, by its number: a sentence that lacks its subject."""
+    """Warning about a worker, given by its number; `what` is a sentence without its subject."""
 
     worker: int
     what: str
 
 
 class BatchSizeManager(Protocol):
-    """Splits one total batch over the workers, anew at the end of each iteration.
+    """Manager that splits a constant total batch over the workers, anew after each iteration.
 
-    The sum of the batches never changes, each is at least 1, and none is above its cap. A manager has no
-    clock and no file, so that its pickle is all it takes to go on with the next job.
+    The sum of the batches never changes, each is at least 1, and none exceeds its cap. A manager has no
+    clock and no file, so its pickle is sufficient to continue in the next job.
     """
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch of each worker in the next iteration."""
+        """Batch of each worker in the next iteration."""
 
     @property
     def warnings(self) -> tuple[StragglerWarning, ...]:
-        """What a person should know, each once, in the order in which it came up."""
+        """Warnings for the user, each once, in order of occurrence."""
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Take in the last iteration, one observation by worker; return the next batches."""
+        """Add the last iteration, one observation per worker; return the next batches."""
 
 
 def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the batches of plain BSP, as equal as whole numbers and caps allow.
+    """Return the batches of plain BSP, as equal as integers and caps allow.
 
     Parameters
     ----------
     caps : sequence of int or None
-        The largest batch of each worker; None: any.
+        Largest batch of each worker; None for no cap.
 
     Raises
     ------
     BadInputError
         If there are fewer samples than workers.
     InfeasibleError
-        If the caps leave no room for all samples.
+        If the sum of the caps is below `total`.
     """
     limits = limits_of(caps)
     check_room(total, limits)
@@ -105,17 +105,17 @@ def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
 
 
 def limits_of(caps: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return the caps as numbers, infinite where there is none."""
+    """Return the caps as floats, infinite for None."""
     return np.array([math.inf if cap is None else cap for cap in caps], dtype=float)
 
 
 def checked_limits(batches: Sequence[int], caps: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return the caps as numbers for these first batches; no caps at all means none for anybody.
+    """Return the caps as floats after a check against the first batches; empty caps mean no caps.
 
     Raises
     ------
     BadInputError
-        If there is no worker, a batch is below 1, or there are not as many caps as batches.
+        If there is no worker, a batch is below 1, or the numbers of caps and batches differ.
     InfeasibleError
         If a batch is above its cap.
     """

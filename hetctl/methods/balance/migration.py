@@ -1,4 +1,4 @@
-"""Data that live with their workers, passed on until all are seen equally often (LB-BSP, section 3.5)."""
+"""Migration of samples between workers that hold their own data (LB-BSP, section 3.5)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from hetctl.model.errors import BadInputError
 
 GAP = 2.0
-"""By so many traversals one partition may be ahead of another (footnote 5)."""
+"""Largest difference of the traversals of two partitions before samples migrate (footnote 5)."""
 
 
 @dataclass(frozen=True)
 class Migration:
-    """Samples that one worker passes on to another.
+    """Samples that one worker transfers to another.
 
-    Once it is done, the traversals of all partitions are counted from 0 again.
+    Afterwards the traversals of all partitions are counted from 0 again.
     """
 
     source: int
@@ -26,24 +26,24 @@ class Migration:
 def next_migration(
     partitions: Sequence[int], drawn: Sequence[int], batches: Sequence[int], gap: float = GAP
 ) -> Migration | None:
-    """Return what to migrate now, or None while no partition is ahead by more than `gap` traversals.
+    """Return the next migration, or None while no partition leads by more than `gap` traversals.
 
-    From the worker that went through its partition least often to the one that did most often, and so
-    many samples that with their batches of today both go through theirs equally often, or nearly so.
+    Samples move from the worker with the fewest traversals of its partition to the one with the most, so
+    many that with their present batches both traverse their partitions about equally often.
 
     Parameters
     ----------
     partitions : sequence of int
-        Samples that each worker holds, at least 1.
+        Samples that each worker holds, at least 1 each.
     drawn : sequence of int
         Samples that each worker has taken since the last migration.
     batches : sequence of int
-        Samples that each takes in an iteration, x_i.
+        Batch of each worker in an iteration, x_i.
 
     Raises
     ------
     BadInputError
-        If a partition is empty, or there are not as many of each.
+        If a partition is empty, or the lengths of the sequences differ.
     """
     if not len(partitions) == len(drawn) == len(batches) or min(partitions, default=0) < 1:
         raise BadInputError(

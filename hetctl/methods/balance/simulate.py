@@ -1,4 +1,4 @@
-"""BSP iterations of unlike workers under a virtual clock, while a manager balances their batches."""
+"""Simulation of BSP iterations on unlike workers while a manager balances their batches."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hetctl.methods.balance.manager import FULL_MEMORY, BatchSizeManager, Observ
 from hetctl.methods.balance.step_time import TimeCurve, balance_time, balanced
 
 REACHED = 1.05
-"""An iteration that takes at most so many times t* is balanced."""
+"""Largest ratio to t* at which an iteration counts as balanced."""
 STEADY = 0.25
-"""The last quarter of a phase is its steady state."""
+"""Share of a phase, at its end, that counts as its steady state."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What batches take from an iteration on.
+    """Time curves of the workers from some iteration on.
 
     Parameters
     ----------
     first : int
-        That iteration, counted from 0.
+        First iteration with these curves, counted from 0.
     curves : tuple of TimeCurve
-        By worker; t_i of LB-BSP, Equation 3: computation and communication together.
+        Curves by worker: t_i of LB-BSP, Equation 3, computation and communication together.
     """
 
     first: int
@@ -34,14 +34,14 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration, from its start on the virtual clock until the slowest worker is done.
+    """One iteration, from its start on the virtual clock to the end of the slowest worker.
 
     Parameters
     ----------
     expected_s : float
-        What it would have taken without jitter.
+        Time in seconds without jitter.
     batches : tuple of int
-        By worker, as `worker_seconds`.
+        Batches by worker, in the order of `worker_seconds`.
     """
 
     start_s: float
@@ -53,24 +53,24 @@ class Iteration:
 
 @dataclass(frozen=True)
 class ConditionSpan:
-    """The iterations under one set of conditions beside their limit, all without jitter.
+    """Iterations under one set of conditions, compared with their limit; all times without jitter.
 
     Parameters
     ----------
     first, last : int
-        Its iterations.
+        First and last iteration.
     t_star_s : float
-        min t : sum_i Gamma_i^-1(t) >= B. No split takes less, not even with parts of samples.
+        min t : sum_i Gamma_i^-1(t) >= B. No split is faster, not even one into fractions of samples.
     best_s, best_batches
-        The best split into whole samples.
+        Time and batches of the best split into whole samples.
     equal_s : float
-        What equal batches take, as in BSP.
+        Time with equal batches, as in BSP.
     steady_s : float
-        Mean over the last quarter.
+        Mean time over the last quarter.
     ratio : float
-        `steady_s` over `t_star_s`; 1.0 is the limit.
+        `steady_s` / `t_star_s`; 1.0 is the limit.
     reached_at : int or None
-        The first iteration of at most 1.05 `t_star_s`.
+        First iteration that takes at most 1.05 `t_star_s`; None if there is none.
     """
 
     first: int
@@ -91,12 +91,12 @@ def iterate(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> Iterator[Iteration]:
-    """Let a manager choose the batches of so many iterations (LB-BSP, Algorithm 3).
+    """Yield simulated iterations whose batches a manager chooses (LB-BSP, Algorithm 3).
 
     Parameters
     ----------
     conditions : sequence of Conditions
-        In the order in which they come; the first ones hold from iteration 0 on.
+        Conditions in chronological order; the first ones must hold from iteration 0 on.
     jitter : float
         Standard deviation of the logarithm of each worker's time.
     """
@@ -113,13 +113,13 @@ def iterate(
 
 
 def phases(iterations: Sequence[Iteration], conditions: Sequence[Conditions]) -> tuple[ConditionSpan, ...]:
-    """Hold what iterations took under each set of conditions against the limit."""
+    """Return a comparison of the iterations with their limit for each set of conditions."""
     ends = [*(later.first for later in conditions[1:]), len(iterations)]
     return tuple(_phase(iterations[one.first : end], one) for one, end in zip(conditions, ends, strict=True))
 
 
 def _seen(curve: TimeCurve, batch: int, seconds: float) -> Observation:
-    """Say what a worker would: its memory fills in proportion, and the cap leaves 5 % free."""
+    """Return a worker's observation: memory grows in proportion, and the cap leaves 5 % free."""
     return Observation(batch, seconds, memory=FULL_MEMORY * batch / curve.cap if curve.cap else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""How long an iteration takes a worker by its batch, and the time at which all workers end together."""
+"""Time curves: iteration time of a worker by its batch, and the time at which all workers end together."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 
 @dataclass(frozen=True)
 class TimeCurve:
-    """Seconds of one iteration by the batch: Gamma_i of LB-BSP, section 3.1, with what it sends.
+    """Iteration time in seconds by batch: Gamma_i of LB-BSP, section 3.1, plus communication.
 
-    Straight from point to point, and never falling: a point below an earlier one is raised to it. Below the
-    first point the first line goes on to its launch overhead, at least 0; above the last point the
-    last line goes on, or, where that is flat, the proportion. A single point means in proportion.
+    Piecewise linear and non-decreasing: a point below an earlier one is raised to it. Below the first
+    point, the first line continues to its launch overhead, at least 0. Above the last point, the last line
+    continues or, if it is flat, time is proportional to the batch, as it is for a single point.
 
     Parameters
     ----------
     points : tuple of (float, float)
-        Batch and seconds, in any order; at least one.
+        Batch and seconds, in any order; at least one point.
     cap : int or None
-        The largest batch that fits into memory.
+        Largest batch that fits into memory; None for no cap.
 
     Raises
     ------
     BadInputError
-        If there is no point, a batch occurs twice, or a number is not finite and above 0.
+        If there is no point, two points have the same batch, or a number is not finite and above 0.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -50,13 +50,13 @@ class TimeCurve:
             raise BadInputError(f"the largest batch is {self.cap}, but must be at least 1")
 
     def seconds(self, batch: float) -> float:
-        """Return the seconds of an iteration with that batch."""
+        """Return the time in seconds of an iteration with this batch."""
         batches, seconds, slopes = self._lines
         at = max(bisect_right(batches, batch) - 1, 0)
         return seconds[at] + slopes[at] * (batch - batches[at])
 
     def batch(self, seconds: float) -> float:
-        """Return the largest batch, up to the cap, that takes at most so long; 0 if none does."""
+        """Return the largest batch, up to the cap, that takes at most `seconds`; 0 if none does."""
         batches, starts, slopes = self._lines
         at = bisect_right(starts, seconds) - 1
         if at < 0:
@@ -66,7 +66,7 @@ class TimeCurve:
 
     @cached_property
     def _lines(self) -> tuple[list[float], list[float], list[float]]:
-        """Where each line starts, in batch and seconds, and its slope; the last one is not flat."""
+        """Start of each line (batch, seconds) and its slope; the last line is not flat."""
         batches, given = zip(*sorted(self.points), strict=True)
         raised = list(accumulate(given, max))
         slopes = [
@@ -80,16 +80,16 @@ class TimeCurve:
 
 
 def balance_time(curves: Sequence[TimeCurve], total: int) -> float:
-    """Return t*, the least t with sum_i Gamma_i^-1(t) >= `total`, 1 <= x_i <= cap_i, in seconds.
+    """Return t* in seconds, the least t with sum_i Gamma_i^-1(t) >= `total`, 1 <= x_i <= cap_i.
 
-    No split of the batch takes less, not even with parts of samples.
+    No split of the batch takes less, not even one into fractions of samples.
 
     Raises
     ------
     BadInputError
         If there are fewer samples than workers.
     InfeasibleError
-        If the caps leave no room for all samples.
+        If the sum of the caps is below `total`.
     """
     caps = _caps(curves)
     check_room(total, caps)
@@ -97,12 +97,12 @@ def balance_time(curves: Sequence[TimeCurve], total: int) -> float:
 
 
 def balanced(curves: Sequence[TimeCurve], total: int) -> tuple[int, ...]:
-    """Return the whole batches whose slowest iteration is the fastest: LB-BSP's Equation 3.
+    """Return the integer batches that minimise the slowest worker's time: Equation 3 of LB-BSP.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        As `balance_time`.
+        See `balance_time`.
     """
     caps = _caps(curves)
     check_room(total, caps)
@@ -110,12 +110,12 @@ def balanced(curves: Sequence[TimeCurve], total: int) -> tuple[int, ...]:
 
 
 def check_room(total: int, caps: NDArray[np.float64]) -> None:
-    """Refuse a total batch that is too small for the workers, or too large for their caps.
+    """Raise an error for a total batch too small for the workers or too large for their caps.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        As `balance_time`.
+        See `balance_time`.
     """
     if len(caps) == 0 or total < len(caps):
         raise BadInputError(

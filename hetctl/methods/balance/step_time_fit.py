@@ -1,4 +1,4 @@
-"""Straight lines through what was measured: time curves near the batches at which they are asked for."""
+"""Straight lines fitted to measured times: local approximations of the time curves."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from numpy.typing import NDArray
 from hetctl.methods.balance.batch_partition import Lines, Numbers
 
 POINTS = 16
-"""Of each worker that are remembered: iterations in a row with the same batch are one."""
+"""Points kept per worker; consecutive iterations with the same batch form one point."""
 WINDOW = 128
-"""Iterations that a point stands for at most; then it forgets."""
+"""Most iterations that a point averages over; beyond that, older ones are forgotten."""
 RECENT = 32
-"""Iterations that are remembered one by one."""
+"""Latest iterations that are stored individually."""
 LAUNCH_UNSURE = 0.3
-"""Share of an iteration by which the launch overhead may differ from what it was taken for."""
+"""Relative uncertainty of the prior launch overhead, as a share of the iteration time."""
 BEND = 0.1
-"""How far a curve strays from its line at e times the batch, relatively; with the logarithm's square."""
+"""Relative deviation of a curve from its line at e times the batch; grows with the squared logarithm."""
 LEAST_RISE = 0.05
-"""Per cent by which time rises with 1 % more samples, at the largest batch measured, at least; at most it is
-1, as launching takes time."""
+"""Least rise of time in per cent for 1 % more samples, at the largest batch measured. The rise is at most
+1 %, since launching takes time."""
 
 
 class StepTimeHistory:
-    """Points of all workers' time curves, arrays of shape (workers, POINTS), the latest last.
+    """Points of all workers' time curves, arrays of shape (workers, POINTS), the latest point last.
 
     Parameters
     ----------
     workers : int
+        Number of workers.
     """
 
     def __init__(self, workers: int) -> None:
@@ -39,14 +40,14 @@ class StepTimeHistory:
         self._recent: Numbers = np.ones((2, workers, RECENT))
 
     def add(self, batches: Numbers, seconds: Numbers, believed: Numbers) -> None:
-        """Remember one more iteration, as measured and as far as that is believed, for now."""
+        """Add an iteration: as measured, and the plausible times to use for the time being."""
         self._recent = np.concatenate(
             [self._recent[:, :, 1:], np.stack([batches, seconds])[:, :, None]], axis=2
         )
         self._take(np.arange(len(batches)), batches, believed)
 
     def restart(self, lengths: NDArray[np.int64]) -> None:
-        """Keep only so many last iterations, and believe them, of each worker where that is above 0."""
+        """Keep only the last `lengths` iterations, as measured, of each worker for which it is above 0."""
         for worker in np.flatnonzero(lengths):
             self.counts[worker] = 0
             for batch, seconds in self._recent[:, worker, -lengths[worker] :].T:
@@ -66,14 +67,14 @@ class StepTimeHistory:
 
 @dataclass(frozen=True)
 class Fit:
-    """Lines that are good near certain batches.
+    """Lines that approximate the time curves near given batches.
 
     Parameters
     ----------
     seconds : array of shape (workers,)
-        At those batches.
+        Times at those batches.
     error : array of shape (workers,)
-        Standard error of these seconds, relative.
+        Relative standard error of these times.
     """
 
     lines: Lines
@@ -82,19 +83,19 @@ class Fit:
 
 
 def fit_lines(history: StepTimeHistory, near: Numbers, noise: Numbers, launch: Numbers) -> Fit:
-    """Fit a line by worker; points with batches far from `near` count less, as curves are bent.
+    """Fit a line per worker; points with batches far from `near` weigh less, as curves are not straight.
 
-    Least squares of relative errors, with one point more: `launch` at batch 0, known to
+    Least squares of relative errors, with one additional point: `launch` at batch 0, with uncertainty
     `LAUNCH_UNSURE`.
 
     Parameters
     ----------
     near : array of shape (workers,)
-        Batches where the lines are to be good.
+        Batches near which the lines approximate the curves.
     noise : array of shape (workers,)
-        Standard deviation of measured seconds, relative.
+        Relative standard deviation of measured times.
     launch : array of shape (workers,)
-        Seconds of launching, as far as they were known before.
+        Prior launch overhead in seconds.
     """
     bend = BEND * np.log(history.batches / near[:, None]) ** 2
     weight = history.counts / (noise[:, None] ** 2 + history.counts * bend**2) / history.seconds**2

@@ -1,4 +1,4 @@
-"""CEREBRO's model hopper: schedules of configurations over partitions of the data, and their simulation."""
+"""CEREBRO's model hopper: schedules of configurations over data partitions, and their simulation."""
 
 from __future__ import annotations
 

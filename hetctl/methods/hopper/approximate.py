@@ -1,9 +1,9 @@
-"""`approximate`: open shops by vector rearrangement (CEREBRO, section 4.2).
+"""`approximate`: open shop schedules by vector rearrangement (CEREBRO, section 4.2).
 
-The method is that of Fiala (1983) on top of the lemma of Steinitz; Woeginger (2018) tells it briefly.
-All workers are given the same load, and configurations an order in which no worker gets far ahead of
-another at any time. The workers then go through that order on a circle as long as the load, each some
-way behind the one before it; where the circle is cut, a unit ends on every worker.
+The method is that of Fiala (1983) based on the lemma of Steinitz; Woeginger (2018) summarises it. All
+workers are given equal loads, and the configurations are ordered such that no worker gets far ahead of
+another. The workers then process that order on a circle as long as the load, each shifted against the
+previous one; where the circle is cut, a unit ends on every worker.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ TINY = float(np.finfo(np.float64).tiny)
 
 
 def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
-    """Return the schedule of the rearrangement.
+    """Return the schedule of the rearrangement method.
 
-    It takes L_max (Equation 3) wherever the circle has room for it, which is sure where `is_optimal`
-    holds. Elsewhere the circle is the list of a dense schedule, which takes at most
-    L_max + (p - 1) T_max: the worker that ends last idles only while the configuration that it ends
-    with is at its other p - 1 units.
+    Its makespan is L_max (Equation 3) if the circle has room for it, which is certain if `is_optimal`
+    holds. Otherwise the order on the circle is the priority list of a dense schedule with a makespan of at
+    most L_max + (p - 1) T_max: the worker that ends last is idle only while its last configuration is
+    trained at the other p - 1 workers.
 
     Raises
     ------
     BadInputError
-        If partitions have replicas: the method is tied to the open shop (section 4.5).
+        If partitions have replicas: the method applies to open shops only (section 4.5).
     """
     matrix = units.matrix
     level = _levelled(matrix)
@@ -57,13 +57,13 @@ def _places(numbers: Numbers, units: UnitTimes) -> list[Place]:
 
 
 def is_optimal(matrix: Matrix) -> bool:
-    """Tell whether the method is sure to find an optimum: L_max >= (p^2 + p - 1) T_max."""
+    """Return true if the method certainly finds an optimum: L_max >= (p^2 + p - 1) T_max."""
     partitions = matrix.shape[1]
     return bool(matrix.sum(axis=0).max() >= (partitions**2 + partitions - 1) * matrix.max())
 
 
 def _levelled(matrix: Matrix) -> Matrix:
-    """Lengthen units, up to T_max (Equation 4), until all workers have the load L_max."""
+    """Lengthen units to at most T_max (Equation 4) such that all workers have the load L_max."""
     loads = matrix.sum(axis=0)
     room = matrix.max() - matrix
     before = np.cumsum(room, axis=0) - room
@@ -71,19 +71,19 @@ def _levelled(matrix: Matrix) -> Matrix:
 
 
 def _order(matrix: Matrix) -> Numbers:
-    """Return an order of the rows as `rearranged` promises it; a greedy one, which is quick, mostly is."""
+    """Return an order of the rows with the bound of `rearranged`: a fast greedy one if it meets the bound."""
     order = greedy(matrix)
     is_close = apart(matrix[order]) <= (matrix.shape[1] - 1) * matrix.max()
     return order if is_close else rearranged(matrix)
 
 
 def apart(matrix: Matrix) -> float:
-    """Return how far, at most, workers get from one another that go through the rows one by one."""
+    """Return the largest difference of load between workers that process the rows one by one."""
     return float(np.ptp(np.cumsum(matrix, axis=0), axis=1).max())
 
 
 def greedy(matrix: Matrix) -> Numbers:
-    """Return an order of the rows in which each next one keeps the columns' sums closest to each other."""
+    """Return an order of the rows in which each next row keeps the column sums closest together."""
     left = np.arange(len(matrix))
     order: list[int] = []
     done = np.zeros(matrix.shape[1])
@@ -96,20 +96,20 @@ def greedy(matrix: Matrix) -> Numbers:
 
 
 def rearranged(matrix: Matrix) -> Numbers:
-    """Return an order of the rows in which workers get at most (p - 1) T_max `apart`.
+    """Return an order of the rows in which workers are at most (p - 1) T_max `apart`.
 
     Parameters
     ----------
     matrix : array of shape (configs, partitions)
-        With the same sum over the rows in each column.
+        Matrix whose columns all have the same sum.
 
     Notes
     -----
-    The lemma of Steinitz, as Grinberg and Sevastyanov proved it. Rows have the vectors v_i of
-    differences between their columns, of d = p - 1 dimensions and with the sum 0. As long as k of them
-    are left, there are weights w_i of 0 to 1 with sum w_i v_i = 0 and the sum k - 1 - d, and at a vertex
-    of these one weight is 0: that row comes last. For those that are left sum v_i = sum (1 - w_i) v_i,
-    in which the factors add up to d.
+    This is Grinberg and Sevastyanov's proof of the lemma of Steinitz. Row i has a vector v_i of the
+    differences between its columns, with d = p - 1 dimensions; the sum of all v_i is 0. While k rows are
+    left, there are weights 0 <= w_i <= 1 with sum w_i v_i = 0 and sum w_i = k - 1 - d, and at a vertex of
+    this polytope one weight is 0: that row is placed last. For the remaining rows sum v_i =
+    sum (1 - w_i) v_i, where the factors 1 - w_i add up to d.
     """
     from scipy.optimize import linprog
 
@@ -132,10 +132,11 @@ def rearranged(matrix: Matrix) -> Numbers:
 
 
 def _circle(matrix: Matrix) -> tuple[Matrix, bool]:
-    """Return when each unit begins on the circle, and whether no configuration overlaps itself there.
+    """Return each unit's start on the circle, and true if no configuration overlaps itself there.
 
-    Each worker is as little behind the one before it as lets it follow in every configuration and end a
-    unit at the cut: p T_max and another T_max at most, which makes for the p^2 + p - 1.
+    Each worker has the least shift against the previous one with which it follows that worker in every
+    configuration and ends a unit at the cut. The shift is at most p T_max plus T_max, which leads to the
+    factor p^2 + p - 1.
     """
     ends = np.cumsum(matrix, axis=0)
     begins = ends - matrix
@@ -150,6 +151,6 @@ def _circle(matrix: Matrix) -> tuple[Matrix, bool]:
 
 
 def _around(seconds: Matrix, around_s: float) -> Matrix:
-    """Return times on the circle; what is just short of the cut is on it."""
+    """Return times modulo the length of the circle; a time just below the length counts as 0."""
     times = np.mod(seconds, around_s)
     return np.where(times > around_s * (1 - PRECISION), 0.0, times)

@@ -1,4 +1,4 @@
-"""Dense schedules that keep the longest configuration going, for a search to begin with."""
+"""Dense schedules by the longest remaining time, as starting points of a search."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from hetctl.methods.hopper.schedule import Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)
-"""Shares of the longest configuration's time, for a search to go through."""
+"""Noise levels to try in turn, as shares of the longest configuration's time."""
 
 
 def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
-    """Return the dense schedule in which a worker begins the unit of which most is left.
+    """Return the dense schedule in which a worker begins the unit with the most remaining time.
 
-    Most of its configuration, and of its partition where the worker has several.
+    The remaining time is that of its configuration plus that of its partition.
 
     Parameters
     ----------
     noise : float
-        Share of the longest configuration's time, up to which a random part is added to what is left.
+        Upper limit of the random time added to the remaining time, as a share of the longest
+        configuration's time.
     """
     return dense_residual(Residual.whole(units), noise, seed)
 
 
 def dense_residual(residual: Residual, noise: float = 0.0, seed: int = 0) -> Schedule:
-    """Return such a schedule of what is left; epochs to come count as left, too."""
+    """Return a dense schedule, as `dense`, of what is left; future epochs count as remaining time."""
     return dispatch_residual(residual, _longest_left(residual, noise, np.random.default_rng(seed)))
 
 

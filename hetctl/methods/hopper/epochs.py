@@ -1,4 +1,4 @@
-"""Hops of configurations over an epoch or several: what the hopper's decisions come to."""
+"""Simulation of the hopper over one or several epochs."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def simulate_hops(
 ) -> HopTrace:
     """Run a hopper until every configuration has visited every partition in each of its epochs.
 
-    An epoch of a configuration begins when its last one has ended, whatever the others do (CEREBRO,
-    section 2: there is no barrier). A configuration whose epochs are done leaves.
+    A configuration begins its next epoch when its previous one has ended, independent of the others
+    (CEREBRO, section 2: there is no barrier). It leaves after its last epoch.
 
     Parameters
     ----------
     plan : sequence of Visit
-        What the hopper follows; empty: it draws.
+        Plan for the hopper; empty if it draws units at random.
     epochs : int or mapping of str to int
-        Of every configuration, or by configuration; one that has 0 or is missing does not join.
+        Epochs of every configuration, or by configuration; one with 0 or without an entry does not join.
     reschedule : SearchOptions or None
-        Of new plans when workers fail, return or join late; None: the plan stays in force for all that
-        it can. The virtual clock stands still meanwhile.
+        Options of new plans when workers fail, return or join late; None: the first plan remains in force
+        as far as possible. The virtual clock stands still during rescheduling.
 
     Raises
     ------
     InfeasibleError
-        If a partition is lost for good before everybody has visited it.
+        If a partition is permanently lost before every configuration has visited it.
     """
     wanted = epochs if isinstance(epochs, Mapping) else dict.fromkeys(units.configs, epochs)
     hopper = Hopper(
@@ -72,7 +72,7 @@ def simulate_hops(
 
 
 def _homes(units: UnitTimes) -> dict[str, tuple[str, ...]]:
-    """Return the availability map: the partitions that each worker has a time for."""
+    """Return the availability map: the partitions of each worker, for which it has finite times."""
     has = np.isfinite(units.seconds).any(axis=0)
     return {
         worker: tuple(name for j, name in enumerate(units.partitions) if has[j, k])

@@ -1,4 +1,4 @@
-"""List scheduling: a worker that is idle begins one of the units that it could, by some rule."""
+"""List scheduling: an idle worker begins one of the units that are ready for it, chosen by a rule."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 
 Numbers = NDArray[np.intp]
 Rule = Callable[[int, Numbers], int]
-"""From a worker and the units that are ready for it, to one of these.
+"""Function from a worker and the units that are ready for it to one of these units.
 
-Units are counted through: configuration * partitions + partition.
+A unit's number is configuration * partitions + partition.
 """
 
 
 def dispatch(units: UnitTimes, rule: Rule) -> Schedule:
     """Return the schedule of CEREBRO's Algorithms 1 and 2 with a rule in place of the shuffle.
 
-    Time goes from one completion to the next instead of by WAIT_TIME. The schedule is *dense*: no
-    worker waits while a unit is ready for it.
+    Time advances from completion to completion instead of by WAIT_TIME. The schedule is *dense*: no
+    worker is idle while a unit is ready for it.
     """
     return dispatch_residual(Residual.whole(units), rule)
 
 
 def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
-    """Return the dense schedule of what is left, from now on.
+    """Return the dense schedule of what is left, with times relative to now.
 
-    Workers that are absent are taken to return when nothing else is left that can be done without
-    them: the hops before that hold however long they stay away.
+    Absent workers are assumed to return when all that can be done without them is done. Therefore the
+    hops before that are valid however long these workers stay absent.
     """
     floor = _Floor(residual)
     hops: list[Hop] = []
@@ -62,14 +62,14 @@ def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
 
 
 class _Floor:
-    """Which workers are idle, and which units are waiting and ready.
+    """Idle workers, and the units that are waiting or ready.
 
     Parameters
     ----------
     waiting : array of shape (configs, partitions)
-        Q in the paper, of the epochs that configurations are in.
+        Waiting units, Q in the paper, of the configurations' present epochs.
     ready : array of shape (configs, partitions)
-        Units that are waiting while their configuration is idle.
+        Waiting units of idle configurations.
     """
 
     def __init__(self, residual: Residual) -> None:
@@ -88,17 +88,17 @@ class _Floor:
             self._make_ready(config)
 
     def ready_for(self, worker: int) -> Numbers:
-        """Return the units that a worker could begin."""
+        """Return the units that a worker can begin."""
         at: Numbers = self._at[worker]
         return np.asarray(at[self.ready.ravel()[at]])
 
     def dismiss(self, worker: int) -> None:
-        """Ask a worker no more if it has nothing left to wait for."""
+        """Remove a worker from the idle ones if it has no units left to wait for."""
         if not self._epochs_left and not self.waiting.ravel()[self._at[worker]].any():
             self.idle.remove(worker)
 
     def begin(self, unit: int, worker: int, now_s: float) -> Hop:
-        """Take a unit away for a worker."""
+        """Start a unit on a worker."""
         config, partition = divmod(unit, self.waiting.shape[1])
         self.waiting[config, partition] = False
         self.ready[config] = False
@@ -106,12 +106,12 @@ class _Floor:
         return Hop(config, partition, worker, now_s, now_s + float(self._seconds[config, partition, worker]))
 
     def end(self, worker: int, config: int) -> None:
-        """Make a worker and a configuration idle again (Algorithm 2)."""
+        """Mark a worker and a configuration as idle again (Algorithm 2)."""
         self._make_ready(config)
         self.idle.add(worker)
 
     def _make_ready(self, config: int) -> None:
-        """Let a configuration be begun, in its next epoch if nothing of this one is left."""
+        """Mark a configuration's units as ready, those of its next epoch if none of this one is left."""
         if self._epochs[config] and not self.waiting[config].any():
             self.waiting[config] = True
             self._epochs[config] -= 1

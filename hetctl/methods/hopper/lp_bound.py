@@ -1,4 +1,4 @@
-"""How units are best shared among the workers that have their partitions: a linear programme."""
+"""Optimal sharing of units among the workers that have their partitions: a linear programme."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 
 def shares(seconds: NDArray[np.float64], one_at_a_time: bool) -> tuple[float, NDArray[np.float64]]:
-    """Return the least time in which all is done, and which share of each unit each worker does.
+    """Return the least makespan, and the share of each unit that each worker processes in it.
 
-    With preemption, that a worker is not busy for longer is enough; and that no configuration is,
-    where it can be on one worker at a time (Lawler and Labetoulle, 1978).
+    With preemption it is sufficient that no worker is busy for longer than the makespan, and, if a
+    configuration can be on only one worker at a time, no configuration either (Lawler and Labetoulle, 1978).
 
     Parameters
     ----------
     seconds : array of shape (configs, partitions, workers)
-        Infinite where the worker does not have the partition.
+        Unit times; infinite if the worker does not have the partition.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array

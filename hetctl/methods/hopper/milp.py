@@ -1,4 +1,4 @@
-"""`milp`: CEREBRO's mixed integer linear programme, on SciPy's HiGHS, in a box of time."""
+"""`milp`: CEREBRO's mixed integer linear programme, solved by SciPy's HiGHS within a time limit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hetctl.methods.hopper.search_options import SearchOptions
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 MOST_PAIRS = 5000
-"""Of units that exclude each other: with more, the solver finds nothing in minutes, nor heeds its time."""
+"""Most pairs of mutually exclusive units; with more, HiGHS finds nothing in minutes and exceeds its time."""
 
 Unit = tuple[int, int]
 Term = tuple[int, float]
 
 
 def milp(units: UnitTimes, options: SearchOptions) -> Schedule:
-    """Return the best schedule that the solver finds in its time (CEREBRO, Equations 1 and 2).
+    """Return the best schedule that the solver finds within its time (CEREBRO, Equations 1 and 2).
 
     With replicas the programme is that of appendix 10. Its very large value V is the makespan of
-    `randomized`, whose schedule is returned where the solver finds none, or where the programme would
-    be too large to be of use.
+    `randomized`. That schedule is returned if the solver finds none, or if the programme would have more
+    than `MOST_PAIRS` pairs.
     """
     until_s = options.clock() + options.seconds
     first = randomized(units, options)
@@ -44,10 +44,10 @@ def _pairs(units: UnitTimes) -> int:
 
 
 class _Programme:
-    """Columns and rows of the programme; a row is a sum of terms that is at least some value.
+    """Columns and rows of the programme; each row is a sum of terms with a lower limit.
 
-    Columns are the makespan C, the starts X, the places Q of units (appendix 10; products of two are
-    made linear), and the orders Y of units of a configuration and Z of units at a worker.
+    The columns are the makespan C, the starts X, the places Q of units (appendix 10; products of two are
+    linearised), and the orders Y of units of a configuration and Z of units at a worker.
     """
 
     def __init__(self, units: UnitTimes, very_large_s: float) -> None:
@@ -83,7 +83,7 @@ class _Programme:
             yield place, -self._time(unit, worker)
 
     def _add_unit(self, unit: Unit) -> None:
-        """Place a unit (appendix 10, constraints 1 and 2) so that it ends before C (Equation 2.f)."""
+        """Assign a unit to one worker (appendix 10, constraints 1 and 2); it ends before C (Equation 2.f)."""
         workers = np.flatnonzero(np.isfinite(self._units.seconds[unit])).tolist()
         self._starts[unit] = self._column(whole=False)
         self._places[unit] = {worker: self._column(whole=True) for worker in workers}
@@ -92,14 +92,14 @@ class _Programme:
         self._row(0, (self._makespan, 1), (self._starts[unit], -1), *self._minus_time(unit))
 
     def _add_isolation(self, one: Unit, other: Unit) -> None:
-        """Let one unit of a configuration follow the other (Equations 2.a and 2.b)."""
+        """Let one of two units of a configuration follow the other (Equations 2.a and 2.b)."""
         x, y, v = self._starts[one], self._starts[other], self._v
         order = self._column(whole=True)
         self._row(0, (x, 1), (y, -1), (order, v), *self._minus_time(other))
         self._row(-v, (y, 1), (x, -1), (order, -v), *self._minus_time(one))
 
     def _add_exclusive_access(self, one: Unit, other: Unit) -> None:
-        """Let one unit follow the other where they are at the same worker (Equations 2.c and 2.d)."""
+        """Let one of two units follow the other if they share a worker (Equations 2.c and 2.d)."""
         shared = self._places[one].keys() & self._places[other].keys()
         if not shared:
             return
@@ -112,7 +112,7 @@ class _Programme:
             self._row(-3 * v, (y, 1), (x, -1), (order, -v), (p, -v - one_s), (q, -v))
 
     def solve(self, seconds: float) -> Schedule | None:
-        """Return what the solver finds, timed again, which removes its tolerances."""
+        """Return the solver's schedule with recomputed times, free of its tolerances; None if none."""
         from scipy import optimize
         from scipy.sparse import coo_array
 

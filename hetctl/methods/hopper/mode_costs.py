@@ -1,4 +1,4 @@
-"""What the hopper, data parallelism and the hybrid of both come to on the same unit times."""
+"""Comparison of the hopper, data parallelism and their hybrid on the same unit times."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hetctl.model.plan import HOPPER
 
 @dataclass(frozen=True)
 class ModeCost:
-    """A way to train, as the hopper sees it: its groups are the workers.
+    """Schedule of one training mode; its groups of workers act as the hopper's workers.
 
     Parameters
     ----------
     groups : Groups
-        The workers of each group, by their numbers.
+        Numbers of the workers in each group.
     units : UnitTimes
-        Of the groups.
+        Unit times of the groups.
     schedule : Schedule
-        Of one epoch of these units.
+        Schedule of one epoch.
     """
 
     way: str
@@ -37,14 +37,14 @@ def price(
     efficiency: Efficiency,
     schedule: Callable[[UnitTimes], Schedule],
 ) -> list[ModeCost]:
-    """Return the ways from the quickest to the slowest; of equal ones the first one given comes first.
+    """Return the modes from the fastest to the slowest; equally fast ones stay in the given order.
 
     Parameters
     ----------
     efficiency : callable
-        Of a group that trains data-parallel, by its size.
+        Efficiency of a group that trains data-parallel, by its size.
     schedule : callable
-        A scheduler of the hopper, with its options.
+        Scheduler of the hopper, with its options.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""With few configurations: whether workers train together (CEREBRO, appendix 12, Horovod hopper)."""
+"""Choice between hopping and groups for few configurations (CEREBRO, appendix 12, Horovod hopper)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ HYBRID = "hybrid"
 WAYS = (HOPPER, HYBRID, DATA_PARALLEL)
 
 Efficiency = Callable[[int], float]
-"""From the size of a group to the share of the ideal rate that it reaches: rate / (size * rate of one)."""
+"""Share of the ideal rate by size of a group: rate / (size * rate of one)."""
 Groups = tuple[tuple[int, ...], ...]
-"""The workers of each group, by their numbers."""
+"""Numbers of the workers in each group."""
 
 
 def ways(configs: int, workers: int) -> tuple[str, ...]:
-    """Return how to train by the rule of appendix 12: the hopper while p/2 < ``|S|``.
+    """Return the training modes by the rule of appendix 12: the hopper if p/2 < ``|S|``.
 
-    Below that the paper takes data parallelism. The hybrid, which lies between the two, comes second:
-    it is for whoever can price both.
+    Otherwise the paper uses data parallelism. The hybrid, which lies between the two, comes second, for
+    callers that compare the cost of both.
     """
     return (HOPPER,) if workers / 2 < configs else (DATA_PARALLEL, HYBRID)
 
 
 def groups(way: str, units: UnitTimes) -> Groups:
-    """Return who trains together: all, or in the hybrid as many groups as there are configurations.
+    """Return the groups of workers: all workers in one, or in the hybrid one group per configuration.
 
-    The hybrid's groups are of equal size or differ by one worker. Since a group is as slow as its
-    slowest worker, workers of about the same speed go together.
+    The hybrid's groups have equal sizes or differ by one worker. Since a group is as slow as its slowest
+    worker, workers of similar speed are grouped. In the hopper each worker is a group.
     """
     if way == HOPPER:
         return tuple((worker,) for worker in range(len(units.workers)))
@@ -43,10 +43,10 @@ def groups(way: str, units: UnitTimes) -> Groups:
 
 
 def grouped(units: UnitTimes, parts: Groups, efficiency: Efficiency) -> UnitTimes:
-    """Return the unit times of groups: a configuration hops from group to group.
+    """Return the unit times of groups, between which configurations hop.
 
-    Every worker of a group goes through its own partition in step with the others, so the sub-epoch
-    takes as long as the slowest one's, and longer by what the group is short of the ideal.
+    Every worker of a group processes its own partition in step with the others, so the sub-epoch takes as
+    long as that of the slowest worker, divided by the efficiency of the group.
 
     Raises
     ------
@@ -60,5 +60,5 @@ def grouped(units: UnitTimes, parts: Groups, efficiency: Efficiency) -> UnitTime
 
 
 def _by_worker(units: UnitTimes) -> NDArray[np.float64]:
-    """Return the seconds of shape (configs, workers), each worker on its own partition."""
+    """Return the unit times in seconds, shape (configs, workers), each worker on its own partition."""
     return units.matrix[:, np.argsort(units.homes)]

@@ -1,4 +1,4 @@
-"""`best`: ours; dense schedules as long as they get better, and a solver for small problems."""
+"""`best`: dense schedules until they no longer improve, then a solver for small problems."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hetctl.methods.hopper.solver import refine
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 MOST_PLACES = 600
-"""Units, times the workers of each: with more the solver finds nothing in seconds."""
+"""Most pairs of a unit and a worker for it; with more the solver finds nothing in seconds."""
 MOST_BOUNDED = 20_000
-"""With more, and replicas, the bound takes longer than it is worth."""
+"""Most places with replicas for which the lower bound is computed; with more it takes too long."""
 DRAWS, DRAWS_SHARE = 100, 0.5
-"""Dense schedules before the solver, and the most of the time that they may take."""
+"""Most dense schedules before the solver, and their largest share of the time."""
 
 
 def best(units: UnitTimes, options: SearchOptions) -> Schedule:
-    """Return the best schedule found in the time; to find one as good as the bound ends the search.
+    """Return the best schedule found in the time; one that reaches the lower bound ends the search.
 
-    First come dense schedules, that of `approximate` for an open shop among them; with replicas each
-    other time with units settled on workers.
+    The first candidates are dense schedules and, for an open shop, that of `approximate`. With replicas,
+    every other candidate assigns each unit to a single worker.
     """
     began_s = options.clock()
     places = np.isfinite(units.seconds).sum()

@@ -1,4 +1,4 @@
-"""`randomized`: CEREBRO's own scheduler; an idle worker begins any unit that is ready for it."""
+"""`randomized`: CEREBRO's own scheduler; an idle worker begins a random unit that is ready for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 def randomized(units: UnitTimes, options: SearchOptions) -> Schedule:
     """Return a random dense schedule (CEREBRO, Algorithms 1 and 2).
 
-    With replicas, any worker that has the partition may take a unit (section 4.5).
+    With replicas, any worker that has the partition may process a unit (section 4.5).
     """
     draw = random.Random(options.seed)
 

@@ -1,4 +1,4 @@
-"""Replicas: which worker takes which units of a partition that several have."""
+"""Assignment of units to workers for partitions with replicas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 
 
 def settled(units: UnitTimes, seed: int) -> UnitTimes:
-    """Return units with one worker each, so that all workers are about equally busy.
+    """Return the units with one worker each, such that all workers are about equally busy.
 
-    A partition is shared as if all configurations were one, and which of them a worker takes is drawn.
-    Where some partition has no worker that can train them all, units are returned as they are.
+    A partition is shared as if all configurations were one; the configurations of a worker are then drawn.
+    If some partition has no worker that can train them all, the units are returned unchanged.
     """
     together = units.seconds.sum(axis=0)
     if np.isinf(together).all(axis=1).any():

@@ -1,4 +1,4 @@
-"""Rescheduling: a plan of what is left, made when a worker fails, returns or joins late."""
+"""Rescheduling: a new plan of what is left when a worker fails, returns or joins late."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.visits import Visit
 
 MOST_SECONDS = 0.2
-"""Limit of a search: workers are idle meanwhile."""
+"""Time limit of a search in seconds, short since workers are idle meanwhile."""
 MOST_UNITS = 5_000
-"""Most units of a plan, unless one epoch has more; a dense schedule of them takes as long as a search."""
+"""Most units of a plan, unless one epoch has more; a dense schedule of them takes about `MOST_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class Rescheduler:
-    """Request of a hopper for a plan of what is left.
+    """Function that makes a new plan for a hopper from its state.
 
     Parameters
     ----------
     units : UnitTimes
-        Of all configurations and workers that may join.
+        Unit times of all configurations and workers that may join.
     epochs : mapping of str to int
-        How many each configuration is going to have in all.
+        Total epochs of each configuration.
     options : SearchOptions
-        Of their seconds, at most `MOST_SECONDS` are used.
+        Search options; at most `MOST_SECONDS` of their seconds are used.
     """
 
     units: UnitTimes
@@ -43,17 +43,17 @@ class Rescheduler:
     options: SearchOptions
 
     def __call__(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
-        """Return visits that hold however long workers stay away that are not there.
+        """Return visits that are valid however long absent workers stay absent.
 
-        Units that only these could do are left out, and so is what has to wait for them, and what is
-        beyond the horizon of `MOST_UNITS`.
+        Units that only absent workers could process are left out, and so are units that depend on them and
+        those beyond the horizon of `MOST_UNITS`.
         """
         residual = residual_of(state, self.units, self.epochs, now_s)
         return _visits(_shortest(residual, self.options), residual, state)
 
 
 def residual_of(state: HopperState, units: UnitTimes, epochs: Mapping[str, int], now_s: float) -> Residual:
-    """Return what is left of a run, at a time that is counted as `HopperState.since` is."""
+    """Return what is left of a run at a time on the clock of `HopperState.since`."""
     configs, partitions, workers = (
         {name: i for i, name in enumerate(names)}
         for names in (units.configs, units.partitions, units.workers)
@@ -77,7 +77,7 @@ def residual_of(state: HopperState, units: UnitTimes, epochs: Mapping[str, int],
 
 
 def _shortest(residual: Residual, options: SearchOptions) -> Schedule:
-    """Return the shortest of the dense schedules that the time is enough for, one at least."""
+    """Return the shortest of the dense schedules that can be made within the time, at least one."""
     until_s = options.clock() + min(options.seconds, MOST_SECONDS)
     found = dense_residual(residual)
     numbers = takewhile(lambda _: options.clock() < until_s, count())
@@ -86,7 +86,7 @@ def _shortest(residual: Residual, options: SearchOptions) -> Schedule:
 
 
 def _visits(schedule: Schedule, residual: Residual, state: HopperState) -> tuple[Visit, ...]:
-    """Return the visits of the hops that start before one that needs an absent worker."""
+    """Return the visits of the hops before the first one that needs an absent worker."""
     units = residual.units
     return tuple(
         Visit(
@@ -101,7 +101,7 @@ def _visits(schedule: Schedule, residual: Residual, state: HopperState) -> tuple
 
 
 def _certain(schedule: Schedule, residual: Residual) -> Iterator[tuple[Hop, int]]:
-    """Yield hops, each with the epochs between that of its configuration now and its own."""
+    """Yield hops, each with its number of epochs after the present epoch of its configuration."""
     until_s = min((hop.start_s for hop in schedule.hops if hop.worker in residual.absent), default=np.inf)
     earlier: Counter[tuple[int, int]] = Counter()
     for hop in schedule.hops:

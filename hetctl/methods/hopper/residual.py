@@ -1,4 +1,4 @@
-"""The residual problem: what is left of a run at some time, to be scheduled anew."""
+"""Residual problem: the part of a run that is left to schedule at some time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 Release = tuple[float, int, int]
-"""End of what is running, in seconds from now; its worker and its configuration."""
+"""End of a running unit in seconds from now, its worker and its configuration."""
 
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """Units that are neither done nor running, and who is free for them when.
+    """Units that are neither done nor running, and the times at which workers become free.
 
     Parameters
     ----------
     waiting : array of bool of shape (configs, partitions)
-        Units of the epochs that configurations are in.
+        Waiting units of the configurations' present epochs.
     epochs : array of int of shape (configs,)
         Whole epochs that follow.
     running : tuple of Release
-        Nothing is preempted.
+        Running units, which are not preempted.
     absent : frozenset of int
-        Workers that are away, nobody knows for how long.
+        Workers that are absent for an unknown time.
     """
 
     units: UnitTimes
@@ -37,6 +37,6 @@ class Residual:
 
     @classmethod
     def whole(cls, units: UnitTimes) -> Residual:
-        """Return an epoch that has not begun, on workers that are all there."""
+        """Return the residual problem of an epoch that has not begun, with all workers present."""
         configs, partitions, _ = units.seconds.shape
         return cls(units, np.ones((configs, partitions), dtype=bool), np.zeros(configs, dtype=np.intp))

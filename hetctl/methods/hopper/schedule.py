@@ -1,4 +1,4 @@
-"""A schedule of hops, and the invariants that it has to keep."""
+"""Schedule of hops, and its invariants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 PRECISION = 1e-9
-"""Of the makespan: times are sums of floating-point numbers."""
+"""Tolerance relative to the makespan: times are sums of floating-point numbers."""
 
 Place = tuple[int, int, int]
-"""(config, partition, worker), by their numbers."""
+"""Numbers of the configuration, the partition and the worker."""
 
 
 class Hop(NamedTuple):
-    """A configuration on a partition at a worker, all by their numbers, from start to end."""
+    """Training of a configuration on a partition at a worker, all by number, from start to end."""
 
     config: int
     partition: int
@@ -30,24 +30,24 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The hops of one epoch, in any order."""
+    """Hops of one epoch, in any order."""
 
     hops: tuple[Hop, ...]
 
     @property
     def makespan_s(self) -> float:
-        """When the last hop ends."""
+        """End of the last hop in seconds."""
         return max((hop.end_s for hop in self.hops), default=0.0)
 
     @property
     def sequence(self) -> list[Place]:
-        """Places by start; what takes no time comes before what starts with it."""
+        """Places in order of their starts; at equal starts, hops without duration come first."""
         hops = sorted(self.hops, key=attrgetter("start_s", "end_s"))
         return [(hop.config, hop.partition, hop.worker) for hop in hops]
 
 
 def in_sequence(units: UnitTimes, sequence: Iterable[Place]) -> Schedule:
-    """Return the hops of a sequence, each as early as its configuration and its worker allow."""
+    """Return the hops of a sequence, each as early as its configuration and its worker are free."""
     configs, workers = [0.0] * len(units.configs), [0.0] * len(units.workers)
     hops = []
     for config, partition, worker in sequence:
@@ -59,7 +59,7 @@ def in_sequence(units: UnitTimes, sequence: Iterable[Place]) -> Schedule:
 
 
 def violations(schedule: Schedule, units: UnitTimes) -> list[str]:
-    """Say in words which of the invariants of CEREBRO, section 2, a schedule breaks; nothing if none."""
+    """Return messages on the violated invariants of CEREBRO, section 2; empty if there are none."""
     slack_s = PRECISION * schedule.makespan_s
     return [
         *_incomplete(schedule, units),
@@ -70,7 +70,7 @@ def violations(schedule: Schedule, units: UnitTimes) -> list[str]:
 
 
 def _incomplete(schedule: Schedule, units: UnitTimes) -> list[str]:
-    """Each configuration is trained on each partition exactly once."""
+    """Return violations of the rule that each configuration is trained on each partition exactly once."""
     times = Counter((hop.config, hop.partition) for hop in schedule.hops)
     return [
         f"completeness: {config} visits {partition} {times[i, j]} times"
@@ -83,7 +83,7 @@ def _incomplete(schedule: Schedule, units: UnitTimes) -> list[str]:
 def _overlaps(
     rule: str, schedule: Schedule, of: Callable[[Hop], int], names: tuple[str, ...], slack_s: float
 ) -> list[str]:
-    """Neither a configuration nor a worker is at two hops at once."""
+    """Return violations of the rule that a configuration or worker has one hop at a time."""
     hops = sorted(schedule.hops, key=lambda hop: (of(hop), hop.start_s, hop.end_s))
     return [
         f"{rule}: {names[of(hop)]} starts at {later.start_s:g} s, before it has ended at {hop.end_s:g} s"
@@ -93,7 +93,7 @@ def _overlaps(
 
 
 def _preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> list[str]:
-    """Each hop takes the time of its unit, without interruption, where its partition is."""
+    """Return violations of the rule that a hop takes the time of its unit, on a worker with the partition."""
     return [
         f"no preemption: {units.configs[config]} takes {units.seconds[config, partition, worker]:g} s on"
         f" {units.workers[worker]}, not from {start_s:g} to {end_s:g} s"

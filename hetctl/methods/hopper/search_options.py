@@ -1,4 +1,4 @@
-"""What a person may set of a search for a schedule."""
+"""Options of a search for a schedule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What every scheduler is told; it reads what it knows.
+    """Options of every scheduler; each uses those that it supports.
 
     Parameters
     ----------
     seconds : float
-        How long a scheduler that searches may do so; one that does not takes what it needs.
+        Time limit of a search; a scheduler without a search ignores it.
     clock : callable
-        Counts seconds.
+        Clock that returns seconds.
     """
 
     seed: int = 0

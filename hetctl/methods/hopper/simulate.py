@@ -1,4 +1,4 @@
-"""A hopper under a virtual clock, with workers that fail and return."""
+"""Simulation of a hopper on a virtual clock, with workers that fail and return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetctl.model.errors import InfeasibleError
 
 
 class HopEvent(IntEnum):
-    """What may happen; of those at the same time the first one here comes first."""
+    """Kinds of events; at equal times, those with the smaller number are processed first."""
 
     UNIT_ENDS = 0
     WORKER_FAILS = 1
@@ -25,7 +25,7 @@ class HopEvent(IntEnum):
 
 @dataclass(frozen=True)
 class Outage:
-    """A time without a worker: from 0 on it joins late; without an end it does not return."""
+    """Absence of a worker: from 0 on it joins late; without an end it does not return."""
 
     worker: str
     start_s: float
@@ -34,12 +34,12 @@ class Outage:
 
 @dataclass(frozen=True)
 class VisitRecord:
-    """A visit as it went.
+    """A visit with its times.
 
     Parameters
     ----------
     lost : bool
-        Whether the worker failed at `end_s`, before the unit was done.
+        True if the worker failed at `end_s`, before the unit was done.
     """
 
     visit: Visit
@@ -50,31 +50,31 @@ class VisitRecord:
 
 @dataclass(frozen=True)
 class HopTrace:
-    """What came of it: every stay in the order of the starts, and the log that a replay needs."""
+    """Result of a simulation: all visits in order of their starts, and the log for a replay."""
 
     stays: tuple[VisitRecord, ...]
     log: tuple[Visit, ...]
 
     @property
     def makespan_s(self) -> float:
-        """When the last unit was done."""
+        """End of the last completed unit in seconds."""
         return max((stay.end_s for stay in self.stays if not stay.lost), default=0.0)
 
 
 class HopClock:
-    """Tells a hopper what happens, and starts what it says, until nothing is left to do.
+    """Event loop that reports events to a hopper and starts the visits that it returns.
 
     Parameters
     ----------
     homes : mapping of str to sequence of str
-        Partitions by worker. All workers are there from the beginning, but for their outages.
+        Partitions by worker. All workers are present from the beginning, except for their outages.
     seconds : callable
-        Time of a unit, by configuration, partition and worker.
+        Time of a unit in seconds, by configuration, partition and worker.
     epoch_ends : callable
-        Told the configuration and the epoch in which it has visited all partitions; it has the
-        configuration go on or leave, and may have others join.
+        Called with a configuration and the epoch in which it has visited all partitions. It makes the
+        configuration continue or leave, and may let others join.
     outages : iterable of Outage
-        Of workers in `homes`.
+        Outages of workers in `homes`.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class HopClock:
                 self._expect(outage.end_s, HopEvent.WORKER_JOINS, outage.worker)
 
     def run(self) -> HopTrace:
-        """Let everything happen that happens at a time, then start what can start, until all is done.
+        """Process all events of a time, then start what can start, until all is done.
 
         Raises
         ------
         InfeasibleError
-            If a partition is lost for good before everybody has visited it.
+            If a partition is permanently lost before every configuration has visited it.
         """
         while True:
             while self._events and self._events[0][0] <= self._now_s:
@@ -154,7 +154,7 @@ _HAPPENS: dict[HopEvent, Callable[[HopClock, Any], None]] = {
 
 
 def _merged(outages: Iterable[Outage]) -> list[Outage]:
-    """Join outages of a worker that touch each other."""
+    """Merge overlapping or adjacent outages of a worker."""
     merged: list[Outage] = []
     for outage in sorted(outages, key=lambda one: (one.worker, one.start_s)):
         last = merged[-1] if merged else None

@@ -1,4 +1,4 @@
-"""Schedules by constraint programming (OR-Tools' CP-SAT), from a good one on."""
+"""Improvement of a schedule by constraint programming (OR-Tools' CP-SAT)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TICKS = 100_000
-"""Of the best makespan so far, unless all seconds are whole; others are rounded up to ticks."""
+"""Ticks per best makespan so far; times are rounded up to ticks. If all are whole seconds, a tick is 1 s."""
 PARAMETERS = {
     "linearization_level": 0,
     "symmetry_level": 0,
@@ -27,16 +27,16 @@ PARAMETERS = {
     "use_precedences_in_disjunctive_constraint": True,
     "use_dynamic_precedence_in_disjunctive": True,
 }
-"""Little before the search, and much propagation in it. Open shops are searched best by one thread alone."""
+"""Little presolve and strong propagation. For open shops the search is best with a single thread."""
 
 
 def refine(units: UnitTimes, schedule: Schedule, bound_s: float, options: SearchOptions) -> Schedule:
-    """Return a schedule that is no worse, found in about `SearchOptions.seconds`.
+    """Return a schedule that is no worse than the given one, within about `SearchOptions.seconds`.
 
     Parameters
     ----------
     bound_s : float
-        No schedule takes less; the search stops when it comes to it.
+        Lower bound of the makespan; the search stops when it reaches it.
     """
     until_s = options.clock() + options.seconds
     from ortools.sat.python import cp_model
@@ -54,7 +54,7 @@ def refine(units: UnitTimes, schedule: Schedule, bound_s: float, options: Search
 
 
 class _Model:
-    """An interval for each unit, an optional one for each worker where there are several."""
+    """Constraint model: an interval for each unit, with replicas an optional one for each worker."""
 
     def __init__(self, units: UnitTimes, hint: Schedule, bound_s: float) -> None:
         from ortools.sat.python import cp_model
@@ -92,7 +92,7 @@ class _Model:
             self.model.add(start + ticks <= self._makespan).only_enforce_if(place)
 
     def _add_hint(self, hint: Schedule) -> None:
-        """Hint at a schedule of whole ticks: rounded one by one, its hops would overlap."""
+        """Add a hint in whole ticks: with individually rounded times, the hops of the hint would overlap."""
         starts = {(hop.config, hop.partition, hop.worker): int(hop.start_s) for hop in hint.hops}
         self.model.add_hint(self._makespan, self._horizon)
         for where, (start, place) in self._places.items():
@@ -102,7 +102,7 @@ class _Model:
                 self.model.add_hint(place, where in starts)
 
     def sequence(self, solver: cp_model.CpSolver) -> list[Place]:
-        """Return where hops take place in what was found, by start."""
+        """Return the places of the hops in the solution, in order of their starts."""
         found = [
             (solver.value(start), self._ticks.seconds[where], where)
             for where, (start, place) in self._places.items()

@@ -1,4 +1,4 @@
-"""The hopper as a state machine: it is told what happened, and says which unit starts where."""
+"""The hopper as a state machine: it receives events and returns the units to start."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hetctl.methods.hopper.visits import Unit, Visit
 
 @dataclass(frozen=True)
 class HopperState:
-    """All that a hopper knows; `core.codec` turns it into JSON's values and back.
+    """Complete state of a hopper; `hetctl.model.serialization` converts it to JSON's types and back.
 
     Parameters
     ----------
     plan : tuple of Visit
-        What is followed; empty where units are drawn.
+        Plan in force; empty if units are drawn at random.
     workers : mapping of str to tuple of str
-        The workers that are there, with their partitions.
+        Present workers with their partitions.
     configs : mapping of str to int
-        The configurations that are in, with the epoch each is in.
+        Active configurations with their present epochs.
     running : tuple of Visit
-        Q' in CEREBRO.
+        Running visits, Q' in CEREBRO.
     log : tuple of Visit
-        What was done, in the order in which it ended.
+        Completed visits, in the order of their ends.
     started : int
-        Visits started so far.
+        Number of visits started so far.
     since : mapping of str to float
-        When what runs now was started, by worker, in seconds as `Hopper.dispatch` is told them.
+        Start of the running visit by worker, in seconds on the clock of `Hopper.dispatch`.
     torn : bool
-        Whether, after the first start, a worker failed or joined since the plan was made.
+        True if a worker failed or joined after the first start and since the plan was made.
     """
 
     partitions: tuple[str, ...]
@@ -47,33 +47,36 @@ class HopperState:
 
 
 Reschedule = Callable[[HopperState, float], Sequence[Visit]]
-"""From a state and the seconds at which it is seen to a plan of what is left."""
+"""Function from a state and its time in seconds to a plan of what is left."""
 
 
 class Hopper:
     """Model hopper parallelism of any configurations on any workers (CEREBRO, Algorithms 1 and 2).
 
-    After every event, or several, `dispatch` says what to start. Each configuration visits each
-    partition once in an epoch, on one worker at a time, and a worker trains one configuration at a
-    time; nothing is preempted. Workers may share partitions (section 4.5), fail, return and join late,
-    configurations join and stop at any time (section 4.6). An executor that dies goes on from `state`.
+    After one or several events, `dispatch` returns the visits to start. Each configuration visits each
+    partition once per epoch, on one worker at a time, and a worker trains one configuration at a time,
+    without preemption. Workers may share partitions (section 4.5), fail, return and join late;
+    configurations join and stop at any time (section 4.6). After a crash, an executor resumes from `state`.
 
-    With a plan, units start in the plan's order for each worker and each configuration; a worker waits
-    for a configuration that has yet to begin the epoch of its turn, unless it has stopped. What the plan
-    does not have, or has on a worker that is gone, is drawn at random among what an idle worker could
-    do, as is everything without a plan. A log is a plan: following it is a replay.
+    With a plan, units start in the plan's order for each worker and each configuration. A worker waits for
+    a configuration that has not yet begun the epoch of its turn, unless that configuration has stopped.
+    Units that the plan does not contain, or has on an absent worker, are drawn at random among those that
+    an idle worker could process; without a plan, all units are. A log is a valid plan: following it is a
+    replay.
 
     With `reschedule`, `dispatch` asks for a new plan if workers failed, returned or joined late since the
-    last one, or if there is none or it is used up.
+    last plan, if there is none, or if it is completed.
 
     Parameters
     ----------
     partitions : iterable of str
-        That every configuration has to visit.
+        Partitions that every configuration has to visit.
     seed : int
-        Of what is drawn.
+        Seed of the random draws.
     plan : sequence of Visit
-        In an order in which the visits could start, as `visits_of` and `log` return them.
+        Visits in an order in which they could start, as returned by `visits_of` and `log`.
+    reschedule : callable or None
+        Function that makes new plans; None for no rescheduling.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Hopper:
 
     @classmethod
     def resume(cls, state: HopperState, reschedule: Reschedule | None = None) -> Hopper:
-        """Return the hopper that had this state; both say the same from here on."""
+        """Return a hopper with this state, which continues exactly as the original would."""
         hopper = cls(state.partitions, seed=state.seed, plan=state.plan, reschedule=reschedule)
         hopper._started = state.started
         hopper._since = dict(state.since)
@@ -118,7 +121,7 @@ class Hopper:
 
     @property
     def state(self) -> HopperState:
-        """What `resume` goes on from."""
+        """State for `resume`."""
         return HopperState(
             partitions=self._partitions,
             seed=self._seed,
@@ -134,32 +137,32 @@ class Hopper:
 
     @property
     def log(self) -> tuple[Visit, ...]:
-        """What was done, in the order in which it ended."""
+        """Completed visits, in the order of their ends."""
         return tuple(self._log)
 
     @property
     def running(self) -> Mapping[str, Visit]:
-        """What runs now, by worker."""
+        """Running visits by worker."""
         return dict(self._running)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing waits or runs."""
+        """True if no unit waits or runs."""
         return not self._queue and not self._running
 
     @property
     def stranded(self) -> tuple[str, ...]:
-        """Partitions that units wait for, but no worker has; it takes a worker with them to go on."""
+        """Partitions that units wait for but no present worker has; the run needs a worker with them."""
         wanted = {unit.partition for unit in self._queue}.difference(*self._queue.homes.values())
         return tuple(partition for partition in self._partitions if partition in wanted)
 
     def has_finished(self, config: str) -> bool:
-        """Whether a configuration that is in has visited all partitions in its epoch."""
+        """Return true if an active configuration has visited all partitions in its epoch."""
         epoch = self._epochs[config]
         return all(Unit(config, epoch, partition) in self._done for partition in self._partitions)
 
     def follow(self, plan: Sequence[Visit]) -> None:
-        """Change the plan for all that waits, as after replanning; an empty one: draw from now on."""
+        """Replace the plan for all waiting units, as after replanning; empty to draw units at random."""
         self._torn = False
         earlier, self._queue = self._queue, UnitQueue(plan)
         for unit in self._done:
@@ -170,9 +173,9 @@ class Hopper:
             self._queue.add(unit)
 
     def config_joins(self, config: str, epoch: int = 0) -> None:
-        """Have a configuration visit all partitions, or in a later epoch visit them again.
+        """Let a configuration visit all partitions, once more in each later epoch.
 
-        One that was stopped goes on where it was if it joins in the same epoch.
+        A stopped configuration continues if it joins in the same epoch.
 
         Raises
         ------
@@ -184,7 +187,7 @@ class Hopper:
         self._enter(config, epoch)
 
     def config_stops(self, config: str) -> None:
-        """Drop a configuration's units; one that is running goes on to its end, which is logged."""
+        """Remove a configuration's waiting units; a running one continues to its end, which is logged."""
         epoch = self._epochs.pop(config, None)
         for partition in self._partitions if epoch is not None else ():
             unit = Unit(config, epoch or 0, partition)
@@ -192,17 +195,17 @@ class Hopper:
                 self._queue.remove(unit)
 
     def worker_joins(self, worker: str, partitions: Iterable[str]) -> Visit | None:
-        """Count on a worker: in the beginning, late, or back from a failure.
+        """Add a worker: at the beginning, late, or back from a failure.
 
         Returns
         -------
         Visit or None
-            What it was taken to be running, if nobody had noticed that it failed.
+            The visit that it was thought to be running, if its failure had not been noticed.
 
         Raises
         ------
         ValueError
-            If it has a partition that there is not.
+            If it has an unknown partition.
         """
         has = tuple(partitions)
         if unknown := set(has).difference(self._partitions):
@@ -214,7 +217,7 @@ class Hopper:
         return lost
 
     def worker_fails(self, worker: str) -> Visit | None:
-        """Do without a worker; what it was running goes back from Q' to Q (section 4.6), and is returned."""
+        """Remove a worker; its running visit, if any, is put back from Q' to Q (section 4.6) and returned."""
         lost = self._running.get(worker)
         if worker in self._queue.homes:
             self._torn = self._started > 0
@@ -224,13 +227,13 @@ class Hopper:
         return lost
 
     def unit_done(self, visit: Visit) -> bool:
-        """Note that a visit ended well (Algorithm 2).
+        """Record the successful end of a visit (Algorithm 2).
 
         Returns
         -------
         bool
-            False, and nothing is changed, if it is not running: the report of a worker that was given
-            up is late, and its unit will be, or was, trained elsewhere from the last checkpoint.
+            False, with nothing changed, if the visit is not running: this is a late report of a worker that
+            was given up, and its unit is or was trained elsewhere from the last checkpoint.
         """
         if not self._release(visit):
             return False
@@ -240,7 +243,7 @@ class Hopper:
         return True
 
     def unit_failed(self, visit: Visit) -> bool:
-        """Let a unit wait again whose visit failed; False as for `unit_done`."""
+        """Put the unit of a failed visit back into the queue; return false as `unit_done` does."""
         if not self._release(visit):
             return False
         if self._epochs.get(visit.config) == visit.epoch:
@@ -248,12 +251,12 @@ class Hopper:
         return True
 
     def dispatch(self, now_s: float = 0.0) -> tuple[Visit, ...]:
-        """Start whatever can start now, what is planned first (Algorithm 1, lines 6 to 15).
+        """Start all units that can start now, planned ones first (Algorithm 1, lines 6 to 15).
 
         Parameters
         ----------
         now_s : float
-            Seconds since any fixed time; only rescheduling needs them.
+            Seconds on any clock; needed only for rescheduling.
         """
         if self._reschedule and self._needs_plan:
             self.follow(self._reschedule(self.state, now_s))
@@ -266,9 +269,9 @@ class Hopper:
 
     @property
     def _needs_plan(self) -> bool:
-        """Return true if the plan is for other workers than those there, or ends before what waits.
+        """True if the plan is for other workers than the present ones, or ends before the waiting units.
 
-        One that was made before the first start still holds if all its workers have come.
+        A plan from before the first start remains valid if all its workers are present.
         """
         if not self._queue:
             return False
@@ -281,12 +284,12 @@ class Hopper:
         return None if unit is None or self._is_too_early(worker, unit) else unit
 
     def _is_too_early(self, worker: str, unit: Unit) -> bool:
-        """Return whether an earlier turn of the worker is for a later epoch of a configuration that is in."""
+        """Return true if an earlier turn of the worker is for a later epoch of an active configuration."""
         turns = self._queue.turns_before(worker, unit)
         return any(self._epochs.get(turn.config, turn.epoch) < turn.epoch for turn in turns)
 
     def _drawn(self, worker: str) -> Unit | None:
-        """Draw with a generator of its own for each start, so that no state of one has to be kept."""
+        """Draw a unit with a new generator for each start, so that no generator state has to be saved."""
         loose = self._queue.loose(worker, self._busy)
         return random.Random(f"{self._seed}:{self._started}").choice(loose) if loose else None
 

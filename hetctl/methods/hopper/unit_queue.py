@@ -1,4 +1,4 @@
-"""The units that wait, Q in CEREBRO: some for the turn that a plan gives them, others for anyone."""
+"""Queue of waiting units, Q in CEREBRO: planned ones have a turn, the others are for any worker."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hetctl.methods.hopper.visits import Unit, Visit
 
 
 class UnitQueue:
-    """Units that wait, and the partitions of the workers that are there.
+    """Waiting units, and the partitions of the present workers.
 
-    A unit is *planned* if a plan has it on a worker that is there and has its partition. Else it is
-    *loose*: any worker with its partition may take it (section 4.5). So a plan that a failure tore
-    stays in force for all the rest. What a worker missed before it came is loose for good: if it kept
-    its turns, everybody would have to wait until the worker has caught up.
+    A unit is *planned* if a plan has it on a present worker with its partition. Otherwise it is *loose*:
+    any worker with its partition may process it (section 4.5). Thus a plan remains in force for the other
+    workers after a failure. Units that a worker missed before it joined stay loose: if it kept these turns,
+    all others would have to wait until it has caught up.
 
     Parameters
     ----------
     plan : sequence of Visit
-        A later visit starts after earlier ones of its worker or configuration.
+        Planned visits; a visit starts after all earlier ones of its worker or configuration.
 
     Attributes
     ----------
     homes : dict
-        Partitions by worker; the availability map.
+        Partitions by worker: the availability map.
     """
 
     def __init__(self, plan: Sequence[Visit] = ()) -> None:
@@ -53,43 +53,43 @@ class UnitQueue:
 
     @property
     def plan(self) -> tuple[Visit, ...]:
-        """What is followed, without the turns that were missed."""
+        """Plan in force, without missed turns."""
         return tuple(visit for visit in self._plan if visit.unit in self._turns)
 
     @property
     def is_used_up(self) -> bool:
-        """Return true if there was a plan, and all of it is done."""
+        """True if there was a plan and all of it is done."""
         return bool(self._plan) and not any(self._planned_at.values())
 
     @property
     def missing(self) -> set[str]:
-        """Workers that the plan counts on and that are not there."""
+        """Absent workers that the plan relies on."""
         return {worker for worker, units in self._planned_at.items() if units} - self.homes.keys()
 
     def add(self, unit: Unit) -> None:
-        """Let a unit wait."""
+        """Add a waiting unit."""
         self._waiting.add(unit)
         for row, entry in self._rows(unit):
             insort(row, entry)
 
     def remove(self, unit: Unit) -> None:
-        """Take a unit out."""
+        """Remove a waiting unit."""
         self._waiting.remove(unit)
         for row, entry in self._rows(unit):
             del row[bisect_left(row, entry)]
 
     def is_done(self, unit: Unit) -> None:
-        """Note that a unit will never wait again."""
+        """Mark a unit as done, so that it will never wait again."""
         if unit in self._turns:
             with suppress(ValueError):
                 self._planned_at[self._plan[self._turns[unit]].worker].remove(unit)
 
     def worker_leaves(self, worker: str) -> None:
-        """Do without a worker; what waits for its turn there becomes loose."""
+        """Remove a worker; units that wait for a turn there become loose."""
         self._settle(worker, None)
 
     def worker_joins(self, worker: str, partitions: tuple[str, ...], begun: Iterable[Unit] = ()) -> None:
-        """Note what a worker has, and give it the turns later than all of those that began."""
+        """Add a worker with its partitions, and keep its turns that are later than all of the begun units."""
         latest = max((self._turns.get(unit, -1) for unit in begun), default=-1)
         for unit in [unit for unit in self._planned(worker) if self._turns[unit] < latest]:
             self.remove(unit)
@@ -98,11 +98,11 @@ class UnitQueue:
         self._settle(worker, partitions)
 
     def next_planned(self, worker: str, busy: Collection[str]) -> Unit | None:
-        """Return what the worker has to do next by the plan, unless it is not yet its turn.
+        """Return the worker's next planned unit; None if it has none or it is not yet its turn.
 
-        It is its turn if neither the worker nor the configuration, which must not be busy, has an
-        earlier planned unit that waits. The earliest of all of them has its turn, so a plan never
-        comes to a standstill.
+        It is its turn if neither the worker nor the configuration, which must not be busy, has an earlier
+        planned unit that waits. The earliest of all planned units always has its turn, so a plan cannot
+        deadlock.
         """
         turns = self._by_worker[worker]
         if not turns:
@@ -111,7 +111,7 @@ class UnitQueue:
         return unit if unit.config not in busy and self._by_config[unit.config][0] == turns[0] else None
 
     def turns_before(self, worker: str, unit: Unit) -> Iterator[Unit]:
-        """Yield what is not done of the worker's turns before that of a unit, in the plan's order."""
+        """Yield the worker's unfinished turns before that of a unit, in the plan's order."""
         turn = self._turns[unit]
         for other in self._planned_at[worker]:
             if self._turns.get(other, -1) >= turn:
@@ -120,7 +120,7 @@ class UnitQueue:
                 yield other
 
     def loose(self, worker: str, busy: Collection[str]) -> list[Unit]:
-        """Return what the worker may take besides: loose units of configurations that are not busy."""
+        """Return the loose units that the worker can process: those of configurations that are not busy."""
         return [
             unit
             for partition in self.homes[worker]
@@ -129,11 +129,11 @@ class UnitQueue:
         ]
 
     def _planned(self, worker: str) -> list[Unit]:
-        """Return what waits and has a turn at a worker, there or not."""
+        """Return the waiting units with a turn at a worker, present or not."""
         return [unit for unit in self._planned_at[worker] if unit in self._waiting and unit in self._turns]
 
     def _settle(self, worker: str, partitions: tuple[str, ...] | None) -> None:
-        """Change the availability map, and what is loose with it."""
+        """Change a worker's entry in the availability map, and recompute which of its units are loose."""
         moved = self._planned(worker)
         for unit in moved:
             self.remove(unit)
@@ -144,7 +144,7 @@ class UnitQueue:
             self.add(unit)
 
     def _rows(self, unit: Unit) -> list[tuple[list[Any], Any]]:
-        """Return the sorted lists that a unit belongs to, each with its entry there."""
+        """Return the sorted lists that contain a unit, each with the unit's entry in it."""
         turn = self._turns.get(unit)
         if turn is not None and unit.partition in self.homes.get(self._plan[turn].worker, ()):
             by_worker = self._by_worker[self._plan[turn].worker]

@@ -1,4 +1,4 @@
-"""Unit times: how long a configuration trains on a partition of the data, by worker."""
+"""Unit times: training time of a configuration on a partition of the data, by worker."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 
 @dataclass(frozen=True, eq=False)
 class UnitTimes:
-    """What one epoch has to be scheduled of: every configuration visits every partition once.
+    """Unit times of one epoch, in which every configuration visits every partition once.
 
     Parameters
     ----------
     configs : tuple of str
-        The training configurations, S in CEREBRO.
+        Training configurations, S in CEREBRO.
     partitions : tuple of str
-        Of the training data.
+        Partitions of the training data.
     workers : tuple of str
-        Each trains one configuration at a time.
+        Workers, each of which trains one configuration at a time.
     seconds : array of shape (configs, partitions, workers)
-        Of one sub-epoch with the hop that follows, T in CEREBRO (section 4.1; appendix 10 with
-        replicas); infinite where the worker does not have the partition. It is copied.
+        Time of one sub-epoch with the hop that follows, T in CEREBRO (section 4.1; appendix 10 with
+        replicas); infinite if the worker does not have the partition. The array is copied.
 
     Raises
     ------
     BadInputError
-        If the shape does not fit the names, or a time is negative or not a number.
+        If the shape does not match the names, or a time is negative or NaN.
     InfeasibleError
-        If no worker has what a configuration needs.
+        If no worker can train some configuration on some partition.
     """
 
     configs: tuple[str, ...]
@@ -64,12 +64,12 @@ class UnitTimes:
     def from_matrix(
         cls, matrix: ArrayLike, configs: Sequence[str] | None = None, workers: Sequence[str] | None = None
     ) -> UnitTimes:
-        """Return the times of partitions that are each on one worker alone.
+        """Return the times of partitions that are on one worker each.
 
         Parameters
         ----------
         matrix : array of shape (configs, workers)
-            Seconds of a configuration on the partition of a worker.
+            Seconds of each configuration on the partition of each worker.
         """
         rows = np.asarray(matrix, dtype=np.float64)
         if rows.ndim != 2:
@@ -93,38 +93,38 @@ class UnitTimes:
 
     @cached_property
     def homes(self) -> NDArray[np.intp]:
-        """For each partition, the worker that has it (the first one of several)."""
+        """Worker that has each partition, the first one of several; shape (partitions,)."""
         return np.asarray(self._has.argmax(axis=1))
 
     @cached_property
     def is_open_shop(self) -> bool:
-        """Whether each partition is on one worker, and each worker has one partition."""
+        """True if each partition is on one worker and each worker has one partition."""
         has = self._has
         return bool((has.sum(axis=0) == 1).all() and (has.sum(axis=1) == 1).all())
 
     @cached_property
     def matrix(self) -> NDArray[np.float64]:
-        """Seconds of shape (configs, partitions), of an open shop."""
+        """Unit times in seconds of an open shop, shape (configs, partitions)."""
         if not self.is_open_shop:
             raise BadInputError("some partition is on several workers, or some worker has none or several")
         return self.seconds[:, range(len(self.partitions)), self.homes]
 
     @cached_property
     def fastest(self) -> NDArray[np.float64]:
-        """Seconds of shape (configs, partitions), each on the worker that is best at it."""
+        """Unit times in seconds on the fastest worker for each unit, shape (configs, partitions)."""
         return np.asarray(self.seconds.min(axis=2))
 
     @cached_property
     def _has(self) -> NDArray[np.bool_]:
-        """Whether a partition is on a worker, of shape (partitions, workers)."""
+        """True where a worker has a partition, shape (partitions, workers)."""
         return np.asarray(np.isfinite(self.seconds).any(axis=0))
 
 
 def lower_bound(units: UnitTimes) -> float:
-    """Return seconds that no schedule can beat.
+    """Return a lower bound of the makespan in seconds.
 
-    Of an open shop: the time of the longest configuration or of the busiest worker. With replicas:
-    that of the best schedule with preemption.
+    For an open shop: the time of the longest configuration or of the busiest worker. With replicas: the
+    makespan of the best preemptive schedule.
     """
     if units.is_open_shop:
         return float(max(units.matrix.sum(axis=0).max(), units.matrix.sum(axis=1).max()))

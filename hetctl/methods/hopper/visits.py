@@ -1,4 +1,4 @@
-"""Visits of configurations to partitions: what a plan asks for, and what a log remembers."""
+"""Visits of configurations to partitions, the elements of plans and logs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A unit at a worker.
+    """Training of a unit at a worker.
 
     Parameters
     ----------
     number : int
-        Counts the starts, so that a second attempt is another visit.
+        Number of the start, which distinguishes repeated attempts at a unit.
     """
 
     number: int
@@ -35,17 +35,17 @@ class Visit:
 
     @property
     def unit(self) -> Unit:
-        """What is trained."""
+        """Unit that is trained."""
         return Unit(self.config, self.epoch, self.partition)
 
 
 def by_start(hop: Hop) -> tuple[float, float]:
-    """Return a key: hops sorted by it could start in that order, those that take no time as well."""
+    """Return a sort key by start, then end, so that at equal starts hops without duration come first."""
     return hop.start_s, hop.end_s
 
 
 def visits_of(schedule: Schedule, units: UnitTimes, epochs: int = 1) -> tuple[Visit, ...]:
-    """Return the visits of a schedule in the order of their starts, once for each epoch."""
+    """Return the visits of a schedule in order of their starts, repeated for each epoch."""
     hops = sorted(schedule.hops, key=by_start)
     return tuple(
         Visit(

@@ -1,4 +1,4 @@
-"""A network with fewer layers, for searches that look at very many partitions."""
+"""Coarse version of a network with fewer layers, for searches over very many partitions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hetctl.methods.pipeline.layers import Layer, LayerProfile
 
 
 def coarse(profile: LayerProfile, most: int) -> LayerProfile:
-    """Return a profile of so many layers at most, neighbours merged that take the least together.
+    """Return a profile with at most `most` layers; the neighbours with the least total time are merged.
 
-    Each of its partitions is one of the network itself, too, of the same times and bytes.
+    Each partition of the coarse network is also one of the network itself, with equal times and bytes.
     """
     of_types = [profile.forward_s(name) + profile.backward_s(name) for name in sorted(profile.gpu_types)]
     seconds: NDArray[np.float64] = np.sum(of_types, axis=0)

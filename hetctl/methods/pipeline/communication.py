@@ -1,4 +1,4 @@
-"""How long activations and gradients take from one GPU to another (HetPipe, section 7)."""
+"""Transfer time of activations and gradients between GPUs (HetPipe, section 7)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hetctl.model.interconnect import Point
 
 @dataclass(frozen=True)
 class Links:
-    """A fitted model of both kinds of links.
+    """Fitted model of the links within a node and between nodes.
 
     Parameters
     ----------
     intra_bytes_per_s : float
-        Peak bandwidth between GPUs of one node.
+        Peak bandwidth between GPUs of one node in bytes/s.
     intra_scaling : float
-        The part of it that is reached (the paper's scaling-down constant).
+        Share of the peak that is reached (the paper's scaling-down constant).
     inter_latency_s, inter_s_per_byte : float
-        The line through what was measured between nodes.
+        Latency in seconds and seconds per byte between nodes, fitted to measurements.
     """
 
     intra_bytes_per_s: float
@@ -30,7 +30,7 @@ class Links:
     inter_s_per_byte: float
 
     def seconds(self, size: float, same_node: bool) -> float:
-        """Return the seconds that so many bytes take; nothing takes no time."""
+        """Return the transfer time of `size` bytes in seconds; 0 for no bytes."""
         if size <= 0:
             return 0.0
         if same_node:
@@ -39,28 +39,28 @@ class Links:
 
 
 def fit_links(intra_bytes_per_s: float, intra: Sequence[Point], inter: Sequence[Point]) -> Links:
-    """Fit both kinds of links to profile points.
+    """Fit both kinds of links to measured points of bytes and seconds.
 
     Parameters
     ----------
     intra : sequence of Point
-        At least one with bytes and seconds above 0.
+        Points within a node, at least one with bytes and seconds above 0.
     inter : sequence of Point
-        Of at least two sizes.
+        Points between nodes, with at least two sizes.
     """
     latency_s, s_per_byte = fit_inter(inter)
     return Links(intra_bytes_per_s, fit_scaling(intra_bytes_per_s, intra), latency_s, s_per_byte)
 
 
 def fit_scaling(bytes_per_s: float, points: Sequence[Point]) -> float:
-    """Return the part of the peak bandwidth that explains the points best (least squares)."""
+    """Return the share of the peak bandwidth that fits the points best (least squares)."""
     peak_s = np.array([size for size, _ in points]) / bytes_per_s
     seconds = np.array([taken for _, taken in points])
     return float(peak_s @ peak_s / (peak_s @ seconds))
 
 
 def fit_inter(points: Sequence[Point]) -> tuple[float, float]:
-    """Return latency and seconds per byte, neither below 0, by linear regression."""
+    """Return latency in s and seconds per byte by linear regression, neither below 0."""
     sizes, seconds = np.array(points, dtype=float).T
     offsets = sizes - sizes.mean()
     slope = float(offsets @ (seconds - seconds.mean()) / (offsets @ offsets))

@@ -1,4 +1,4 @@
-"""From groups of GPUs to virtual workers, and how many minibatches they have in flight."""
+"""Evaluation of groups of GPUs: their virtual workers and minibatches in flight."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from hetctl.methods.pipeline.throughput import (
 from hetctl.methods.pipeline.virtual_workers import Grouping
 
 DEPTHS = 4
-"""So many times its GPUs is the most that a virtual worker has in flight, to have longer waves."""
+"""Most minibatches in flight per stage of a virtual worker; more than necessary, for longer waves."""
 NEAR = 0.99
-"""Of the highest throughput: the fewest minibatches in flight that reach it are taken."""
+"""Share of the highest throughput that has to be reached with the fewest minibatches in flight."""
 ROUGHLY = 8
-"""Where they are many, an eighth of them more may be taken."""
+"""Precision of that number: up to an eighth more than the fewest minibatches may be taken."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A grouping of GPUs, and the virtual workers that they make.
+    """A grouping of GPUs with its virtual workers.
 
     Parameters
     ----------
     sending : WaveSync or None
-        None where waves are taken to be sent at once.
+        Synchronisation between virtual workers; None if waves are assumed to take no time.
     """
 
     grouping: Grouping
@@ -49,17 +49,17 @@ class Evaluated:
 
     @property
     def in_flight(self) -> int:
-        """Minibatches in flight in each virtual worker."""
+        """Number of minibatches in flight in each virtual worker."""
         return self.virtual_workers[0].in_flight
 
     @property
     def bottleneck_s(self) -> float:
-        """Seconds of the slowest stage of all."""
+        """Time of the slowest stage of all virtual workers in seconds."""
         return max(worker.bottleneck_s for worker in self.virtual_workers)
 
     @cached_property
     def passes(self) -> tuple[Passes, ...]:
-        """Those of all virtual workers that are unlike."""
+        """Distinct passes of the virtual workers."""
         return tuple(dict.fromkeys(worker.passes for worker in self.virtual_workers))
 
     @cached_property
@@ -71,18 +71,18 @@ class Evaluated:
 
     @property
     def throughput(self) -> float:
-        """Minibatches/s of all, each as fast as the slowest one."""
+        """Minibatches/s of all virtual workers, each as fast as the slowest one."""
         return len(self.virtual_workers) / self.period_s
 
     @cached_property
     def ceiling(self) -> float:
-        """A limit that the throughput is not above; sooner known."""
+        """Upper bound of the throughput, faster to compute than the throughput itself."""
         least_s = max(least_period_s(passes, self.in_flight, self.sending) for passes in self.passes)
         return len(self.virtual_workers) / least_s
 
 
 class Assembly:
-    """Makes virtual workers of a network's layers; partitions that were found once are kept."""
+    """Builder of virtual workers from a network's layers; partitions are cached."""
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None) -> None:
         self._layers, self._cluster, self._waves = layers, cluster, waves
@@ -92,28 +92,28 @@ class Assembly:
 
     @property
     def layers(self) -> int:
-        """Their number."""
+        """Number of layers."""
         return self._costs.layers
 
     def bottleneck_s(self, in_flight: int) -> Callable[[Group], float]:
-        """Return the seconds of the slowest stage of a group's best partition, as a function."""
+        """Return a function from a group to the seconds of the slowest stage of its best partition."""
         return self._partitioner(in_flight).bottleneck_s
 
     def found(self, grouping: Grouping, in_flight: int) -> Evaluated:
-        """Return the best partitions for so many minibatches in flight.
+        """Return the best partitions for a number of minibatches in flight.
 
         Raises
         ------
         InfeasibleError
-            If there is no room in one of the groups.
+            If the layers do not fit into the memory of one of the groups.
         """
         number = min(in_flight, most_in_flight(max(map(len, grouping))))
         return self._of_cuts(grouping, [self._partition(group, number) for group in grouping], in_flight)
 
     def settled(self, found: Evaluated) -> Evaluated:
-        """Return the same partitions with the fewest minibatches in flight that are enough for them.
+        """Return the same partitions with the fewest minibatches in flight that keep the throughput.
 
-        With waves, as far as there is memory, they may be more: so waves are longer, and fewer are sent.
+        With waves they may be more, within memory: then waves are longer, and fewer of them are sent.
         """
         if self._waves is not None:
             return self._settled_with_waves(found)
@@ -122,7 +122,7 @@ class Assembly:
         return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
 
     def _settled_with_waves(self, found: Evaluated) -> Evaluated:
-        """Look for the number by halves; first come, first served may go better with fewer than with more."""
+        """Bisect the number in flight; with first come, first served, fewer may be faster than more."""
         deepest = self._deepest(found)
         needed = max(sufficient_depth(passes, found.sending) for passes in found.passes)
         top = self._with(found, min(deepest, max(found.in_flight, needed)))
@@ -138,13 +138,13 @@ class Assembly:
         return top
 
     def _with(self, found: Evaluated, in_flight: int) -> Evaluated:
-        """Return the same partitions with so many minibatches in flight."""
+        """Return the same partitions with another number of minibatches in flight."""
         if in_flight == found.in_flight:
             return found
         return self._of_cuts(found.grouping, _cuts_of(found), in_flight)
 
     def _deepest(self, found: Evaluated) -> int:
-        """Return the most minibatches in flight that there is memory for."""
+        """Return the most minibatches in flight that fit into memory."""
         cuts = _cuts_of(found)
         stages = max(map(len, cuts))
         for number in range(found.in_flight + 1, most_in_flight(stages) + 1):

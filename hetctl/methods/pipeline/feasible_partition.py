@@ -1,4 +1,4 @@
-"""Partitions that fit the memory of very many GPUs, however long their stages take."""
+"""Partitions that fit the memory of very many GPUs, regardless of their time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from hetctl.methods.pipeline.stage_memory import minibatches_held
 
 MOST_COUNTS = 300_000
-"""Ways to take some GPUs of each size that are looked at."""
+"""Most combinations of GPUs, by memory size, that are considered."""
 
 Used = tuple[int, ...]
-"""GPUs of each size."""
+"""Number of GPUs of each memory size."""
 
 
 class LayerSpan(NamedTuple):
-    """Layers from `first` to `last` on a GPU of so many bytes."""
+    """Layers from `first` to `last` on a GPU with `memory_bytes`."""
 
     first: int
     last: int
@@ -31,18 +31,18 @@ class LayerSpan(NamedTuple):
 def parts_that_fit(
     stage_bytes: Callable[[int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
 ) -> list[LayerSpan]:
-    """Return stages that fit, first layers first; none if there are none.
+    """Return stages that fit, in the order of the layers; an empty list if there are none.
 
-    From the last layer back, for each choice of GPUs used so far (only their sizes matter) the stages
-    that reach the earliest layer: fewer layers that are left never need more. If there are more choices
-    than `MOST_COUNTS`, as many GPUs of each size are considered as keep to that.
+    Dynamic programming from the last layer back: for each combination of GPUs used so far (only their sizes
+    matter), the stages that reach the earliest layer, since fewer remaining layers never need more memory.
+    If there are more than `MOST_COUNTS` combinations, only some GPUs of each size are considered.
 
     Parameters
     ----------
     stage_bytes : callable
-        Bytes by first and last layer, shape (layers, layers), for so many minibatches held.
+        Bytes of a stage by first and last layer, shape (layers, layers), for a number of minibatches held.
     memory_bytes : sequence of int
-        Of each GPU.
+        Memory of each GPU.
     """
     layers = len(stage_bytes(1))
     counts = _limited({size: min(n, layers) for size, n in Counter(memory_bytes).items()})
@@ -66,7 +66,7 @@ def parts_that_fit(
 
 
 def _limited(counts: Mapping[int, int]) -> dict[int, int]:
-    """Return numbers of GPUs by size with no more choices than may be looked at."""
+    """Return the numbers of GPUs by size, reduced to at most `MOST_COUNTS` combinations."""
     limited = dict(counts)
     while math.prod(count + 1 for count in limited.values()) > MOST_COUNTS:
         most = max(limited, key=lambda size: limited[size])
@@ -75,7 +75,7 @@ def _limited(counts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _earliest(needed: NDArray[np.int64], memory_bytes: int) -> NDArray[np.int64]:
-    """Return by the layer that a stage ends before the first layer that it can have; else that layer."""
+    """Return the earliest first layer of a stage by the layer after its last; that layer if none fits."""
     fits = np.triu(needed <= memory_bytes)
     ends = np.arange(1, len(needed) + 1)
     return np.concatenate([[0], np.where(fits.any(axis=0), fits.argmax(axis=0), ends)])

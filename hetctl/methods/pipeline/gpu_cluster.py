@@ -1,4 +1,4 @@
-"""The GPUs that pipelines are planned for."""
+"""Cluster of GPUs for which pipelines are planned."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from hetctl.methods.pipeline.communication import Links
 
 Gpu = tuple[int, int]
-"""The node, and the GPU in it; both counted from 0."""
+"""Numbers of the node and of the GPU in it, both counted from 0."""
 Group = tuple[Gpu, ...]
-"""The GPUs of a virtual worker."""
+"""GPUs of a virtual worker."""
 
 
 @dataclass(frozen=True)
 class PipelineCluster:
-    """Nodes with GPUs, perhaps of several types.
+    """Nodes with GPUs of one or several types.
 
     Parameters
     ----------
     nodes : tuple of tuple of str
-        The types of the GPUs of each node.
+        Types of the GPUs of each node.
     memory_bytes : mapping
-        Of one GPU of each type.
+        Memory of one GPU of each type.
     links : Links
-        The same between all GPUs of a node, and between all nodes.
+        Links, equal for all pairs of GPUs within a node and for all pairs of nodes.
     """
 
     nodes: tuple[tuple[str, ...], ...]
@@ -38,7 +38,7 @@ class PipelineCluster:
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """The types there are, sorted."""
+        """GPU types of the cluster, sorted."""
         return tuple(sorted({gpu_type for types in self.nodes for gpu_type in types}))
 
     def on(self, node: int) -> Group:
@@ -50,7 +50,7 @@ class PipelineCluster:
         return self.nodes[gpu[0]][gpu[1]]
 
     def kinds(self, group: Group) -> list[Group]:
-        """Return the GPUs of a group by node and type: those of a kind can stand for each other."""
+        """Return the GPUs of a group by node and type; GPUs of the same kind are interchangeable."""
         found: dict[tuple[int, str], list[Gpu]] = {}
         for gpu in sorted(group):
             found.setdefault((gpu[0], self.type_of(gpu)), []).append(gpu)

@@ -1,4 +1,4 @@
-"""Sets of GPUs that behave alike: what is left of a virtual worker while its stages are placed."""
+"""Multisets of interchangeable GPUs: those of a virtual worker that have no stage yet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 Node = tuple[int, ...]
-"""How many GPUs of each type of the cluster."""
+"""Number of GPUs of each type of the cluster on a node."""
 Pool = tuple[Node, ...]
-"""GPUs by node, sorted, without empty nodes: like GPUs and like nodes can stand for each other."""
+"""GPUs by node, sorted, without empty nodes: like GPUs and like nodes are interchangeable."""
 
 
 class Head(NamedTuple):
-    """A GPU of a pool, as far as it matters: what its node has, and its type."""
+    """A GPU of a pool, described by the GPUs on its node and by its type."""
 
     node: Node
     type: int
@@ -38,25 +38,25 @@ def without(pool: Pool, head: Head) -> Pool:
 
 
 def all_heads(pool: Pool) -> Iterator[Head]:
-    """Yield all unlike GPUs."""
+    """Yield all distinct GPUs."""
     for node in dict.fromkeys(pool):
         yield from (Head(node, gpu_type) for gpu_type, count in enumerate(node) if count)
 
 
 def one_head(pool: Pool) -> Iterator[Head]:
-    """Yield one GPU: repeatedly taken, they use one node up before the next."""
+    """Yield one GPU; repeated calls use up one node before the next."""
     yield from list(all_heads(pool[:1]))[:1]
 
 
 def heads_after(pool: Pool, head: Head, same_node: bool) -> Iterator[Head]:
-    """Yield the unlike GPUs that are left on the head's node, or on all others."""
+    """Yield the distinct GPUs that are left on the head's node, or on all others."""
     others = list(pool)
     others.remove(head.node)
     yield from all_heads((left_of(head),) if same_node else tuple(others))
 
 
 def most_within(pool: Pool) -> int:
-    """Return a limit to how many pools are within one, itself and the empty one counted."""
+    """Return an upper bound of the number of subpools, the pool itself and the empty one included."""
     kinds = Counter(pool).items()
     ways = [(math.prod(count + 1 for count in node), nodes) for node, nodes in kinds]
     return math.prod(math.comb(states + nodes - 1, nodes) for states, nodes in ways)

@@ -1,9 +1,9 @@
-"""Our grouping: as many virtual workers as possible, none slower than the slowest may be.
+"""Grouping of GPUs into as many virtual workers as possible under a limit of the slowest period.
 
-All virtual workers together are as fast as their number over the period of the slowest one (with a
-finite clock distance). For each number of virtual workers the slowest period is made as short as it
-can be: the bottleneck of every set of GPUs is known exactly, so it remains to pack disjoint sets into
-the cluster, each with a bottleneck of no more than some limit.
+The throughput of all virtual workers is their number divided by the period of the slowest one (with a
+finite clock distance). For each number of virtual workers the slowest period is minimised: the bottleneck
+of every set of GPUs is known exactly, so it remains to pack disjoint sets into the cluster whose
+bottlenecks are within some limit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
 from hetctl.methods.pipeline.virtual_workers import Grouping, distribute
 
 MOST_SETS = 10_000
-"""Sets of GPUs in what is searched exactly."""
+"""Most sets of GPUs for an exact search."""
 
 Taken = tuple[int, ...]
-"""GPUs of each kind, a kind being a type on a node."""
+"""Number of GPUs of each kind; a kind is a type on a node."""
 Bottleneck = Callable[[Group], float]
 
 
@@ -32,14 +32,15 @@ def exact_groupings(
     bottleneck_s: Bottleneck,
     is_late: Callable[[], bool] = lambda: False,
 ) -> Iterator[Grouping]:
-    """Yield for each number of virtual workers the grouping with the least bottleneck.
+    """Yield the grouping with the least bottleneck for each number of virtual workers.
 
     Parameters
     ----------
     cells : Grouping
-        Parts of the cluster that are alike; all are grouped in the same way.
+        Equal parts of the cluster; all are grouped in the same way.
     is_late : callable
-        Whether to go on with the sets of GPUs that have been looked at, small ones first.
+        Function that returns true when the time is over. Then only the sets of GPUs examined so far are
+        used, small ones first.
     """
     kinds = [_aligned(cluster, cell) for cell in cells]
     for sets in _packings(kinds[0], bottleneck_s, is_late):
@@ -47,10 +48,10 @@ def exact_groupings(
 
 
 def all_cells(cluster: PipelineCluster, most_sets: int) -> list[Grouping]:
-    """Return the ways to cut the cluster into cells that are alike, the smallest cells first.
+    """Return the divisions of the cluster into equal cells, the smallest cells first.
 
-    A cell has a share of the nodes of each make, or, the smallest, of the GPUs of each of its nodes.
-    There are none with more than `most_sets` sets of GPUs; the largest may be the whole cluster.
+    A cell has a share of the nodes of each make or, the smallest ones, of the GPUs of each of these nodes.
+    Cells with more than `most_sets` sets of GPUs are left out; the largest cell may be the whole cluster.
     """
     alike: dict[tuple[str, ...], Group] = {}
     for node, types in enumerate(cluster.nodes):
@@ -67,12 +68,12 @@ def all_cells(cluster: PipelineCluster, most_sets: int) -> list[Grouping]:
 
 
 def _divisors(number: int) -> list[int]:
-    """Return them, the largest first."""
+    """Return the divisors of a number, the largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def _aligned(cluster: PipelineCluster, cell: Group) -> list[Group]:
-    """Return the kinds of GPUs in an order that is the same for cells of like nodes."""
+    """Return the kinds of GPUs in an order that is equal for cells of like nodes."""
     return sorted(
         cluster.kinds(cell),
         key=lambda kind: (sorted(cluster.nodes[kind[0][0]]), kind[0][0], cluster.type_of(kind[0])),
@@ -92,7 +93,7 @@ def _handed_out(sets: Sequence[Taken], kinds: Sequence[Sequence[Gpu]]) -> Iterat
 def _packings(
     kinds: Sequence[Sequence[Gpu]], bottleneck_s: Bottleneck, is_late: Callable[[], bool]
 ) -> Iterator[list[Taken]]:
-    """Yield for each number of groups those with the least bottleneck."""
+    """Yield the groups with the least bottleneck for each number of groups."""
     seconds = np.full([len(kind) + 1 for kind in kinds], np.inf)
     for taken in sorted(product(*(range(len(kind) + 1) for kind in kinds)), key=sum):
         if is_late():
@@ -116,7 +117,7 @@ def _packings(
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the first place from which on a condition holds; at the last one it does."""
+    """Return the first place from which on a condition holds; it must hold at `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -127,12 +128,12 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _packed(good: NDArray[np.bool_]) -> list[Taken]:
-    """Return as many disjoint good sets as fit into all GPUs.
+    """Return a largest number of disjoint good sets that fit into all GPUs.
 
     Parameters
     ----------
     good : ndarray
-        By GPUs taken of each kind; what contains a good set is good.
+        True for good sets, indexed by the number of GPUs of each kind; supersets of good sets are good.
     """
     smallest = [tuple(map(int, taken)) for taken in np.argwhere(_minimal(good))]
     fits = [np.ones_like(good)]
@@ -156,7 +157,7 @@ def _packed(good: NDArray[np.bool_]) -> list[Taken]:
 
 
 def _minimal(good: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Keep the good sets that are not good without one of their GPUs."""
+    """Return the good sets that are not good without any one of their GPUs."""
     smaller = np.zeros_like(good)
     for axis in range(good.ndim):
         with_one = [slice(None)] * good.ndim

@@ -1,4 +1,4 @@
-"""Groupings of clusters that are too large to be searched exactly: changed step by step."""
+"""Local search for groupings of clusters that are too large for an exact search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
 from hetctl.methods.pipeline.virtual_workers import Grouping, distribute
 
 MOST_SETS = 400
-"""Sets of GPUs within a virtual worker that is tried."""
+"""Most sets of GPUs within a virtual worker; larger virtual workers are not considered."""
 
 Bottleneck = Callable[[Group], float]
 
@@ -24,16 +24,16 @@ def improved(
     is_late: Callable[[], bool],
     rate: Rate | None = None,
 ) -> Grouping:
-    """Return a grouping that is no slower: a local optimum, unless time is out before.
+    """Return a grouping that is no slower: a local optimum, unless the time is over earlier.
 
-    A step changes the slowest virtual worker: it swaps a GPU with another one or takes one over, is
-    split in two, joined with another one or given up. The rate rises in each.
+    A step changes the slowest virtual worker: it exchanges a GPU with another one or takes one over, is
+    split in two, merged with another one or given up. Each step raises the rate.
 
     Parameters
     ----------
     rate : callable, optional
-        Of a grouping, if it depends on more than the slowest virtual worker: then steps change the
-        others, too. Else it is the number of virtual workers over the slowest bottleneck.
+        Rate of a grouping, if it depends on more than the slowest virtual worker; steps then change the
+        others, too. By default the number of virtual workers divided by the slowest bottleneck.
     """
     search = _LocalSearch(cluster, bottleneck_s, rate)
     best, best_rate = grouping, search.rate(grouping)
@@ -63,7 +63,7 @@ class _LocalSearch:
         return self._bottleneck_s(group) if sets <= MOST_SETS else math.inf
 
     def neighbours(self, grouping: Grouping) -> Iterator[Grouping]:
-        """Yield groupings that differ in the slowest virtual worker; then, if it matters, in others."""
+        """Yield groupings with a changed slowest virtual worker, then, with `rate`, with changed others."""
         by_time = sorted(grouping, key=self._seconds, reverse=True)
         used = {gpu for group in grouping for gpu in group}
         idle = tuple(gpu for gpu in self._cluster.gpus if gpu not in used)

@@ -1,4 +1,4 @@
-"""The limit that no partition over a group of GPUs can pass: the linear relaxation."""
+"""Lower bound of the bottleneck of all partitions over a group of GPUs, by linear relaxation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hetctl.methods.pipeline.stage_memory import least_bytes
 
 
 def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes: Mapping[str, int]) -> float:
-    """Return tau: the least time of the slowest GPU if layers may be split, in any order, sent for free.
+    """Return tau, the least time in seconds of the slowest GPU with fractional layers and free transfers.
 
-    min tau : sum_g x_lg = 1, sum_l c_lg x_lg <= tau, sum_l mem_l x_lg <= cap_g, x >= 0, where GPUs of
-    one type share their variables: by symmetry there is a solution in which they are equal.
+    min tau : sum_g x_lg = 1, sum_l c_lg x_lg <= tau, sum_l mem_l x_lg <= cap_g, x >= 0. GPUs of one type
+    share their variables, since by symmetry there is an optimum in which these are equal.
 
     Parameters
     ----------
     gpu_types : sequence of str
-        The type of each GPU of the group.
+        Type of each GPU of the group.
 
     Returns
     -------
     float
-        Infinite if the layers do not fit.
+        The bound; infinite if the layers do not fit.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, eye_array, hstack

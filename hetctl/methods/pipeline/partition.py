@@ -1,8 +1,8 @@
-"""Exact partitions: the order of GPUs and the cuts between layers that make the slowest stage fastest.
+"""Exact partitions: the order of GPUs and the cuts between layers that minimise the slowest stage's time.
 
-HetPipe (section 7) gives this to CPLEX; here it is a dynamic programme from the last layer back. Its
-state is the set of GPUs used so far, up to the exchange of like GPUs and like nodes, and the GPU that
-the last stage added is on; its value is a vector over the first layer of that stage.
+HetPipe (section 7) uses CPLEX for this; here it is a dynamic programme from the last layer back. Its
+state consists of the multiset of GPUs used so far, where like GPUs and like nodes are interchangeable, and
+the GPU of the stage added last; its value is a vector over the first layer of that stage.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from hetctl.model.errors import InfeasibleError
 Kind = TypeVar("Kind", bound=Hashable)
 
 MOST_EFFORT, HEAD_EFFORT = 8e8, 1e5
-"""Stages to look at in a partition, and as how many each choice of a GPU counts besides; if all orders
-of GPUs take more, only some are tried."""
+"""Most stages to evaluate in a partition, and the equivalent number of stages for each choice of a GPU. If
+all orders of GPUs take more, only some are tried."""
 
 
 class Cut(NamedTuple):
@@ -50,16 +50,16 @@ class Cut(NamedTuple):
 
 
 class Partitioner:
-    """Finds partitions over any group of a cluster's GPUs; what is found once is kept.
+    """Search for partitions over any group of a cluster's GPUs; results are cached.
 
-    They are exact, but for groups of very many unlike GPUs. These have the best of what uses up a node
-    before the next, and what would be exact if each GPU had a node of its own, as far as that is not too
-    much either; where both have no room, whatever fits.
+    They are exact, except for groups of very many unlike GPUs. These get the better of two partitions: the
+    best one that uses up a node before the next, and the one that would be exact if each GPU had a node of
+    its own, if that is not too expensive. If neither fits, any partition that fits is used.
 
     Parameters
     ----------
     in_flight : int
-        N_m: minibatches in the pipeline, which memory has to hold.
+        N_m: minibatches in the pipeline, which have to fit into memory.
     """
 
     def __init__(self, costs: StageCosts, cluster: PipelineCluster, in_flight: int) -> None:
@@ -74,7 +74,7 @@ class Partitioner:
     def bottleneck_s(self, group: Group) -> float:
         """Return the seconds of the slowest stage of the best partition; infinite if none fits.
 
-        GPUs that would slow the pipeline down stay idle.
+        GPUs that would slow down the pipeline stay idle.
         """
         pool = pool_of(self._by_node(group).values())
         return self._exact.best(pool)[0] if self._is_small(pool) else self._of_large(group)[0]
@@ -85,7 +85,7 @@ class Partitioner:
         Raises
         ------
         InfeasibleError
-            If the layers do not fit the GPUs' memory.
+            If the layers do not fit into the GPUs' memory.
         """
         is_small = self._is_small(pool_of(self._by_node(group).values()))
         cuts = self._by_nodes(self._exact, group) if is_small else self._of_large(group)[1]
@@ -103,7 +103,7 @@ class Partitioner:
         return choices * (self._costs.layers**2 + HEAD_EFFORT) <= MOST_EFFORT
 
     def _of_large(self, group: Group) -> tuple[float, tuple[Cut, ...]]:
-        """Return the fastest partition of those that are tried, and its slowest stage; none if none fits."""
+        """Return bottleneck and cuts of the fastest partition tried; infinite and no cuts if none fits."""
         if group not in self._large:
             found = [self._by_nodes(self._in_one_order, group), self._by_types(group)]
             cuts = min(found, key=self._slowest_s) if any(found) else self._by_memory(group)
@@ -111,7 +111,7 @@ class Partitioner:
         return self._large[group]
 
     def _best_of(self, table: _Table, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
-        """Return first and last layer, node and type of each stage; nothing if none fits."""
+        """Return first and last layer, node and type of each stage; an empty list if none fits."""
         left = dict(nodes)
         if table.best(pool_of(left.values()))[0] == np.inf:
             return []
@@ -125,7 +125,7 @@ class Partitioner:
         return _on_gpus(wanted, group, lambda gpu: (gpu[0], self._cluster.type_of(gpu)))
 
     def _by_types(self, group: Group) -> tuple[Cut, ...]:
-        """Return what is exact if no two GPUs are on a node."""
+        """Return the partition that is exact if no two GPUs share a node."""
         alone = {number: self._by_node((gpu,))[gpu[0]] for number, gpu in enumerate(group)}
         if not self._is_small(pool_of(alone.values())):
             return ()
@@ -133,7 +133,7 @@ class Partitioner:
         return _on_gpus(wanted, group, self._cluster.type_of)
 
     def _by_memory(self, group: Group) -> tuple[Cut, ...]:
-        """Return what fits, fast or slow."""
+        """Return a partition that fits, regardless of its time."""
 
         def memory_bytes(gpu: Gpu) -> int:
             return self._cluster.memory_bytes[self._cluster.type_of(gpu)]
@@ -162,7 +162,7 @@ class Partitioner:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The choice after a stage: where it ends, and what comes then."""
+    """Choice after a stage: its last layer, and the GPU of the next stage."""
 
     last: int
     same_node: bool
@@ -170,12 +170,12 @@ class _Cut:
 
 
 class _Table:
-    """The dynamic programme.
+    """Dynamic programme of the partitions.
 
     Parameters
     ----------
     heads : callable
-        The GPUs of a pool that may have the first stage of what is left.
+        Function from a pool to the GPUs that may have the first of the remaining stages.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class _Table:
         self._of_level: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def best(self, pool: Pool) -> tuple[float, Head | None]:
-        """Return the least bottleneck, and a GPU to leave idle on the way to it."""
+        """Return the least bottleneck, and a GPU to leave idle for it; None if all are used."""
         if pool not in self._best:
             levels = [{pool}]
             while lower := {without(p, head) for p in levels[-1] for head in self._heads(p)}:
@@ -213,10 +213,10 @@ class _Table:
         return found
 
     def _values(self, pool: Pool, head: Head) -> NDArray[np.float64]:
-        """Return the least bottleneck of what is left of the network, shape (2, layers).
+        """Return the least bottleneck of the remaining layers, shape (2, layers).
 
-        Where the stage at `head` begins with layer j and all GPUs of the pool are used; row 1 is for
-        a stage before it on the same node.
+        Column j is for a stage at `head` that begins with layer j, with all GPUs of the pool used. Row 1
+        is for a previous stage on the same node, row 0 for one on another node.
         """
         after = self._after(pool, head)
         if not after:
@@ -228,9 +228,9 @@ class _Table:
         return least
 
     def _stage_s(self, pool: Pool, head: Head, link: int) -> NDArray[np.float64]:
-        """Return the seconds of the stage at `head` by link before, first and last layer.
+        """Return the seconds of the stage at `head` by link before it, first and last layer.
 
-        They are the same for all pools of a size.
+        They are equal for all pools of the same size.
         """
         key = (head.type, link)
         if key not in self._of_level:
@@ -254,7 +254,7 @@ class _Table:
         return after
 
     def walk(self, left: dict[int, Node]) -> Iterator[tuple[int, int, int, int]]:
-        """Follow the best choices over what is left of each node, all of it used.
+        """Follow the best choices over the remaining GPUs of each node, all of which are used.
 
         Yields the first and last layer, the node and the type of every stage.
         """
@@ -286,7 +286,7 @@ class _Table:
 def _on_gpus(
     wanted: Iterable[tuple[int, int, Kind]], group: Group, kind_of: Callable[[Gpu], Kind]
 ) -> tuple[Cut, ...]:
-    """Place stages on GPUs of the kinds that they want, next to the stage before where there is one."""
+    """Assign stages to GPUs of their kinds, if possible on the node of the previous stage."""
     free = sorted(group)
     cuts: list[Cut] = []
     for first, last, kind in wanted:
@@ -298,7 +298,7 @@ def _on_gpus(
 
 
 def _take(left: dict[int, Node], head: Head, candidates: Iterable[int]) -> int:
-    """Take a GPU from the first of the nodes that is as full as the head's; return that node."""
+    """Remove a GPU from the first candidate node that is as full as the head's; return that node."""
     node = next(node for node in candidates if left[node] == head.node)
     left[node] = left_of(head)
     return node

@@ -1,9 +1,9 @@
-"""Pipelines that run: when passes start and minibatches are complete, first come, first served (HetPipe).
+"""Simulated pipelines: start of passes and completion of minibatches, first come, first served (HetPipe).
 
 Each GPU runs one task at a time, under the three conditions of section 4 ("Partition Scheduling"): forward
-passes in the order of minibatches, backward passes too, and of both the one that could start first. In the
-last stage a minibatch's backward pass follows its forward pass as one task. Between waves virtual workers
-keep the clock distance of `hetctl.methods.pipeline.wsp`.
+passes in the order of minibatches, likewise backward passes, and of both the one that was ready first. In
+the last stage a minibatch's forward and backward pass are one task. Between waves virtual workers keep the
+clock distance of `hetctl.methods.pipeline.wsp`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hetctl.methods.pipeline.stage_memory import minibatches_held
 from hetctl.methods.pipeline.wsp import Bounds
 
 Passes = tuple[tuple[float, float], ...]
-"""Seconds of the forward and the backward task of each stage, with what they receive."""
+"""Seconds of the forward and the backward task of each stage, including the transfer of their inputs."""
 
 ENTRY = -1
-"""The place before the first stage, where minibatches wait for weights."""
+"""Number of the place before the first stage, where minibatches wait for weights."""
 
 
 class StageTask(NamedTuple):
-    """A task on the GPU of a stage, from start to end; it could have started when it was `ready_s`."""
+    """A task on the GPU of a stage; it was ready at `ready_s`."""
 
     stage: int
     minibatch: int
@@ -39,14 +39,14 @@ class StageTask(NamedTuple):
 def wave_ends(
     workers: Sequence[Passes], in_flight: int, sync_s: float = 0.0, distance: int = 0
 ) -> Iterator[tuple[float, ...]]:
-    """Yield for one wave after the other when each virtual worker has completed it.
+    """Yield for each wave the time in seconds at which each virtual worker has completed it.
 
     Parameters
     ----------
     workers : sequence of Passes
-        Like ones need to be given once only: they run alike.
+        Passes of the virtual workers; equal ones need to be given only once, as they run alike.
     sync_s : float
-        To send a wave, and to fetch the weights.
+        Time to send a wave, and time to fetch the weights, in seconds.
     distance : int
         Clock distance D.
     """
@@ -55,17 +55,17 @@ def wave_ends(
 
 
 def held(passes: Passes, in_flight: int) -> list[int]:
-    """Return how many minibatches each stage holds between their passes."""
+    """Return the minibatches that each stage holds between their forward and backward passes."""
     last = len(passes) - 1
     return [minibatches_held(last - stage, in_flight) for stage in range(len(passes))]
 
 
 def run_waves(flows: Sequence[Flow], bounds: Bounds) -> Iterator[tuple[float, ...]]:
-    """Run one wave after the other on each virtual worker; yield when each has completed it.
+    """Run the virtual workers wave by wave; yield the times at which each has completed the wave.
 
-    A minibatch is followed by another one as soon as that may start. The last minibatch of a wave starts
-    when the wave D + 1 before it is in the weights, of all virtual workers. They are fetched when it would
-    have to wait without, with all that has been sent.
+    When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
+    starts when the wave D + 1 before it, of all virtual workers, is in the weights. The weights are fetched
+    only when it would otherwise have to wait, with all waves sent by then.
     """
     sent_s, fetched = [0.0] * len(flows), [0] * len(flows)
     there_s = [0.0]
@@ -87,21 +87,21 @@ def run_waves(flows: Sequence[Flow], bounds: Bounds) -> Iterator[tuple[float, ..
 
 
 class Flow:
-    """A virtual worker: what waits at each stage, and what runs there.
+    """A virtual worker: waiting and running tasks of each stage.
 
     Parameters
     ----------
     rooms : sequence of int
-        Minibatches that each stage may hold from their forward to their backward pass.
+        Minibatches that each stage can hold between their forward and backward passes.
     push_s, pull_s : float
-        To send a wave, and to fetch the weights; both go on beside the passes.
+        Time to send a wave, and to fetch the weights; both overlap with the passes.
 
     Attributes
     ----------
     tasks : list of StageTask
-        In the order of their starts; the last ones may not have ended.
+        Tasks in order of their starts; the last ones may not have ended.
     completed_s : list of float
-        When each minibatch was complete.
+        Completion time of each minibatch.
     """
 
     def __init__(
@@ -121,19 +121,19 @@ class Flow:
             self.enter(0.0)
 
     def enter(self, at_s: float) -> None:
-        """Let a minibatch in, not before those that entered before it."""
+        """Add a minibatch, at the earliest when those before it have entered."""
         self._entered += 1
         self._entered_s = max(self._entered_s, at_s)
         self._end(self._entered_s, ENTRY, False, self._entered)
 
     def next_wave(self) -> float:
-        """Run until a wave is complete; all its minibatches but the last one are followed by others."""
+        """Run until a wave is complete; each of its minibatches but the last is followed by another one."""
         for _ in range(self._wave - 1):
             self.enter(self._next())
         return self._next()
 
     def _next(self) -> float:
-        """Run until a minibatch is complete."""
+        """Run until a minibatch is complete, and return the time."""
         while True:
             now_s, _, stage, backward, minibatch = heappop(self._ends)
             if stage != ENTRY:
@@ -150,7 +150,7 @@ class Flow:
                 return now_s
 
     def _start(self, stage: int, now_s: float) -> None:
-        """Start what came first, unless it is a forward pass and memory is full."""
+        """Start the first waiting task; forward passes are skipped while memory is full."""
         queue = self._queues[stage]
         at = next((at for at, waiting in enumerate(queue) if waiting[0] or self._rooms[stage]), None)
         if at is None or self._running[stage]:

@@ -1,4 +1,4 @@
-"""A plan for pipelines: virtual workers, their stages, and what they reach."""
+"""Plan for pipelines: virtual workers, their stages, and their throughput."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class PipelinePlan:
     Parameters
     ----------
     bottleneck_s : float
-        The slowest stage of all.
+        Seconds of the slowest stage of all virtual workers.
     lower_bound_s : float
-        No partition over the GPUs of these virtual workers has a faster slowest stage.
+        Lower bound of the slowest stage's time, over all partitions over the GPUs of these virtual workers.
     throughput : float
         Minibatches/s of all virtual workers, each as fast as the slowest of them.
     synchronisation_s : float
-        To send a wave to the parameter servers; to fetch the weights takes as long.
+        Time to send a wave to the parameter servers; fetching the weights takes as long.
     """
 
     policy: str
@@ -44,7 +44,7 @@ class PipelinePlan:
 
     @property
     def in_flight(self) -> int:
-        """Minibatches in flight in each virtual worker."""
+        """Number of minibatches in flight in each virtual worker."""
         return self.virtual_workers[0].in_flight
 
 
@@ -59,10 +59,10 @@ def plan(
     Raises
     ------
     BadInputError
-        On an unknown policy, fewer than one minibatch in flight, or a GPU type that the layers were not
-        measured on.
+        If the policy is unknown, fewer than one minibatch is in flight, or the layers were not measured on a
+        GPU type of the cluster.
     InfeasibleError
-        If the network does not fit the GPUs' memory.
+        If the network does not fit into the GPUs' memory.
     """
     options = options or PipelineOptions()
     if policy not in POLICIES:

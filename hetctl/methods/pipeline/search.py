@@ -1,4 +1,4 @@
-"""The virtual workers of a policy; the number of minibatches in flight; the best grouping."""
+"""Search for virtual workers: those of a policy or the best ones, with their minibatches in flight."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from hetctl.methods.pipeline.virtual_workers import GROUPINGS, Grouping
 from hetctl.model.errors import InfeasibleError
 
 SET_S, ELEMENT_S = 5e-4, 1.5e-8
-"""About the time that the bottleneck of a set of GPUs takes, and each pair of layers in it."""
+"""Approximate seconds for the bottleneck of a set of GPUs, and for each pair of layers in it."""
 COARSE = 1.25
-"""Exact partitions of a deep network are taken to be at most so much faster than those of a coarse one."""
+"""Assumed limit of the throughput of a deep network's exact partitions relative to the coarse one's."""
 OURS = 0.5
-"""Of the time there is, at least, for groupings of our own."""
+"""Least share of the search time that is reserved for groupings other than the paper's."""
 MOST_LAYERS = 100
-"""Groupings of deeper networks are found on a coarse one; their partitions are exact."""
+"""Most layers for a direct search; deeper networks are grouped by a coarse one, then partitioned exactly."""
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What a person may set.
+    """Options of the search.
 
     Parameters
     ----------
     in_flight : int or None
-        Minibatches in flight in each virtual worker; None: as many as give the highest throughput.
+        Minibatches in flight in each virtual worker; None for the number with the highest throughput.
     seconds : float
-        About how long `best` may search for groupings of its own.
+        Approximate time limit of `best` for groupings of its own.
     waves : Waves or None
-        How virtual workers are synchronised; None: as if that took no time.
+        Synchronisation of virtual workers; None if it is assumed to take no time.
     """
 
     in_flight: int | None = None
@@ -52,7 +52,7 @@ class PipelineOptions:
 
 
 class Search:
-    """One question, with what was found on the way to its answer."""
+    """A search on one network and cluster, with cached intermediate results."""
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
         self._layers, self._cluster, self._options = layers, cluster, options
@@ -62,7 +62,7 @@ class Search:
         self._stop_s = options.clock() + options.seconds
 
     def lower_bound_s(self, grouping: Grouping) -> float:
-        """Return the limit of the virtual worker whose limit is the highest."""
+        """Return the highest of the lower bounds of the virtual workers' bottlenecks, in seconds."""
         kinds = {tuple(sorted(map(self._cluster.type_of, group))) for group in grouping}
         return max(lower_bound_s(self._layers, kind, self._cluster.memory_bytes) for kind in kinds)
 
@@ -72,20 +72,20 @@ class Search:
         Raises
         ------
         InfeasibleError
-            If one of them has no room.
+            If the network does not fit into the memory of a virtual worker.
         """
         return self._of_grouping(GROUPINGS[name](self._layers, self._cluster))
 
     def best(self) -> Evaluated:
-        """Return the fastest of the paper's policies and our groupings.
+        """Return the fastest of the paper's policies and other groupings.
 
-        All are compared on the coarse network, if there is one. What is found to be the fastest so is
-        partitioned exactly, and the paper's too, unless they cannot be faster.
+        All are compared on the coarse network, if there is one. The fastest of them is then partitioned
+        exactly, and so are the paper's policies unless they cannot be faster.
 
         Raises
         ------
         InfeasibleError
-            If not even all GPUs together have room.
+            If the network does not even fit into the memory of all GPUs together.
         """
         papers = self._papers()
         self._stop_s = max(self._stop_s, self._options.clock() + OURS * self._options.seconds)
@@ -99,7 +99,7 @@ class Search:
         return fastest
 
     def _papers(self) -> list[Evaluated]:
-        """Return the paper's policies, those of short pipelines first, as far as they may be the fastest."""
+        """Return the paper's policies that may be the fastest, those with short pipelines first."""
         groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
         found: list[Evaluated] = []
         for grouping in sorted(groupings, key=lambda grouping: max(map(len, grouping))):
@@ -109,7 +109,7 @@ class Search:
         return found
 
     def _limit(self, grouping: Grouping) -> float:
-        """Return a throughput that a grouping is not above: with one in flight memory is least in the way."""
+        """Return an upper bound of a grouping's throughput, with one minibatch in flight (least memory)."""
         slowest_s = max(map(self._rough.bottleneck_s(1), grouping))
         if self._rough is self._exact:
             return len(grouping) / slowest_s
@@ -119,7 +119,7 @@ class Search:
         return self._exactly(self._coarsely(grouping))
 
     def _coarsely(self, grouping: Grouping) -> Evaluated:
-        """Return the virtual workers of a grouping; merged layers may be too large, then exactly."""
+        """Evaluate a grouping on the coarse network; exactly if its merged layers do not fit."""
         with suppress(InfeasibleError):
             return self._on(self._rough, grouping)
         return self._on(self._exact, grouping)
@@ -130,16 +130,16 @@ class Search:
         return _fastest_number(assembly, grouping)
 
     def _exactly(self, found: Evaluated) -> Evaluated:
-        """Return the exact partitions for what was found on the coarse network."""
+        """Return the exact partitions of a grouping found on the coarse network."""
         if self._rough is self._exact:
             return found
         exact = self._exact.found(found.grouping, found.in_flight)
         return self._exact.settled(exact) if self._options.in_flight is None else exact
 
     def _ours(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
-        """Yield our groupings, those of small cells of the cluster first, as long as there is time.
+        """Yield other groupings than the paper's, those of small cells first, while time is left.
 
-        Half of the sets of GPUs are enough, as the small ones come first.
+        Time for half of the sets of GPUs is enough, since small sets come first.
         """
         effort_s = SET_S + ELEMENT_S * self._rough.layers**2
         left_s = self._stop_s - self._options.clock()
@@ -155,10 +155,10 @@ class Search:
                 return
 
     def _in_cells(self, cells: Grouping, first: int) -> Iterator[Evaluated]:
-        """Yield groupings for so many minibatches in flight, then for all other numbers that may do.
+        """Yield groupings for `first` minibatches in flight, then for all other useful numbers.
 
-        With more of them memory leaves fewer partitions: they are not tried if they would not be faster
-        even with the bottlenecks that fewer of them have.
+        More minibatches leave less memory for layers, hence fewer partitions. A number is not tried if it
+        would not be faster even with the bottlenecks of a smaller number.
         """
         given = self._options.in_flight
         numbers: Sequence[int] = (first, 1, *_numbers(most_in_flight(len(cells[0])) + 1))
@@ -178,7 +178,7 @@ class Search:
                 return
 
     def _improved(self, found: Evaluated) -> Evaluated:
-        """Return a grouping that is no slower with as many minibatches in flight."""
+        """Return a grouping that is no slower with the same number of minibatches in flight."""
         number = min(found.in_flight, most_in_flight(max(map(len, found.grouping))))
         bottleneck_s = self._rough.bottleneck_s(number)
 
@@ -198,11 +198,11 @@ class Search:
 
 
 def _fastest_number(assembly: Assembly, grouping: Grouping) -> Evaluated:
-    """Return the fastest for all numbers of minibatches in flight, with the fewest that it takes.
+    """Return the fastest result over all numbers of minibatches in flight, with the fewest possible.
 
-    More of them leave less memory to partition in: where the slowest stage is as fast with the most as
-    with one, they are enough, and no more are tried than keep it busy or fit. Of high numbers only some
-    are.
+    More minibatches leave less memory for layers. If the slowest stage is as fast with the most as with one,
+    the most are sufficient. No more are tried than keep the slowest stage busy or fit into memory. Of
+    high numbers only some are tried.
     """
     fastest = assembly.settled(assembly.found(grouping, 1))
     alone_s = fastest.bottleneck_s
@@ -224,7 +224,7 @@ def _fastest_number(assembly: Assembly, grouping: Grouping) -> Evaluated:
 
 
 def _numbers(most: int) -> Iterator[int]:
-    """Yield 2, 3, .. below a number, with growing steps."""
+    """Yield 2, 3, .. below `most`, with growing steps."""
     number = 2
     while number < most:
         yield number

@@ -1,4 +1,4 @@
-"""Virtual workers under a virtual clock (HetPipe), and what their GPUs did: the flow that planners run."""
+"""Simulation of virtual workers on a virtual clock (HetPipe), with the same flow as in planning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hetctl.methods.pipeline.wsp import Bounds
 
 @dataclass(frozen=True)
 class StageTimes:
-    """A GPU's part of a minibatch.
+    """Times and memory of one stage for a minibatch.
 
     Parameters
     ----------
     forward_s, backward_s : float
-        Receiving what the pass needs from another GPU included: the GPU waits for it.
+        Seconds of each pass, including the transfer of its input from another GPU, for which the GPU waits.
     most_held : int
-        Minibatches whose activations its memory holds, from forward to backward pass.
+        Most minibatches whose activations fit into its memory, from forward to backward pass.
     """
 
     forward_s: float
@@ -36,8 +36,8 @@ class Pipeline:
     Parameters
     ----------
     push_s, pull_s : float
-        What sending the updates of a wave to the parameter servers takes, and fetching their weights.
-        Both go on beside the passes.
+        Seconds to send the updates of a wave to the parameter servers, and to fetch their weights. Both
+        overlap with the passes.
     """
 
     stages: tuple[StageTimes, ...]
@@ -46,12 +46,12 @@ class Pipeline:
 
     @property
     def bottleneck_s(self) -> float:
-        """Seconds of a minibatch in the slowest stage: no rate is above one in this time."""
+        """Seconds of a minibatch in the slowest stage, the least time per minibatch."""
         return max(stage.forward_s + stage.backward_s for stage in self.stages)
 
 
 class Pass(Enum):
-    """What a task does with a minibatch."""
+    """Kind of a task."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -59,7 +59,7 @@ class Pass(Enum):
 
 
 class StagePass(NamedTuple):
-    """A pass of a minibatch on a GPU, from start to end; it could have started when it was `ready_s`."""
+    """A pass of a minibatch on a GPU; it was ready at `ready_s`."""
 
     worker: int
     stage: int
@@ -72,14 +72,14 @@ class StagePass(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """What happened.
+    """Result of a simulation.
 
     Parameters
     ----------
-    tasks : tuple of Task
-        In the order of their starts; the last ones may not have ended.
+    tasks : tuple of StagePass
+        Passes in order of their starts; the last ones may not have ended.
     completed_s : tuple of tuple of float
-        By virtual worker, when each of its minibatches was complete.
+        Completion times of the minibatches, by virtual worker.
     """
 
     bounds: Bounds
@@ -88,21 +88,21 @@ class PipelineRun:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Minibatches/s of each virtual worker, over the whole waves of its latter half."""
+        """Minibatches/s of each virtual worker, over the whole waves of the second half."""
         return tuple(_rate(times, self.bounds.in_flight) for times in self.completed_s)
 
     @property
     def throughput(self) -> float:
-        """Minibatches/s of all virtual workers: in the long run none is faster than the slowest."""
+        """Minibatches/s of all virtual workers; in the long run none is faster than the slowest."""
         return len(self.rates) * min(self.rates)
 
     @property
     def end_s(self) -> float:
-        """When the last minibatch was complete."""
+        """Completion time of the last minibatch in seconds."""
         return max(times[-1] for times in self.completed_s)
 
     def busy_fractions(self, worker: int) -> tuple[float, ...]:
-        """Return the share of the time until the end in which each GPU of a virtual worker was busy."""
+        """Return the share of the run in which each GPU of a virtual worker was busy."""
         mine = [task for task in self.tasks if task.worker == worker]
         busy_s = [0.0] * (1 + max(task.stage for task in mine))
         for task in mine:
@@ -117,13 +117,13 @@ def _rate(completed_s: Sequence[float], wave: int) -> float:
 
 
 def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int) -> PipelineRun:
-    """Run until every virtual worker has completed so many waves, at least 2."""
+    """Run until every virtual worker has completed `waves` waves, at least 2."""
     if waves < 2:
         raise ValueError(f"{waves} waves are too few for a rate")
     flows = [_flow(pipeline, bounds) for pipeline in pipelines]
     ends = run_waves(flows, bounds)
     end_s = max(next(islice(ends, waves - 1, None)))
-    # Until then the others are ahead of the slowest.
+    # The other virtual workers are ahead of the slowest: run until it, too, has reached `end_s`.
     next(True for ends_s in ends if min(ends_s) >= end_s)
     tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow, end_s))
     completed_s = tuple(tuple(at_s for at_s in flow.completed_s if at_s <= end_s) for flow in flows)

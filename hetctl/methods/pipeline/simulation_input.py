@@ -1,4 +1,4 @@
-"""From a pipeline plan to what is simulated: passes with what they receive, and how long waves are sent."""
+"""Conversion of a pipeline plan to the simulator's input: passes with transfers, and times of waves."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
 from hetctl.methods.pipeline.wsp import Bounds
 
 LEAST_WAVES, MINIBATCHES = 32, 4000
-"""Waves of each virtual worker in a steady state, fewer if so many minibatches are in them, besides those
-until its clock distance is used up."""
+"""Waves of each virtual worker in the steady state, or fewer that contain this number of minibatches. The
+waves until the clock distance is used up are added."""
 
 
 def steady_waves(plan: PipelinePlan, waves: Waves) -> int:
-    """Return how many waves of each virtual worker show a plan's throughput."""
+    """Return the number of waves of each virtual worker that is enough to show a plan's throughput."""
     return max(2, min(LEAST_WAVES, MINIBATCHES // plan.in_flight)) + 4 * waves.distance
 
 
 def simulate_plan(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, waves: Waves, count: int
 ) -> PipelineRun:
-    """Run a plan until each virtual worker has completed so many waves, at least 2."""
+    """Simulate a plan until each virtual worker has completed `count` waves, at least 2."""
     pipelines = pipelines_of(plan, layers, cluster, waves.placement)
     return simulate_pipelines(pipelines, Bounds(plan.in_flight, waves.distance), count)
 
@@ -31,7 +31,7 @@ def simulate_plan(
 def pipelines_of(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, placement: str
 ) -> tuple[Pipeline, ...]:
-    """Return the virtual workers of a plan; a placement is one of `waves.PLACEMENTS`."""
+    """Return the virtual workers of a plan; `placement` is one of `sync_cost.PLACEMENTS`."""
     sync_s = synchronisation_s(plan.virtual_workers, layers, cluster, placement)
     return tuple(Pipeline(_times(worker), sync_s, sync_s) for worker in plan.virtual_workers)
 

@@ -1,4 +1,4 @@
-"""What each possible stage takes: the execution time that partitions are chosen by (HetPipe, section 4)."""
+"""Execution time of every possible stage, the cost of a partition (HetPipe, section 4)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hetctl.methods.pipeline.stage_memory import stage_bytes
 
 
 class StageCosts:
-    """Seconds of all stages of a network on the GPU types of a cluster.
+    """Times of all stages of a network on the GPU types of a cluster.
 
     Attributes
     ----------
     receive_s : ndarray, shape (2, layers + 1)
-        To receive what crosses the cut before a layer, over a link between nodes (row 0) or within
-        one (row 1); nothing crosses before the first layer and after the last one.
+        Seconds to receive the data that cross the cut before a layer, over a link between nodes (row 0) or
+        within one (row 1); 0 before the first layer and after the last one.
     """
 
     def __init__(self, profile: LayerProfile, cluster: PipelineCluster) -> None:
@@ -36,7 +36,7 @@ class StageCosts:
     def compute_s(self, gpu_type: str, held: int) -> NDArray[np.float64]:
         """Return the seconds of both passes by first and last layer, shape (layers, layers).
 
-        Infinite where the stage does not fit the GPU's memory with `held` minibatches, or is none.
+        Infinite if the stage does not fit into the GPU's memory with `held` minibatches, or is empty.
         """
         key = (gpu_type, held)
         if key not in self._fitting:
@@ -45,7 +45,7 @@ class StageCosts:
         return self._fitting[key]
 
     def bytes(self, held: int) -> NDArray[np.int64]:
-        """Return the bytes by first and last layer, shape (layers, layers)."""
+        """Return the bytes of a stage by first and last layer, shape (layers, layers)."""
         if held not in self._bytes:
             self._bytes[held] = stage_bytes(self._profile, held)
         return self._bytes[held]

@@ -1,4 +1,4 @@
-"""Memory of a stage, by the minibatches that it holds in flight (HetPipe, sections 4 and 7)."""
+"""Memory of a stage by the minibatches that it holds in flight (HetPipe, sections 4 and 7)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from hetctl.methods.pipeline.layers import LayerProfile
 
 
 def minibatches_held(stages_after: int, in_flight: int) -> int:
-    """Return how many minibatches a stage holds between their forward and backward passes.
+    """Return the number of minibatches that a stage holds between their forward and backward passes.
 
-    The last stage does both passes at once and holds one, the first one up to all (section 4). A
-    pipeline that does each pass of each stage once in a period hands a minibatch down and up in two
-    periods for each stage that follows, so no stage needs to hold more than that to be always busy.
+    The last stage runs both passes as one and holds one minibatch, the first one up to all (section 4). In
+    a pipeline in which each stage runs each pass once per period, a minibatch takes at most two periods per
+    following stage to return, so no stage needs to hold more to be always busy.
     """
     return min(in_flight, 2 * stages_after + 1)
 
 
 def most_in_flight(gpus: int) -> int:
-    """Return what keeps a pipeline of so many GPUs busy, whatever its stages: more hold no more memory."""
+    """Return the minibatches that keep any pipeline of `gpus` GPUs busy; more need no more memory."""
     return 2 * gpus - 1
 
 
 def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
     """Return the bytes of every stage, shape (layers, layers): first and last layer.
 
-    For each minibatch held: the weights that it began with (w_p in section 4), what its layers keep,
-    and the activations received. Once: the updates of the wave so far. Where the last layer comes
-    before the first, the value means nothing.
+    For each minibatch held: its version of the weights (w_p in section 4), the data kept by its layers,
+    and the activations received. Once: the accumulated updates of the wave. The value is meaningless if
+    the last layer comes before the first.
     """
     received = np.concatenate([[0], profile.activation_bytes[:-1]])
     weights = np.concatenate([[0], np.cumsum(profile.parameter_bytes)])
@@ -39,5 +39,5 @@ def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
 
 
 def least_bytes(profile: LayerProfile) -> NDArray[np.int64]:
-    """Return what each layer needs in any stage, shape (layers,): that of one minibatch held."""
+    """Return the bytes that each layer needs in any stage, shape (layers,): those of one minibatch held."""
     return 2 * profile.parameter_bytes + profile.kept_bytes

@@ -1,4 +1,4 @@
-"""The stages of virtual workers: what each GPU computes, receives and holds."""
+"""Stages of virtual workers: computation, transfers and memory of each GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Stage:
     Parameters
     ----------
     first, last : int
-        Layers, counted from 0, both included.
+        First and last layer, counted from 0, both included.
     node, gpu : int
-        The GPU is counted within its node.
+        Numbers of the node, and of the GPU within it.
     receive_s : float
-        To receive activations from the stage before and gradients from the stage after.
+        Seconds to receive activations from the previous stage and gradients from the next one.
     bytes : int
         Memory for the weights and for as many minibatches as the stage holds in flight.
     """
@@ -43,7 +43,7 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """What a minibatch takes of the GPU's time in both directions."""
+        """Time of a minibatch on the GPU in both directions, in seconds."""
         return self.forward_s + self.backward_s + self.receive_s
 
 
@@ -54,7 +54,7 @@ class VirtualWorker:
     Parameters
     ----------
     stages : tuple of Stage
-        In the order of the layers; a GPU that would slow the pipeline down has none.
+        Stages in the order of the layers; a GPU that would slow down the pipeline has none.
     in_flight : int
         Minibatches in the pipeline at a time, N_m in the paper.
     """
@@ -64,24 +64,24 @@ class VirtualWorker:
 
     @property
     def bottleneck_s(self) -> float:
-        """Seconds of the slowest stage."""
+        """Time of the slowest stage in seconds."""
         return max(stage.seconds for stage in self.stages)
 
     @property
     def passes(self) -> Passes:
-        """The forward and the backward task of each stage, in seconds."""
+        """Seconds of the forward and the backward task of each stage."""
         return tasks([(stage.forward_s, stage.backward_s, stage.receive_s) for stage in self.stages])
 
     @property
     def period_s(self) -> float:
-        """Seconds between minibatches with so many of them in flight; at least the bottleneck."""
+        """Seconds between minibatches with `in_flight` of them in flight; at least the bottleneck."""
         return period_s(self.passes, self.in_flight)
 
 
 def virtual_worker(
     profile: LayerProfile, cluster: PipelineCluster, costs: StageCosts, cuts: Sequence[Cut], in_flight: int
 ) -> VirtualWorker:
-    """Return a partition with the times and bytes of its stages."""
+    """Return a virtual worker with the times and bytes of the stages of a partition."""
     return VirtualWorker(tuple(_stages(profile, cluster, costs, cuts, in_flight)), in_flight)
 
 

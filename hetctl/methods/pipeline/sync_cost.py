@@ -1,4 +1,4 @@
-"""What it takes to send a wave: whose weights lie where, and which links carry them (HetPipe, 8.1)."""
+"""Time to send a wave, by the placement of weights and the links that carry them (HetPipe, 8.1)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hetctl.methods.pipeline.stages import Stage, VirtualWorker
 
 LOCAL, ROUND_ROBIN = "local", "round-robin"
 PLACEMENTS = (ROUND_ROBIN, LOCAL)
-"""Of layers on the parameter servers, one on each node."""
+"""Placements of layers on the parameter servers, one server on each node."""
 
 
 @dataclass(frozen=True)
 class Waves:
-    """How virtual workers are synchronised (WSP).
+    """Synchronisation of virtual workers (WSP).
 
     Parameters
     ----------
     distance : int
         Clock distance D.
     placement : str
-        One of `PLACEMENTS`.
+        Placement of layers, one of `PLACEMENTS`.
     """
 
     distance: int = 0
@@ -34,10 +34,10 @@ class Waves:
 def synchronisation_s(
     workers: Sequence[VirtualWorker], layers: LayerProfile, cluster: PipelineCluster, placement: str
 ) -> float:
-    """Return how long a wave takes to the parameter servers if all virtual workers send one at once.
+    """Return the seconds that a wave takes to the parameter servers if all virtual workers send at once.
 
-    Each node sends and receives over one link, and each GPU over its own to the server on its node.
-    Fetching the weights takes as long, the other way.
+    Each node sends and receives over one link, and each GPU over its own link to the server on its node.
+    Fetching the weights takes as long in the opposite direction.
     """
     sizes = [float(size) for size in layers.parameter_bytes]
     servers = _servers(workers, sizes, len(cluster.nodes), placement)
@@ -56,11 +56,11 @@ def synchronisation_s(
 def _servers(
     workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, placement: str
 ) -> list[int]:
-    """Return the node whose server has each layer.
+    """Return the node of the parameter server of each layer.
 
-    ``round-robin``: one after the other, of those with parameters, as TensorFlow places variables.
-    ``local``: where most virtual workers have the layer, evenly if several nodes are as good. With Equal
-    Distribution all have it on one node, so that nothing crosses the network.
+    ``round-robin``: the layers with parameters go to the nodes in turn, as TensorFlow places variables.
+    ``local``: a layer goes to the node on which most virtual workers have it; ties are balanced. With Equal
+    Distribution all have it on the same node, so that nothing crosses the network.
     """
     if placement == "local":
         return _nearest_servers(workers, sizes, nodes)

@@ -1,9 +1,9 @@
-"""How many minibatches a pipeline needs in flight, and what it reaches with fewer (HetPipe, section 4).
+"""Period of a pipeline by its minibatches in flight, and the number it needs (HetPipe, section 4).
 
-That so many are enough is shown by a cyclic schedule, in which every stage does one forward and one
-backward pass in each period, each pass as early as it can. It keeps the paper's conditions 1 and 2:
-minibatches pass each stage in order. One enters the pipeline when the one N_m before it has left.
-What fewer reach is seen by running them under all three conditions.
+A cyclic schedule proves that a number is sufficient: every stage runs one forward and one backward pass
+per period, each pass as early as possible. It keeps the paper's conditions 1 and 2: minibatches pass each
+stage in order. A minibatch enters the pipeline when the one N_m before it has left. The period with
+fewer minibatches is found by simulation under all three conditions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hetctl.methods.pipeline.pipeline_flow import Passes, wave_ends
 from hetctl.methods.pipeline.stage_memory import most_in_flight
 
 SAME = 1e-9
-"""Relative; times that differ by less are the same."""
+"""Relative tolerance within which times count as equal."""
 WAVES, MINIBATCHES = 8, 96
-"""Waves until a pipeline runs evenly, fewer if so many minibatches are in them; as many more, twice, are
+"""Waves until the steady state, or fewer that contain this number of minibatches; twice as many more are
 measured."""
 
 
 def tasks(seconds: Sequence[tuple[float, float, float]]) -> Passes:
     """Return both tasks of each stage from its forward, backward and receive times.
 
-    As much time as a stage needs to receive activations, the one before it needs for the gradients,
-    and the first one receives no activations; so one number for both tells them apart.
+    The gradients that a stage receives have the size of the activations of the next stage, and the first
+    stage receives no activations; so the sum of both times is sufficient to separate them.
     """
     found = []
     activations_s = 0.0
@@ -40,17 +40,18 @@ def tasks(seconds: Sequence[tuple[float, float, float]]) -> Passes:
 
 
 def bottleneck_s(passes: Passes) -> float:
-    """Return the least period: the seconds of the slowest stage."""
+    """Return the least period, the seconds of the slowest stage."""
     return max(forward_s + backward_s for forward_s, backward_s in passes)
 
 
 def round_trip_s(passes: Passes, period_s: float) -> float:
-    """Return how long a minibatch is in the pipeline, if one enters in each period.
+    """Return the seconds that a minibatch spends in the pipeline if one enters in each period.
 
     Parameters
     ----------
     period_s : float
-        At least the bottleneck. The round trip is then no more than 2 k - 1 periods of k stages.
+        Period in seconds, at least the bottleneck. The round trip of k stages then takes at most 2 k - 1
+        periods.
     """
     starts_s = [0.0]
     for forward_s, _ in passes[:-1]:
@@ -62,7 +63,7 @@ def round_trip_s(passes: Passes, period_s: float) -> float:
 
 
 def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float:
-    """Return how long a backward pass waits for the GPU, between forward passes that recur."""
+    """Return the seconds that a backward pass waits for the GPU between periodic forward passes."""
     forward_s, backward_s = task
     phase_s = since_s % period_s
     slack_s = SAME * period_s
@@ -74,19 +75,19 @@ def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float
 
 
 def min_depth(passes: Passes, period_s: float) -> int:
-    """Return the fewest minibatches in flight for such a period."""
+    """Return the fewest minibatches in flight that reach a period."""
     periods = round_trip_s(passes, period_s) / period_s
     return max(1, -int(-(periods - SAME) // 1))
 
 
 @dataclass(frozen=True)
 class WaveSync:
-    """How long waves are on their way between virtual workers.
+    """Synchronisation of waves between virtual workers.
 
     Parameters
     ----------
     seconds : float
-        To send a wave to the parameter servers; to fetch the weights takes as long.
+        Time to send a wave to the parameter servers; fetching the weights takes as long.
     distance : int
         Clock distance D.
     """
@@ -96,10 +97,10 @@ class WaveSync:
 
 
 def wave_time_s(passes: Passes, sending: WaveSync | None = None) -> float:
-    """Return the least time of a wave, whatever the minibatches in it.
+    """Return the least time of a wave in seconds, independent of the number of its minibatches.
 
-    The last one of each starts when the wave D + 1 before it has been sent and fetched, and has to go
-    through all stages; waves are sent one after the other.
+    The last minibatch of a wave starts when the wave D + 1 before it has been sent and fetched, and then
+    passes all stages; waves are sent one after the other.
     """
     through_s = sum(map(sum, passes))
     if sending is None:
@@ -108,21 +109,21 @@ def wave_time_s(passes: Passes, sending: WaveSync | None = None) -> float:
 
 
 def least_period_s(passes: Passes, in_flight: int, sending: WaveSync | None = None) -> float:
-    """Return a limit that no period is below: that of the slowest stage, and that of waves."""
+    """Return a lower bound of the period: the larger of those by the slowest stage and by waves."""
     return max(bottleneck_s(passes), wave_time_s(passes, sending) / in_flight)
 
 
 def sufficient_depth(passes: Passes, sending: WaveSync | None = None) -> int:
-    """Return minibatches in flight with which neither stages nor waves wait for one another."""
+    """Return a number of minibatches in flight with which neither stages nor waves wait for each other."""
     stages = most_in_flight(len(passes))
     return max(stages, math.ceil(wave_time_s(passes, sending) / bottleneck_s(passes)) + 1)
 
 
 @lru_cache(maxsize=10_000)
 def period_s(passes: Passes, in_flight: int) -> float:
-    """Return the period that is reached with so many minibatches in flight, if waves are no matter.
+    """Return the period with `in_flight` minibatches in flight, without the effect of waves.
 
-    The bottleneck if they are enough for it; else what first come, first served makes of them.
+    It is the bottleneck if they are sufficient; otherwise that of first come, first served scheduling.
     """
     least_s = bottleneck_s(passes)
     if min_depth(passes, least_s) <= in_flight:
@@ -132,14 +133,14 @@ def period_s(passes: Passes, in_flight: int) -> float:
 
 @lru_cache(maxsize=10_000)
 def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: WaveSync) -> float:
-    """Return the period of virtual workers that exchange waves: they wait for one another.
+    """Return the period of virtual workers that exchange waves and therefore wait for each other.
 
-    The slowest bottleneck, if they have twice what is plenty in flight.
+    It is the slowest bottleneck if twice the sufficient number of minibatches is in flight.
 
     Parameters
     ----------
     workers : tuple of Passes
-        All that are unlike.
+        All distinct passes.
     """
     least_s = max(map(bottleneck_s, workers))
     if in_flight >= 2 * max(sufficient_depth(passes, sending) for passes in workers):

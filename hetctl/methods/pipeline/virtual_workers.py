@@ -1,4 +1,4 @@
-"""Which GPUs make up the virtual workers: the paper's three policies for any cluster (section 8.1)."""
+"""Grouping of GPUs into virtual workers: the paper's three policies for any cluster (section 8.1)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Grouping = tuple[Group, ...]
 
 
 def node_partition(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
-    """NP: each node is a virtual worker; least communication, unlike virtual workers."""
+    """Return NP: each node is a virtual worker; least communication, but unlike virtual workers."""
     return tuple(cluster.on(node) for node in range(len(cluster.nodes)))
 
 
 def equal_distribution(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
-    """ED: all virtual workers are alike, as many as that allows; each has GPUs of every node.
+    """Return ED: as many equal virtual workers as possible, each with GPUs of every node.
 
-    Their number is the greatest that divides the GPUs of each type in each node.
+    Their number is the greatest common divisor of the GPUs of each type in each node.
     """
     kinds = cluster.kinds(cluster.gpus)
     return distribute(kinds, math.gcd(*map(len, kinds)))
 
 
 def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
-    """HD: each virtual worker has GPUs of a pair of types, such that all pairs are about alike.
+    """Return HD: each virtual worker has GPUs of a pair of types, such that all pairs are similar.
 
-    The type with the most computation capability goes with the one with the least, in the paper V
-    with Q and R with G; the middle one of an odd number stays alone. A pair makes as many virtual
-    workers as it has GPUs for, of the size that an average node has.
+    The type with the highest total computing capability is paired with that of the lowest, in the paper V
+    with Q and R with G; the middle one of an odd number stays alone. A pair makes as many virtual workers
+    as its GPUs allow, each of the size of an average node.
     """
     size = max(1, round(len(cluster.gpus) / len(cluster.nodes)))
     groups: list[Group] = []
@@ -42,7 +42,7 @@ def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grou
 
 
 def _pairs(profile: LayerProfile, cluster: PipelineCluster) -> list[set[str]]:
-    """Pair types by what all GPUs of a type can do in a second."""
+    """Return pairs of types, ordered by the computing capability of all GPUs of a type together."""
     count = Counter(map(cluster.type_of, cluster.gpus))
 
     def capability(gpu_type: str) -> float:
@@ -54,9 +54,9 @@ def _pairs(profile: LayerProfile, cluster: PipelineCluster) -> list[set[str]]:
 
 
 def distribute(decks: Iterable[Sequence[Gpu]], hands: int) -> Grouping:
-    """Deal each deck out evenly, in runs: GPUs that follow each other go to the same hand.
+    """Distribute each deck evenly over the hands: consecutive GPUs go to the same hand.
 
-    A deck with fewer GPUs than there are hands goes to those that have the fewest.
+    The GPUs of a deck smaller than the number of hands go to the hands with the fewest GPUs.
     """
     found: list[list[Gpu]] = [[] for _ in range(hands)]
     for deck in decks:

@@ -1,9 +1,9 @@
-"""Wave Synchronous Parallel: which minibatch may start, and with which weights (HetPipe, sections 4 and 5).
+"""Wave Synchronous Parallel: start conditions and weights of minibatches (HetPipe, sections 4 and 5).
 
 Minibatches of a virtual worker count from 1, its waves from 0: wave c is the minibatches c * N_m + 1 to
-(c + 1) * N_m. A virtual worker drives its own `WspClock`; the parameter servers hold one `GlobalClock`.
-All are values: each step returns the state that follows, so an executor, a simulator and a replay of
-their messages decide the same.
+(c + 1) * N_m. Each virtual worker has its own `WspClock`; the parameter servers hold one `GlobalClock`.
+Both are immutable: each step returns the next state, so that an executor, a simulator and a replay of
+their messages make the same decisions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Bounds:
-    """How stale weights may be.
+    """Bounds of the staleness of weights.
 
     Parameters
     ----------
     in_flight : int
-        Minibatches of a virtual worker that are processed at the same time, N_m; also those of a wave.
+        Minibatches of a virtual worker that are processed concurrently, N_m; also the size of a wave.
     distance : int
-        By how many clocks a virtual worker may be ahead of the slowest one, D.
+        Most clocks by which a virtual worker may be ahead of the slowest one, D.
     """
 
     in_flight: int
@@ -32,12 +32,12 @@ class Bounds:
 
     @property
     def local_staleness(self) -> int:
-        """The most recent updates of its own that a minibatch may miss, s_local."""
+        """Most recent updates of its own virtual worker that a minibatch may miss, s_local."""
         return self.in_flight - 1
 
     @property
     def global_staleness(self) -> int:
-        """The most recent updates of each other virtual worker that a minibatch may miss, s_global."""
+        """Most recent updates of each other virtual worker that a minibatch may miss, s_global."""
         return (self.distance + 1) * self.in_flight + self.local_staleness - 1
 
     def wave_of(self, minibatch: int) -> int:
@@ -45,16 +45,16 @@ class Bounds:
         return (minibatch - 1) // self.in_flight
 
     def waves_needed(self, minibatch: int) -> int:
-        """Return how many waves of all virtual workers must be in the weights that a minibatch uses.
+        """Return the number of waves of all virtual workers that a minibatch's weights must include.
 
-        The least whole number of waves that holds every minibatch up to `minibatch` - (s_global + 1).
+        It is the least number of waves that contains every minibatch up to `minibatch` - (s_global + 1).
         """
         return max(0, minibatch // self.in_flight - 1 - self.distance)
 
 
 @dataclass(frozen=True)
 class Version:
-    """What is in the weights: all updates of its own up to one, and so many waves of everybody's."""
+    """Contents of weights: all own updates up to `minibatch`, and `waves` waves of all virtual workers."""
 
     minibatch: int
     waves: int
@@ -62,14 +62,14 @@ class Version:
 
 @dataclass(frozen=True)
 class WspClock:
-    """A virtual worker's progress.
+    """Progress of a virtual worker.
 
     Parameters
     ----------
     started, completed : int
-        Minibatches; they start and complete in order.
+        Numbers of minibatches, which start and complete in order.
     pulled : int
-        Waves of all virtual workers that are in its weights, the last c_global that it saw.
+        Waves of all virtual workers in its weights, the last known c_global.
     """
 
     bounds: Bounds
@@ -79,38 +79,38 @@ class WspClock:
 
     @property
     def waves(self) -> int:
-        """Waves that are complete: each is pushed to the parameter servers when it is."""
+        """Number of complete waves; each is pushed to the parameter servers on completion."""
         return self.completed // self.bounds.in_flight
 
     @property
     def now(self) -> int:
-        """The local clock c_local: a wave that is complete counts when the next may go on."""
+        """Local clock c_local; a complete wave counts when the next one may continue."""
         return min(self.waves, self.pulled + self.bounds.distance)
 
     @property
     def waves_wanted(self) -> int:
-        """Waves of all virtual workers without which it will have to stop.
+        """Number of waves of all virtual workers without which this one will have to stop.
 
-        At the end of clock c these are the waves 0 to c - D. Until they are pulled all minibatches of
-        the next wave but its last may start.
+        At the end of clock c these are the waves 0 to c - D. Until they are pulled, all minibatches of the
+        next wave except its last may start.
         """
         return max(0, self.waves - self.bounds.distance)
 
     @property
     def must_pull(self) -> bool:
-        """Whether it is to ask for weights, as soon as `waves_wanted` are in the global ones."""
+        """True if weights are to be requested, as soon as the global ones include `waves_wanted` waves."""
         return self.pulled < self.waves_wanted
 
     @property
     def may_start(self) -> bool:
-        """Whether the next minibatch may start within both bounds."""
+        """True if the next minibatch may start within both bounds."""
         minibatch = self.started + 1
         room = minibatch - self.completed <= self.bounds.in_flight
         return room and self.pulled >= self.bounds.waves_needed(minibatch)
 
     @property
     def version(self) -> Version:
-        """The weights of a minibatch that starts now; they are kept until its backward pass."""
+        """Weights of a minibatch that starts now; they are kept until its backward pass."""
         return Version(self.completed, self.pulled)
 
     def start(self) -> WspClock:
@@ -119,55 +119,55 @@ class WspClock:
         Raises
         ------
         ValueError
-            If it may not.
+            If the minibatch may not start.
         """
         if not self.may_start:
             raise ValueError(f"minibatch {self.started + 1} may not start: {self}")
         return replace(self, started=self.started + 1)
 
     def complete(self) -> WspClock:
-        """Complete the oldest minibatch in flight: its update is in the local weights.
+        """Complete the oldest minibatch in flight: its update is added to the local weights.
 
-        If `waves` grows by that, the updates of the wave are to be pushed, as one.
+        If this increases `waves`, the updates of the wave are to be pushed together.
 
         Raises
         ------
         ValueError
-            If there is none.
+            If no minibatch is in flight.
         """
         if self.completed == self.started:
             raise ValueError(f"no minibatch is in flight: {self}")
         return replace(self, completed=self.completed + 1)
 
     def pull(self, waves: int) -> WspClock:
-        """Take over global weights with so many waves in them; older ones than it has change nothing."""
+        """Adopt global weights with `waves` waves; weights older than the present ones change nothing."""
         return replace(self, pulled=max(self.pulled, waves))
 
 
 @dataclass(frozen=True)
 class GlobalClock:
-    """What the parameter servers know.
+    """Progress of all virtual workers, as known to the parameter servers.
 
     Parameters
     ----------
     pushed : tuple of int
-        Waves by virtual worker.
+        Number of waves pushed by each virtual worker.
     """
 
     pushed: tuple[int, ...]
 
     @property
     def now(self) -> int:
-        """The global clock c_global: so many waves of every virtual worker are in the global weights."""
+        """Global clock c_global: the number of waves of every virtual worker in the global weights."""
         return min(self.pushed)
 
     def push(self, worker: int, wave: int) -> GlobalClock:
-        """Add the updates of a wave; one that was pushed before changes nothing.
+        """Add the updates of a wave; a wave that was already pushed changes nothing.
 
         Raises
         ------
         ValueError
-            If waves before it are missing.
+            If earlier waves are missing.
         """
         if wave > self.pushed[worker]:
             raise ValueError(f"virtual worker {worker} pushes wave {wave} after {self.pushed[worker]} waves")

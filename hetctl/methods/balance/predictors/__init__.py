@@ -1,4 +1,4 @@
-"""Predictors of each worker's speed in the next iteration (LB-BSP, section 3.2.2): one file per method."""
+"""Predictors of each worker's speed in the next iteration (LB-BSP, section 3.2.2), one file per method."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "lstm": lstm.lstm,
     "narx": narx.narx,
 }
-"""By name; made from the number of workers and a seed."""
+"""Constructors of predictors by name, with the number of workers and a seed as arguments."""

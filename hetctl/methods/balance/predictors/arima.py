@@ -7,20 +7,20 @@ import numpy as np
 from hetctl.methods.balance.predictors.base import ObservedRange, Values, check
 
 INVERTIBLE = 0.99
-"""The most that the moving-average coefficient may be, up to sign, for errors to be forgotten."""
+"""Largest magnitude of the moving-average coefficient; below 1, the influence of past errors decays."""
 
 
 class Arima:
-    """With w the second difference of the speed: w_t = a w_{t-1} + b w_{t-2} + c e_{t-1} + e_t.
+    """ARIMA model w_t = a w_{t-1} + b w_{t-2} + c e_{t-1} + e_t of the second difference w of the speed.
 
-    The coefficients come from the recursive prediction error method (Ljung and Söderström, 1983,
-    chapter 3): a Gauss-Newton step per observation towards the least sum of squared errors, from
-    coefficients that are unknown within about 1 of zero.
+    The coefficients are estimated by the recursive prediction error method (Ljung and Söderström, 1983,
+    chapter 3): one Gauss-Newton step per observation towards the least sum of squared errors, with a prior
+    of mean 0 and standard deviation about 1.
 
     Attributes
     ----------
     coefficients : array, shape (workers, 3)
-        a, b and c.
+        The coefficients a, b and c.
     """
 
     def __init__(self, workers: int) -> None:
@@ -34,7 +34,7 @@ class Arima:
         self.coefficients = np.zeros((workers, 3))
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Learn from the error of the last prediction."""
+        """Update the coefficients from the error of the last prediction."""
         check(len(self._squares), speed, cpu, memory)
         self._range.observe(speed)
         self._speeds = [*self._speeds[-2:], speed.copy()]
@@ -42,22 +42,22 @@ class Arima:
             self._learn(speed - 2 * self._speeds[1] + self._speeds[0])
 
     def predict(self) -> Values:
-        """Return the speed of least expected squared error under the coefficients found so far."""
+        """Return the speed with the least expected squared error under the present coefficients."""
         if not self._speeds:
             return np.ones(len(self._squares))
         before, last = (self._speeds[:1] + self._speeds)[-2:]
         return self._range.clip(2 * last - before + self._difference())
 
     def _difference(self) -> Values:
-        """Return the w that is to be expected."""
+        """Return the expected next w."""
         difference: Values = (self.coefficients * self._inputs).sum(axis=1)
         return difference
 
     def _learn(self, difference: Values) -> None:
-        """Take in w_t.
+        """Update the coefficients and inputs with w_t.
 
-        Until then, `_inputs` are w_{t-1}, w_{t-2} and e_{t-1}; `_slopes` become the derivatives of the
-        prediction by the coefficients, through the errors before it, too.
+        Before the update, `_inputs` are w_{t-1}, w_{t-2} and e_{t-1}. `_slopes` become the derivatives of
+        the prediction by the coefficients, including those through earlier errors.
         """
         error = difference - self._difference()
         self._squares += error**2

@@ -1,4 +1,4 @@
-"""The shape of every predictor of speeds (LB-BSP, section 3.2.2)."""
+"""Interface of every speed predictor (LB-BSP, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ Values = NDArray[np.float64]
 
 
 class Predictor(Protocol):
-    """Predicts how fast each worker will be in the iteration that is about to start.
+    """Predictor of each worker's speed in the next iteration.
 
-    At each boundary between two iterations, `observe` comes first and `predict` second.
+    Between two iterations, `observe` is called first and `predict` second.
     """
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Take in what is known before iteration k; all arrays have the shape (workers,).
+        """Add the observations before iteration k; all arrays have the shape (workers,).
 
         Parameters
         ----------
         speed : array
-            In the iteration that has just ended, v^{k-1}, in samples/s, above zero.
+            Speed in the last iteration, v^{k-1}, in samples/s, above 0.
         cpu, memory : array
-            As they are now, c^k and m^k, in any unit that is the same for all workers; all equal where they
-            are not measured.
+            Present values c^k and m^k, in any unit common to all workers; all equal if they are not
+            measured.
 
         Raises
         ------
         BadInputError
-            If there is not one value per worker, a speed is not above zero or a value is not finite;
-            nothing is taken in then.
+            If an array's shape is wrong, a speed is not above 0 or a value is not finite; the observation
+            is then ignored.
         """
 
     def predict(self) -> Values:
-        """Return v^k in samples/s, above zero, of the shape (workers,).
+        """Return v^k in samples/s, above 0, shape (workers,).
 
-        No prediction is outside of the speeds that the worker has had. Before the first observation, all
-        workers are taken to be alike: 1.
+        Predictions stay within the range of the worker's past speeds. Before the first observation, all
+        workers have the speed 1.
         """
 
 
 class ObservedRange:
-    """The values that each worker has had so far, from the lowest to the highest."""
+    """Range of the values of each worker so far."""
 
     def __init__(self, workers: int) -> None:
         self.lowest = np.full(workers, np.inf)
         self.highest = np.full(workers, -np.inf)
 
     def observe(self, values: Values) -> None:
-        """Widen the range."""
+        """Extend the range to these values."""
         np.minimum(self.lowest, values, out=self.lowest)
         np.maximum(self.highest, values, out=self.highest)
 
     def clip(self, values: Values) -> Values:
-        """Bring predictions into the range; what is not a number becomes the lowest value."""
+        """Return the predictions clipped to the range; NaN becomes the lowest value."""
         return np.fmin(np.fmax(values, self.lowest), self.highest)
 
 
 def check(workers: int, speed: Values, cpu: Values, memory: Values) -> None:
-    """Refuse observations of the wrong shape, not finite, or without speed.
+    """Raise an error for observations of the wrong shape, not finite, or with a speed that is not above 0.
 
     Raises
     ------
     BadInputError
-        As in `Predictor.observe`.
+        See `Predictor.observe`.
     """
     for name, values in (("speed", speed), ("cpu", cpu), ("memory", memory)):
         if values.shape != (workers,):

@@ -1,4 +1,4 @@
-"""The exponential moving average of the speed (LB-BSP, section 3.2.2)."""
+"""Exponential moving average of the speed (LB-BSP, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ALPHA = 0.2
 
 
 class Ema:
-    """Takes each worker to go on as it did of late; the first observation counts whole."""
+    """Predictor of the moving average; the first observation has full weight."""
 
     def __init__(self, workers: int) -> None:
         self._average = np.ones(workers)
         self._started = False
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Move the average towards the last speed."""
+        """Update the average with the last speed."""
         check(len(self._average), speed, cpu, memory)
         weight = ALPHA if self._started else 1.0
         self._average += weight * (speed - self._average)

@@ -1,4 +1,4 @@
-"""Small networks, one per worker, fitted at once by Levenberg-Marquardt steps with early stopping."""
+"""Small networks, one per worker, trained together by Levenberg-Marquardt steps with early stopping."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import numpy as np
 from hetctl.methods.balance.predictors.base import Values
 
 MOST_STEPS, PATIENCE = 20, 3
-"""Training ends after so many steps, or so many in a row that do not lower the held-out error."""
+"""Most training steps, and most consecutive steps without a lower held-out error."""
 HELD_OUT = 5
-"""One sample in so many is held out."""
+"""Ratio of all samples to held-out samples."""
 BLOCK = 64
-"""Samples that are multiplied at once, so few that BLAS does not spread them over threads: those would
-wait for whatever else the machine computes.
+"""Samples multiplied at once: few enough that BLAS uses a single thread, since several threads would be
+delayed by other computations on the machine.
 """
 DECAY = 1e-3
-"""Weight of the squared weights beside the mean squared error."""
+"""Weight of the squared weights relative to the mean squared error."""
 FIRST_DAMPING, LEAST_DAMPING, SOFTER, HARDER = 1e-1, 1e-7, 0.2, 5.0
-"""Of the steps; how it changes after a step that lowers the error, and after one that does not."""
+"""Initial and least damping, and its factor after a step that lowers the error and one that does not."""
 
 
 class SmallNetwork(Protocol):
-    """A function with weights and one output.
+    """A function with weights and a single output.
 
     Weights have the shape (workers, parameters), inputs (workers, samples, features).
     """
 
     @property
     def parameters(self) -> int:
-        """Return how many weights there are."""
+        """Number of weights."""
 
     def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, of the shape (workers, samples)."""
+        """Return the outputs, shape (workers, samples)."""
 
     def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
-        """Return the outputs and their derivatives by the weights, (workers, samples, parameters)."""
+        """Return the outputs and their derivatives by the weights, shape (workers, samples, parameters)."""
 
 
 def split(weights: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
-    """Cut weights of the shape (workers, parameters) into arrays of the shapes (workers, *shape)."""
+    """Split weights of shape (workers, parameters) into arrays of shapes (workers, *shape)."""
     parts, end = [], 0
     for shape in shapes:
         start, end = end, end + math.prod(shape)
@@ -51,31 +51,33 @@ def split(weights: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
 
 
 def joined(*parts: Values) -> Values:
-    """Join derivatives by several arrays, (workers, samples, *shape) each, along their parameters."""
+    """Join derivatives by several arrays, (workers, samples, *shape) each, along the parameters."""
     return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
 
 
 def outer(left: Values, right: Values) -> Values:
-    """Multiply each element of the last axis of `left` by each of `right`."""
+    """Return the outer product of `left` and `right` over their last axes."""
     return left[..., :, None] * right[..., None, :]
 
 
 class Fitting:
-    """Training of several workers' networks, a step at a time.
+    """Stepwise training of several workers' networks.
 
     Parameters
     ----------
     weights : array, shape (workers, parameters)
-        To start from.
+        Initial weights.
     inputs : array, shape (workers, samples, features)
+        Features of the samples.
     targets : array, shape (workers, samples)
+        Wanted outputs.
 
     Attributes
     ----------
     best : array, shape (workers, parameters)
-        The weights with the least held-out error so far.
+        Weights with the least held-out error so far.
     least : array, shape (workers,)
-        That error, squared.
+        Their mean squared held-out error.
     """
 
     def __init__(self, network: SmallNetwork, weights: Values, inputs: Values, targets: Values) -> None:
@@ -90,11 +92,11 @@ class Fitting:
 
     @property
     def done(self) -> bool:
-        """Return whether no more steps are of use."""
+        """True if no further steps are useful."""
         return self._steps >= MOST_STEPS or bool((self._idle >= PATIENCE).all())
 
     def step(self) -> None:
-        """Take one step for each worker; one that would do harm in training is damped and not taken."""
+        """Take one step per worker; one that raises the training error is rejected and damping increased."""
         trial = self._weights + self._change()
         error, held_out = self._errors(trial)
         taken = error < self._error
@@ -118,14 +120,14 @@ class Fitting:
         return change
 
     def _errors(self, weights: Values) -> tuple[Values, Values]:
-        """Return what training lowers and the mean squared error held out, of the shape (workers,)."""
+        """Return the regularised training error and the mean squared held-out error, shape (workers,)."""
         squares = (self._targets - self._network.outputs(weights, self._inputs)) ** 2
         decay = DECAY * (weights**2).sum(axis=1)
         return squares[:, ~self._held_out].mean(axis=1) + decay, squares[:, self._held_out].mean(axis=1)
 
 
 def _products(columns: Values) -> Values:
-    """Return the mean over samples of the products of any two columns: (workers, columns, columns)."""
+    """Return the mean over samples of the products of column pairs, shape (workers, columns, columns)."""
     workers, samples, count = columns.shape
     mean = np.zeros((workers, count, count))
     for start in range(0, samples, BLOCK):

@@ -1,4 +1,4 @@
-"""A network per worker, trained in turn between the iterations (LB-BSP, section 4, online training)."""
+"""Predictor with a network per worker, trained between the iterations (LB-BSP, section 4)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from hetctl.methods.balance.predictors.fitting import Fitting, SmallNetwork
 from hetctl.methods.balance.predictors.speed_history import SPEED, Numbers, SpeedHistory
 
 Lag = tuple[int, int]
-"""A series, and how many observations it is back."""
+"""A series, and the lag in observations."""
 
 PREDICTS_FROM = 500
-"""Iterations with the moving average before networks predict (LB-BSP, section 4)."""
+"""Iterations with the moving average before the networks are used (LB-BSP, section 4)."""
 LEARNS_FROM = 100
-"""Iterations before the first training, so that every worker has its network when they are to predict."""
+"""Iterations before the first training, so that every worker has a trained network at `PREDICTS_FROM`."""
 HORIZON = 100
-"""Iterations over which errors are remembered, about."""
+"""Approximate number of iterations over which prediction errors are averaged."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a training step takes on.
+    """Amount of work in one training.
 
     Parameters
     ----------
     workers : int
-        That are trained at a time.
+        Workers trained at a time.
     samples : int
-        Iterations of its own that a worker's training sees, and as many of any workers.
+        Iterations of the worker itself in its training set; as many samples of any workers are added.
     """
 
     workers: int
@@ -41,13 +41,14 @@ class Effort:
 
 @dataclass(frozen=True)
 class Models:
-    """The networks of several workers.
+    """Networks of several workers.
 
     Parameters
     ----------
     weights : array, shape (workers, parameters)
+        Weights of the networks.
     centres, spreads : array, shape (workers, 3)
-        Of the logarithm of speed, CPU and memory, which networks see less the one and over the other.
+        Offset and scale of the log speed, CPU and memory; network inputs are (value - centre) / spread.
     """
 
     weights: Values
@@ -56,22 +57,22 @@ class Models:
 
 
 class Learner:
-    """Predicts by one network per worker; by the moving average until there are enough iterations.
+    """Predictor with one network per worker, and the moving average until enough iterations are known.
 
-    After that, too, the moving average stands in for a network as long as it has erred less of late: a
-    network knows nothing of conditions that no worker has met yet.
+    Later, too, the moving average replaces a network as long as its recent errors are smaller, since a
+    network cannot predict conditions that no worker has had yet.
 
-    Between two iterations a few workers take one training step. A worker's first training starts from
-    the network of a worker trained before, every other from its own.
+    Between two iterations a few workers take one training step. The first training of a worker starts from
+    the network of a worker trained before, every further one from its own network.
 
     Parameters
     ----------
     lags : sequence of Lag
-        The network's features.
+        Features of the networks.
     effort : Effort
-        Of the training step between two iterations.
+        Amount of work in one training.
     models : Models or None
-        Networks of a former run of these workers, which predict from the start.
+        Networks of an earlier run of these workers, used from the start.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Learner:
         self._training: tuple[Numbers, Models, Fitting] | None = None
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Remember what was seen, take one training step, and look ahead."""
+        """Add the observation, take one training step, and compute the next forecasts."""
         self._average.observe(speed, cpu, memory)
         logarithm = np.log(speed)
         self._errors += (self._forecasts - logarithm) ** 2 - self._errors / HORIZON
@@ -112,13 +113,13 @@ class Learner:
         self._forecasts = self._ahead()
 
     def predict(self) -> Values:
-        """Return what the networks say, or the moving average where it has erred less."""
+        """Return the forecast of the network or, if its errors were smaller, of the moving average."""
         by_network, by_average = self._errors
         speed: Values = np.exp(np.where(by_network <= by_average, *self._forecasts))
         return speed
 
     def _ahead(self) -> Values:
-        """Return the logarithms of speed that the networks expect, and those of the moving average."""
+        """Return the forecasts of the log speed by the networks and by the moving average."""
         average = np.log(self._average.predict())
         if self._history.seen < self._predicts_from:
             return np.stack([average, average])
@@ -129,7 +130,7 @@ class Learner:
         return np.stack([np.where(self._trained, network, average), average])
 
     def _random(self, workers: int) -> Models:
-        """Return small random weights, the same for all workers."""
+        """Return small random weights, equal for all workers."""
         weights = np.tile(self._draw.normal(0.0, 0.3, self._network.parameters), (workers, 1))
         return Models(weights, np.zeros((workers, 3)), np.ones((workers, 3)))
 
@@ -143,7 +144,7 @@ class Learner:
             self._training = None
 
     def _start(self) -> tuple[Numbers, Models, Fitting]:
-        """Begin to train the next few workers on a sample of what is remembered."""
+        """Start the training of the next few workers on a sample of the history."""
         workers = self._everyone[self._next : self._next + self._effort.workers]
         self._next = (int(workers[-1]) + 1) % len(self._everyone)
         models = Models(self.models.weights[workers], *self._history.usual())
@@ -154,7 +155,7 @@ class Learner:
         return workers, models, fitting
 
     def _sample(self, workers: Numbers) -> tuple[Numbers, Numbers]:
-        """Draw whose observations each of these workers is trained on, and which: (workers, samples)."""
+        """Draw each worker's training observations: their workers and rows, shape (workers, samples)."""
         first, last = self._reach - 1, len(self._history) - 1
         own = self._draw.choice(
             np.arange(first, last), min(self._effort.samples, last - first), replace=False
@@ -166,7 +167,7 @@ class Learner:
         return whose, rows
 
     def _keep(self, workers: Numbers, best: Values, models: Models) -> None:
-        """Use the trained networks; workers that wait for their first training start from the last one."""
+        """Adopt trained networks; workers without a first training will start from the last of them."""
         weights, centres, spreads = (
             array.copy() for array in (self.models.weights, self.models.centres, self.models.spreads)
         )
@@ -177,7 +178,7 @@ class Learner:
         self.models = Models(weights, centres, spreads)
 
     def _features(self, models: Models, workers: Numbers, rows: Numbers) -> Values:
-        """Return the inputs at some observations of some workers, (.., features), as they were known then."""
+        """Return the inputs at given observations of given workers, shape (.., features)."""
         whose = workers[..., None]
         values = self._history.at(whose, self._series, rows[..., None] - self._lags)
         scaled: Values = (values - models.centres[whose, self._series]) / models.spreads[whose, self._series]

@@ -1,4 +1,4 @@
-"""A network of long short-term memory on the last two speeds (LB-BSP, section 5.4)."""
+"""LSTM network on the last two speeds (LB-BSP, section 5.4)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ HIDDEN = 3
 
 @dataclass(frozen=True)
 class _CellStep:
-    """What one step of the recurrence leaves.
+    """Intermediate results of one time step, kept for back-propagation.
 
     Parameters
     ----------
     tanh : array, shape (workers, samples, 4 * hidden)
-        Of the gates' arguments, as `Lstm.squash` has them; then the gates themselves.
+        Hyperbolic tangents of the gates' scaled arguments (see `Lstm.squash`).
+    gates : array, shape (workers, samples, 4 * hidden)
+        The gates themselves.
     before, cell_tanh, state : array, shape (workers, samples, hidden)
-        The cell before, the hyperbolic tangent of the cell after, and the state.
+        Previous cell, hyperbolic tangent of the new cell, and new state.
     """
 
     tanh: Values
@@ -35,13 +37,13 @@ class _CellStep:
 
 @dataclass(frozen=True)
 class Lstm:
-    """Hochreiter and Schmidhuber's recurrence along the features, and a linear output of the last state."""
+    """Recurrence of Hochreiter and Schmidhuber along the features, with a linear output of the last state."""
 
     hidden: int
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return those of the gates' weights (of the input, of the state, bias), and of the output's."""
+        """Shapes of the gates' weights (of the input, of the state, bias) and of the output's weights."""
         return (
             (1, 4 * self.hidden),
             (self.hidden, 4 * self.hidden),
@@ -52,22 +54,22 @@ class Lstm:
 
     @property
     def squash(self) -> Values:
-        """Return q such that all gates are q tanh(q z) + 1 - q: three sigmoids, and the candidate's tanh."""
+        """Array q with gates = q tanh(q z) + 1 - q: three sigmoids and the candidate's tanh."""
         return np.repeat([0.5, 1.0], [3 * self.hidden, self.hidden])
 
     @property
     def parameters(self) -> int:
-        """Return how many weights there are."""
+        """Number of weights."""
         return 4 * self.hidden * (self.hidden + 2) + self.hidden + 1
 
     def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, of the shape (workers, samples)."""
+        """Return the outputs, shape (workers, samples)."""
         *_, out, out_bias = split(weights, self.shapes)
         outputs: Values = (self._steps(weights, inputs)[-1].state @ out + out_bias)[..., 0]
         return outputs
 
     def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
-        """Return the outputs and their derivatives by the weights, by back-propagation through time."""
+        """Return the outputs and their derivatives by the weights (back-propagation through time)."""
         _, again, _, out, out_bias = split(weights, self.shapes)
         steps = self._steps(weights, inputs)
         state = steps[-1].state
@@ -103,7 +105,7 @@ class Lstm:
         return [gates[..., at : at + self.hidden] for at in range(0, 4 * self.hidden, self.hidden)]
 
     def _back(self, step: _CellStep, by_state: Values, by_cell: Values) -> tuple[Values, Values]:
-        """Return the derivatives by the gates' arguments and by the cell before."""
+        """Return the derivatives by the gates' arguments and by the previous cell."""
         admit, keep, show, candidate = self._four(step.gates)
         by_cell = by_cell + by_state * show * (1 - step.cell_tanh**2)
         by_gates = (by_cell * candidate, by_cell * step.before, by_state * step.cell_tanh, by_cell * admit)
@@ -112,5 +114,5 @@ class Lstm:
 
 
 def lstm(workers: int, seed: int) -> Learner:
-    """Return a predictor by networks of long short-term memory."""
+    """Return a predictor with LSTM networks."""
     return Learner(workers, seed, Lstm(HIDDEN), LAGS, EFFORT)

@@ -1,4 +1,4 @@
-"""The speed of the last iteration (LB-BSP, section 3.2.2)."""
+"""Prediction of the speed of the last iteration (LB-BSP, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hetctl.methods.balance.predictors.base import Values, check
 
 
 class Memoryless:
-    """Takes each worker to go on as it just did."""
+    """Predictor of an unchanged speed."""
 
     def __init__(self, workers: int) -> None:
         self._speed = np.ones(workers)
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Keep the last speed."""
+        """Store the last speed."""
         check(len(self._speed), speed, cpu, memory)
         self._speed = speed.copy()
 

@@ -1,4 +1,4 @@
-"""NARX: a network with one hidden layer on past speeds, CPU and memory (LB-BSP, Equation 4, section 4)."""
+"""NARX: a network with one hidden layer on past speed, CPU and memory (LB-BSP, Equation 4, section 4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.methods.balance.predictors.speed_history import CPU, MEMORY, SPEED
 
 HIDDEN = 5
 LOOK_BACK = 2
-"""The windows d_v, d_c and d_m."""
+"""Window lengths d_v, d_c and d_m."""
 EFFORT = Effort(workers=4, samples=400)
 
 LAGS: tuple[Lag, ...] = (
@@ -26,23 +26,23 @@ LAGS: tuple[Lag, ...] = (
 
 @dataclass(frozen=True)
 class FeedForward:
-    """One hidden layer of hyperbolic tangents and a linear output."""
+    """Network with one hidden layer of hyperbolic tangents and a linear output."""
 
     features: int
     hidden: int
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return those of the hidden layer's weights and bias, and of the output's."""
+        """Shapes of the weights and bias of the hidden layer, and of those of the output."""
         return (self.features, self.hidden), (1, self.hidden), (self.hidden, 1), (1, 1)
 
     @property
     def parameters(self) -> int:
-        """Return how many weights there are."""
+        """Number of weights."""
         return (self.features + 2) * self.hidden + 1
 
     def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, of the shape (workers, samples)."""
+        """Return the outputs, shape (workers, samples)."""
         into, bias, out, out_bias = split(weights, self.shapes)
         outputs: Values = (np.tanh(inputs @ into + bias) @ out + out_bias)[..., 0]
         return outputs
@@ -57,6 +57,6 @@ class FeedForward:
 
 
 def narx(workers: int, seed: int, models: Models | None = None) -> Learner:
-    """Return a NARX predictor; `models` of a former run replace the moving average from the start."""
+    """Return a NARX predictor; `models` of an earlier run replace the moving average from the start."""
     network = FeedForward(len(LAGS), HIDDEN)
     return Learner(workers, seed, network, LAGS, EFFORT, models)

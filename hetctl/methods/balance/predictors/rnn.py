@@ -13,34 +13,34 @@ from hetctl.methods.balance.predictors.speed_history import SPEED
 
 HIDDEN = 4
 LAGS: tuple[Lag, ...] = ((SPEED, 1), (SPEED, 0))
-"""The look-back of 2, the oldest first: the order in which the network reads."""
+"""Features with a look-back of 2, the oldest first, in the order in which the network reads them."""
 EFFORT = Effort(workers=1, samples=60)
 
 
 @dataclass(frozen=True)
 class SimpleRnn:
-    """h_t = tanh(x_t U + h_{t-1} W + b) along the features, and a linear output of the last state."""
+    """Recurrence h_t = tanh(x_t U + h_{t-1} W + b) along the features, linear output of the last state."""
 
     hidden: int
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return those of U, W and b, and of the output's weights and bias."""
+        """Shapes of U, W and b, and of the output's weights and bias."""
         return (1, self.hidden), (self.hidden, self.hidden), (1, self.hidden), (self.hidden, 1), (1, 1)
 
     @property
     def parameters(self) -> int:
-        """Return how many weights there are."""
+        """Number of weights."""
         return (self.hidden + 3) * self.hidden + 1
 
     def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, of the shape (workers, samples)."""
+        """Return the outputs, shape (workers, samples)."""
         *_, out, out_bias = split(weights, self.shapes)
         outputs: Values = (self._states(weights, inputs)[-1] @ out + out_bias)[..., 0]
         return outputs
 
     def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
-        """Return the outputs and their derivatives by the weights, by back-propagation through time."""
+        """Return the outputs and their derivatives by the weights (back-propagation through time)."""
         _, again, _, out, out_bias = split(weights, self.shapes)
         states = self._states(weights, inputs)
         by_state = np.broadcast_to(out.transpose(0, 2, 1), states[-1].shape)
@@ -58,7 +58,7 @@ class SimpleRnn:
         return (states[-1] @ out + out_bias)[..., 0], derivatives
 
     def _states(self, weights: Values, inputs: Values) -> list[Values]:
-        """Return h_0 = 0, h_1, .., each of the shape (workers, samples, hidden)."""
+        """Return h_0 = 0, h_1, .., each of shape (workers, samples, hidden)."""
         into, again, bias, *_ = split(weights, self.shapes)
         states: list[Values] = [np.zeros((*inputs.shape[:2], self.hidden))]
         for at in range(inputs.shape[2]):
@@ -67,5 +67,5 @@ class SimpleRnn:
 
 
 def rnn(workers: int, seed: int) -> Learner:
-    """Return a predictor by plain recurrent networks."""
+    """Return a predictor with plain recurrent networks."""
     return Learner(workers, seed, SimpleRnn(HIDDEN), LAGS, EFFORT)

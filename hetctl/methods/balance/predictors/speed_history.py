@@ -1,4 +1,4 @@
-"""The last observations of every worker, and what is usual among all that there were."""
+"""History of every worker's observations, with means and deviations of all observations so far."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hetctl.methods.balance.predictors.base import Values
 Numbers = NDArray[np.int64]
 
 SERIES = SPEED, CPU, MEMORY = range(3)
-"""Speed stands for its logarithm: what slows a worker down does so by a factor."""
+"""Indices of the series; speed is stored as its logarithm, since slowdowns are multiplicative."""
 REMEMBERED = 1024
-"""Observations that are kept at least; twice as many at most."""
+"""Least number of observations kept; at most twice as many are."""
 FLAT = 1e-6
-"""A series that varies by less than this share of its mean is taken to be constant."""
+"""Share of its mean below which the variation of a series counts as none."""
 
 
 class SpeedHistory:
-    """Series of observations, of which those long past are forgotten.
+    """Series of observations, of which the oldest are dropped.
 
     Attributes
     ----------
     seen : int
-        How many observations there were, the forgotten ones too.
+        Number of observations so far, the dropped ones included.
     """
 
     def __init__(self, workers: int) -> None:
@@ -36,7 +36,7 @@ class SpeedHistory:
         return self._length
 
     def append(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Add an observation; each array has the shape (workers,)."""
+        """Add an observation; each array has shape (workers,)."""
         if self._length == self._values.shape[2]:
             self._values[..., :REMEMBERED] = self._values[..., REMEMBERED:]
             self._length = REMEMBERED
@@ -47,14 +47,14 @@ class SpeedHistory:
         self.seen += 1
 
     def at(self, workers: Numbers, series: Numbers, rows: Numbers) -> Values:
-        """Return single values; the arrays are broadcast together, and rows count from the oldest kept."""
+        """Return single values; the arrays are broadcast together, rows count from the oldest one kept."""
         return self._values[workers, series, rows]
 
     def usual(self) -> tuple[Values, Values]:
-        """Return means and standard deviations, of the shape (workers, series).
+        """Return means and standard deviations, shape (workers, series).
 
-        Means of speed are each worker's own. All else is the same for all workers, so that what one of
-        them met tells something about the others.
+        Means of the speed are per worker. All else is common to all workers, so that a network can use the
+        conditions that other workers have had.
         """
         mean, square = self._sums / self.seen
         centres = np.broadcast_to(mean.mean(axis=0), mean.shape).copy()
