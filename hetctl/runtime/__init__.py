@@ -1,1 +1,1 @@
-"""Inside a batch job: the driver of its rounds, the agents of its nodes, the workers on its GPUs."""
+"""Processes inside a batch job: the driver of its rounds, the agents of its nodes, the ranks on its GPUs."""

@@ -1,4 +1,4 @@
-"""Writing that outlives a full disk."""
+"""Output that tolerates a full disk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def log_line(text: str) -> None:
-    """Print a line to the log, if the disk lets it."""
+    """Print a line to the log; errors of the disk are ignored."""
     with contextlib.suppress(OSError):
         os.writev(1, [f"{text}\n".encode()])
 
 
 def disk_error_reason(error: OSError) -> str:
-    """Say what is wrong with the disk, as the reason for the end of a job."""
+    """Return the reason of a job's end for an error of the disk."""
     return (
         ExitReason.DISK_FULL.value
         if error.errno in DISK_FULL_ERRORS

@@ -1,4 +1,4 @@
-"""Network interfaces of this node: which are used, and the addresses at which others reach them."""
+"""Network interfaces of this node: choice of interfaces, and addresses at which other nodes reach them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def control_address(patterns: Sequence[str]) -> str:
-    """Return this node's address for control connections; an empty string without patterns.
+    """Return this node's address for control connections; an empty string if `patterns` is empty.
 
     Raises
     ------
     BadInputError
-        If this node has no such interface.
+        If no interface of this node matches.
     """
     return choose("control", patterns, addresses())[1] if patterns else ""
 
 
 def chosen_interface(patterns: Sequence[str]) -> str:
-    """Return this node's interface for Gloo; an empty string without patterns.
+    """Return this node's interface for Gloo; an empty string if `patterns` is empty.
 
     Raises
     ------
     BadInputError
-        If this node has no such interface.
+        If no interface of this node matches.
     """
     return choose("gloo", patterns, addresses())[0] if patterns else ""
 
@@ -55,20 +55,20 @@ def addresses() -> dict[str, list[str]]:
 
 
 def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """Return the first interface that fits, by patterns and then by names, and its address.
+    """Return the first matching interface, by order of patterns and then of names, and its address.
 
     Parameters
     ----------
     key : str
-        Of ``network`` in the site file, for the message.
+        Key in ``network`` of the site file, for the error message.
     interfaces : mapping of str to sequence of str
-        Interfaces with their addresses. IPv4 is preferred; link-local addresses do not count, since other
+        Addresses by name of interface. IPv4 is preferred; link-local addresses are ignored, since other
         nodes cannot use them.
 
     Raises
     ------
     BadInputError
-        If none fits.
+        If no interface matches.
     """
     for pattern in patterns:
         for name in sorted(fnmatch.filter(interfaces, pattern), key=lambda name: (len(name), name)):
@@ -83,7 +83,7 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
 
 @contextmanager
 def gloo_over(variable: str, interface: str) -> Iterator[None]:
-    """Name Gloo's interface in a variable, while a group is formed, unless the user has set it."""
+    """Set Gloo's variable to an interface while a group is formed, unless the user has set it."""
     if not interface or variable in os.environ:
         yield
         return
@@ -99,6 +99,6 @@ def _reachable(address: str) -> bool:
 
 
 def _plain(address: str) -> str:
-    """Return an address without its zone; of ``::ffff:a.b.c.d``, a dual-stack socket's, the IPv4 address."""
+    """Return an address without its zone; for ``::ffff:a.b.c.d`` (dual-stack sockets) the IPv4 address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str((parsed.version == 6 and parsed.ipv4_mapped) or parsed)

@@ -1,4 +1,4 @@
-"""Logs: files that several processes append to, for the owner alone."""
+"""Log files that several processes append to, readable by the owner alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_OUTPUT = 2**18
-"""Bytes of a log, from its end, that are looked at for why a step ended."""
+"""Bytes at the end of a log that are searched for the cause of a step's end."""
 
 
 def private_log(path: Path) -> BinaryIO:
-    """Open a file to append to, for the owner alone."""
+    """Open a file for appending, with access for the owner alone."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def append(log: Path, text: str) -> None:
-    """Add to a log what belongs there."""
+    """Append a text to a log."""
     with private_log(log) as file:
         file.write(text.encode())
 
 
 def end_of(log: Path, start: int) -> str:
-    """Return the end of what was written to a log behind a place; a log may not have been begun."""
+    """Return the end of what was written to a log after offset `start`; the log may not exist yet."""
     if not log.exists():
         return ""
     with log.open("rb") as file:

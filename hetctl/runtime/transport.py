@@ -1,4 +1,4 @@
-"""Connections between the processes of a job: values as lines of JSON, both ways, in order."""
+"""Connections between the processes of a job: values as lines of JSON, in both directions, in order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 
 LOCALHOST = "127.0.0.1"
 HANDSHAKE_TIMEOUT_S = 30.0
-"""Who connects and does not say who he is within this time is not let in."""
+"""Seconds within which a new connection must send its greeting with the key; it is closed otherwise."""
 LONGEST_GREETING = 2**16
 UNANSWERED_MS = 60_000
-"""A connection breaks if what was sent is not acknowledged in this time: a lost node says no goodbye."""
+"""Milliseconds without acknowledgement after which a connection breaks: a lost node cannot close its own."""
 RETRY_S = 0.2
 ACCEPT_PAUSE_S = 0.05
-"""Pause after a failed ``accept(2)``: descriptors or memory may be free again then (EMFILE, ENOMEM)."""
+"""Pause in seconds after a failed ``accept(2)``: descriptors or memory may be free then (EMFILE, ENOMEM)."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a `Listener` is, and what opens it."""
+    """Host and port of a `Listener`, and the key that it requires."""
 
     host: str
     port: int
@@ -50,15 +50,15 @@ class Connection:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the other end sees."""
+        """Address of this machine that the other end sees."""
         return str(self._end.getsockname()[0])
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something has arrived."""
+        """Return the descriptor that is readable when data have arrived."""
         return self._end.fileno()
 
     def send(self, value: Any) -> None:
-        """Send a value, from any thread; ConnectionError if the other end is gone."""
+        """Send a value, from any thread; ConnectionError if the other end has closed."""
         with self._sending:
             self._end.sendall(json.dumps(value).encode() + b"\n")
 
@@ -68,9 +68,9 @@ class Connection:
         Raises
         ------
         ConnectionError
-            If the other end is gone.
+            If the other end has closed.
         TimeoutError
-            If none came in time.
+            If no value arrives in time.
         """
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
@@ -82,13 +82,13 @@ class Connection:
         return json.loads(line)
 
     def arrived(self) -> Iterator[Any]:
-        """Yield what has arrived; ConnectionError when that is all and the other end is gone."""
+        """Yield all values that have arrived; ConnectionError after the last if the other end has closed."""
         with suppress(TimeoutError):
             while True:
                 yield self.receive(0.0)
 
     def close(self) -> None:
-        """Let the other end know that this one is gone."""
+        """Close the connection; the other end sees its end."""
         self._poll.close()
         self._end.close()
 
@@ -100,13 +100,13 @@ class Connection:
 
 
 class Listener:
-    """A port at which others connect; nobody is let in who does not bring the key.
+    """A port for connections from other processes; connections without the key are rejected.
 
     Parameters
     ----------
     host : str
-        The only address of this machine to listen at, IPv4 or IPv6. Empty: all of them, and others connect
-        by the host name.
+        The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
+        connect by the host name.
     """
 
     def __init__(self, key: str, host: str = "") -> None:
@@ -119,31 +119,31 @@ class Listener:
 
     @property
     def address(self) -> Address:
-        """Where it is."""
+        """Address at which others connect."""
         return Address(self._host, self._socket.getsockname()[1], self._key)
 
     def accepted(self) -> Iterator[tuple[Any, Connection]]:
-        """Yield those who have come: what they said, and their connections."""
+        """Yield the connections accepted since the last call, each after the name in its greeting."""
         with suppress(queue.Empty):
             while True:
                 yield self._guests.get_nowait()
 
     def wait(self, timeout_s: float) -> tuple[Any, Connection]:
-        """Wait for the next one; TimeoutError if nobody comes in time."""
+        """Wait for the next connection; TimeoutError if none comes in time."""
         try:
             return self._guests.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"nobody connected within {timeout_s:g} s") from None
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _answer(self) -> None:
-        """Accept connections until the listener is closed, whatever becomes of a single one."""
+        """Accept connections until the listener is closed; an error of one does not end the loop."""
         while not self._closed:
             try:
                 end, _ = self._socket.accept()
@@ -152,11 +152,11 @@ class Listener:
                 continue
             try:
                 threading.Thread(target=self._greet, args=(end,), daemon=True).start()
-            except RuntimeError:  # There are too many threads: the caller tries again.
+            except RuntimeError:  # Too many threads: the caller tries again.
                 end.close()
 
     def _greet(self, end: socket.socket) -> None:
-        """Hear who it is, in a thread of its own: a stranger keeps nobody else waiting."""
+        """Check the greeting of one connection, in a thread of its own: a slow one delays no other."""
         try:
             end.settimeout(HANDSHAKE_TIMEOUT_S)
             greeting = json.loads(_line(end))
@@ -171,7 +171,7 @@ class Listener:
 
 
 def connect(address: Address, who: Any, timeout_s: float) -> Connection:
-    """Connect to a listener, and say who is there; ConnectionError if it does not open in time."""
+    """Connect to a listener and send the name `who`; ConnectionError if it cannot be reached in time."""
     host = LOCALHOST if address.host == socket.gethostname() else address.host
     limit = time.monotonic() + timeout_s
     while True:
@@ -188,7 +188,7 @@ def connect(address: Address, who: Any, timeout_s: float) -> Connection:
 
 
 def _listen(host: str) -> socket.socket:
-    """Listen at an address, or at all, with IPv6 where the kernel has it."""
+    """Listen at an address, or at all if `host` is empty, with IPv6 if the kernel supports it."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family, backlog=512)
@@ -198,7 +198,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _line(end: socket.socket) -> bytes:
-    """Read a line and not a byte more; what follows belongs to the connection."""
+    """Read a line and not a byte more: the bytes that follow belong to the `Connection`."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) > LONGEST_GREETING or not (byte := end.recv(1)):

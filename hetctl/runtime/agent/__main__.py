@@ -1,7 +1,7 @@
-"""``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME``: an agent on this node.
+"""An agent on this node: ``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME``.
 
-It ends with the driver. Signals of the batch system are for the ranks, which leave a checkpoint, and for the
-driver, which ends the job.
+It ends when the driver ends. It ignores signals of the batch system: these are for the ranks, which write a
+checkpoint, and for the driver, which ends the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetctl.runtime.worker.worker import serve
 
 
 def main() -> int:
-    """Work until the driver is gone."""
+    """Run the agent until the driver ends."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.agent", description=__doc__)
     parser.add_argument("driver_file", type=Path)
     parser.add_argument("--step", required=True)

@@ -1,4 +1,4 @@
-"""An agent: forks ranks, carries their messages to the driver and back, and reports their ends."""
+"""An agent: forks ranks, forwards messages between them and the driver, and reports their ends."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from hetctl.runtime.transport import Address, Connection, connect
 CONNECT_S = 60.0
 WELCOME_S = 60.0
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
-"""Variables by which it is known which GPUs a batch system has given to a step."""
+"""Variables that show which GPUs a batch system has given to a step."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
-"""Prefixes of the variables by which MPI would take each rank for the agent."""
+"""Prefixes of the variables by which MPI would mistake each rank for the agent."""
 
 
 def facts_of_this_node(step: str) -> AgentFacts:
-    """Return what the driver has to be told, with the name of the step that started this agent."""
+    """Return the facts that the driver needs, with the name of the step that started this agent."""
     gpus = (GpuFacts(gpu.uuid, gpu.name, gpu.cores) for gpu in visible_gpus(gpus_of_node(), os.environ))
     return AgentFacts(
         step=step,
@@ -63,23 +63,23 @@ def _set_among(names: Sequence[str]) -> dict[str, str]:
 
 
 class Agent:
-    """The ranks of one resource set: a node, or the part of it that a member has.
+    """Process that runs the ranks of one resource set: a node, or the part of it that a member has.
 
     Parameters
     ----------
     step : str
-        Name of the step that started it.
+        Name of the step that started the agent.
     threads : int
-        Of the numerical libraries in each rank.
+        Number of threads of the numerical libraries in each rank.
     preload, serve
-        As in `Template`.
+        Functions of `Template`.
     """
 
     def __init__(
         self, address: Address, step: str, threads: int, preload: Callable[[], None], serve: Serve
     ) -> None:
         _set_variables(threads)
-        # It imports while the driver is met, and has nothing of the management library of the GPUs.
+        # Forked before the GPUs' management library is loaded; it imports while the agent connects.
         self._template = Template(preload, serve)
         self._facts = facts_of_this_node(step)
         self._driver = connect(address, encode(self._facts), CONNECT_S)
@@ -95,11 +95,11 @@ class Agent:
 
     @property
     def orphaned_s(self) -> float:
-        """Time for the script of the job to see that its driver is gone, and to end."""
+        """Seconds for the job script to notice the loss of its driver, and to end."""
         return self._welcome.orphaned_s
 
     def run(self) -> bool:
-        """Work until the driver lets go; no rank outlives this.
+        """Run until the driver releases the agent; no rank runs after this.
 
         Returns
         -------
@@ -109,7 +109,7 @@ class Agent:
         self._selector.register(self._driver, selectors.EVENT_READ, self._hear_driver)
         self._selector.register(self._template, selectors.EVENT_READ, self._hear_template)
         with suppress(ConnectionError):
-            # Some of it may have come with the welcome.
+            # Messages may have arrived together with the welcome.
             self._hear_driver()
             while not self._dismissed:
                 self._give_heartbeat()
@@ -126,7 +126,7 @@ class Agent:
             self._watch_memory()
 
     def _watch_memory(self) -> None:
-        """End the rank that takes the memory of the others; what it had must be free before another is."""
+        """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
         if not self._overuse and (found := self._memory.look(self._pids)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
@@ -160,13 +160,13 @@ class Agent:
                 os.kill(pid, signal.Signals(number))
 
     def _pass_on(self, gpu: int, message: Any) -> None:
-        """Give a rank its message; that one is gone is reported with its end."""
+        """Forward a message to a rank; a closed connection is reported with the rank's end."""
         if rank := self._ranks.get(gpu):
             with suppress(ConnectionError):
                 rank.send(message)
 
     def _hear_rank(self, gpu: int, rank: Connection) -> None:
-        """Pass on what a rank says; one that hangs up is about to end."""
+        """Forward the messages of a rank; one that closes its connection is about to end."""
         try:
             for message in rank.arrived():
                 self._driver.send({FROM: gpu, "message": message})
@@ -187,7 +187,7 @@ class Agent:
             return
         del self._pids[news.gpu]
         if rank := self._ranks.get(news.gpu):
-            # Its last messages come first.
+            # The rank's last messages come first.
             self._hear_rank(news.gpu, rank)
         if rank := self._ranks.get(news.gpu):
             self._forget(news.gpu, rank)
@@ -196,7 +196,7 @@ class Agent:
         self._driver.send({ENDED: news.gpu, "exit_code": exit_code, OVERUSE: encode(overuse)})
 
     def _cause(self, exit_code: int, overuse: Overuse | None) -> int:
-        """Tell a kill for want of memory, by the kernel or by this agent, from any other."""
+        """Return the exit code, replaced if the kernel or this agent killed the rank for lack of memory."""
         if exit_code != 128 + signal.SIGKILL:
             return exit_code
         before, self._oom_kills = self._oom_kills, oom_kills()
@@ -204,17 +204,17 @@ class Agent:
 
 
 def _set_variables(threads: int) -> None:
-    """Set what the template and all ranks inherit; what the user has set stays."""
+    """Set the variables that the template and all ranks inherit; values set by the user stay."""
     of_mpi = {name for name in os.environ if name.startswith(MPI_VARIABLES)}
     for name in of_mpi.difference(NODE_VARIABLES):
         del os.environ[name]
-    # Otherwise CUDA puts the fastest GPU first, and numbers would not be those of the node.
+    # Otherwise CUDA puts the fastest GPU first, and indices would differ from those of the node.
     for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *((v, str(threads)) for v in THREAD_VARIABLES)):
         os.environ.setdefault(name, value)
 
 
 def end_orphaned_job(patience_s: float) -> None:
-    """End the job if its script does not, which would end this process: its node may be lost."""
+    """End the job if its script does not, which would end this process: the script's node may be lost."""
     if command := cancel_command(os.environ):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(patience_s)

@@ -1,4 +1,4 @@
-"""The GPU and the cores of each rank on a node."""
+"""Assignment of a GPU and cores to each rank on a node."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hetctl.runtime.agent.messages import AgentFacts, Welcome
 GPU = "gpu"
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Read by numerical libraries when they are loaded."""
+"""Variables that numerical libraries read when they are loaded."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The share of a node that one rank uses.
+    """The part of a node that one rank uses.
 
     Parameters
     ----------
     node : str
-        As the batch system calls it.
+        Name of the node in the batch system.
     gpu : int
         Number of the GPU or slot on the node.
     device : int or None
-        Index of the GPU among those that the processes of its agent see; None for a slot.
+        Index of the GPU among those that the agent's processes see; None for a slot.
     cores : tuple of int
-        Numbers of the cores, as of `os.sched_getaffinity`.
+        Numbers of the cores, as in `os.sched_getaffinity`.
     """
 
     node: str
@@ -35,10 +35,10 @@ class Binding:
 
 
 def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
-    """Bind a rank to its GPU, and to its share of the cores near that, or else to the cores of that number.
+    """Return the GPU and the cores of a rank, near its GPU if these are known.
 
-    Where the agent may use no more cores than go with its GPUs, they are shared out in order. Where there
-    are fewer cores than the site says, ranks share them.
+    If they are not, the cores follow from the number of the GPU; if the agent may use no more cores than
+    belong to its GPUs, they are divided in order. With fewer cores than the site file says, ranks share them.
     """
     index = welcome.gpus.index(gpu)
     device = index if welcome.device == GPU else None

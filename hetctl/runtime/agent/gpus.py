@@ -1,23 +1,23 @@
 """GPUs of this node, as NVIDIA's and AMD's management libraries describe them.
 
-The libraries are reached through the vendors' Python packages: ``pynvml`` (``nvidia-ml-py`` on PyPI) and
-``amdsmi`` (part of ROCm). Where the package, its driver library or the driver is missing, there are no GPUs.
+The libraries are used through the vendors' Python packages: ``pynvml`` (``nvidia-ml-py`` on PyPI) and
+``amdsmi`` (part of ROCm). If the package, its library or the driver is missing, no GPUs are found.
 
-Both libraries list all GPUs that the control group of this process leaves accessible, whatever
-``CUDA_VISIBLE_DEVICES`` and the like say; `visible_gpus` applies those variables.
+Both libraries list all GPUs that the control group of this process permits, independent of
+``CUDA_VISIBLE_DEVICES`` and the like; `visible_gpus` applies those variables.
 
 The index of a GPU
-    NVML promises no order that outlasts a reboot, and none that CUDA shares ("The NVML index may not
+    NVML guarantees no order that survives a reboot, and none that CUDA shares ("The NVML index may not
     correlate with other APIs, such as the CUDA device index", nvmlDeviceGetHandleByIndex_v2). CUDA puts the
     fastest GPU first by default, and orders by PCI bus address with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
     (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html). An index
-    here is a place in the order of bus addresses: CUDA's index in a process with ``PCI_BUS_ID`` that sees
-    all GPUs. On AMD it is a place in the order of HIP's indices where AMD SMI has them (ROCm 6.4 and
-    later), or else of bus addresses. The UUID is the only name without such conditions.
+    here is the position in the order of bus addresses: CUDA's index in a process with ``PCI_BUS_ID`` that
+    sees all GPUs. On AMD it is the position in the order of HIP's indices if AMD SMI provides them (ROCm 6.4
+    and later), or else of bus addresses. The UUID is the only name without such conditions.
 
 MIG
-    A GPU in MIG mode is listed as one GPU, with the UUIDs of its MIG devices. A CUDA process uses one MIG
-    device at most, and NVML has no utilization of a GPU in that mode (nvmlDeviceGetUtilizationRates).
+    A GPU in MIG mode is listed as one GPU, with the UUIDs of its MIG devices. A CUDA process uses at most one
+    MIG device, and NVML gives no utilization of a GPU in that mode (nvmlDeviceGetUtilizationRates).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 WORD_BITS = 64
-"""NVML's masks of CPUs are arrays of C's ``unsigned long``."""
+"""Width of a word in bits: NVML's masks of CPUs are arrays of C's ``unsigned long``."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Gpu:
     Parameters
     ----------
     index : int
-        Place among the node's GPUs of one vendor, as the module says.
+        Position among the node's GPUs of one vendor, as the module describes.
     vendor : str
-        A key of `VENDORS`.
+        Key of `VENDORS`.
     uuid : str
-        The one that ``CUDA_VISIBLE_DEVICES`` or ``ROCR_VISIBLE_DEVICES`` takes.
+        UUID that ``CUDA_VISIBLE_DEVICES`` or ``ROCR_VISIBLE_DEVICES`` accepts.
     bus_address : str
         PCI ``domain:bus:device.function``, in the form of the folders in `PCI_DEVICES`.
     driver : str
         Version of the kernel driver.
     memory : int or None
-        Bytes in all; None: not known.
+        Total memory in bytes; None if unknown.
     cores : tuple of int
-        Logical CPUs of the same NUMA node; empty: not known.
+        Logical CPUs of the same NUMA node; empty if unknown.
     mig_devices : tuple of str
-        UUIDs of its MIG devices.
+        UUIDs of the GPU's MIG devices.
     """
 
     index: int
@@ -82,16 +82,16 @@ class Vendor:
     Parameters
     ----------
     package, start : str
-        The Python package, and its function that starts the library.
+        Python package, and its function that starts the library.
     read : callable
-        Returns the GPUs, in the order of their indices.
+        Function that returns the GPUs, in the order of their indices.
     utilization : callable
-        Returns the percentage of time in which the GPU at a PCI bus address was busy.
+        Function that returns the percentage of time in which the GPU at a PCI bus address was busy.
     links : callable or None
-        Returns how many links to other GPUs the GPU at a PCI bus address has in use; None: it cannot tell.
+        Function that returns the number of active links of the GPU at a PCI bus address; None if unavailable.
     variables : tuple of tuple of str
-        Variables that restrict what a process sees, each group to what the one before has left; of a group
-        the first that is set counts.
+        Variables that restrict the visible GPUs. Each group applies to the GPUs left by the group before; in
+        a group the first variable that is set counts.
     """
 
     package: str
@@ -103,16 +103,16 @@ class Vendor:
 
 
 def gpus_of_node() -> tuple[Gpu, ...]:
-    """Return the GPUs of this node that this process may open; none where no library is to be had."""
+    """Return the GPUs of this node that this process may open; none if no library is available."""
     return tuple(gpu for vendor in VENDORS for gpu in _gpus_of(vendor))
 
 
 def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that a process with these variables uses, in the order of its own indices.
 
-    Entries are indices, UUIDs, unique beginnings of UUIDs, or MIG devices. One that names no GPU hides itself
-    and all that follow, as CUDA documents it. Indices are taken for those of `gpus`: on a node with unlike
-    NVIDIA GPUs that is right only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    Entries are indices, UUIDs, unique prefixes of UUIDs, or MIG devices. An entry that names no GPU hides
+    itself and all later entries, as CUDA documents it. Indices are those of `gpus`: on a node with different
+    NVIDIA GPUs this is right only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
     """
     seen: list[Gpu] = []
     for vendor, library in VENDORS.items():
@@ -125,14 +125,14 @@ def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[G
 
 
 def utilization(gpu: Gpu) -> float | None:
-    """Return the share of the last moments (0 to 1) in which a GPU was busy; None: not known."""
+    """Return the recent share of time (0 to 1) in which a GPU was busy; None if unknown."""
     library = _library(gpu.vendor)
     percent = library and _or_none(VENDORS[gpu.vendor].utilization, library, gpu.bus_address)
     return percent / 100 if isinstance(percent, int) else None
 
 
 def active_links(gpu: Gpu) -> int | None:
-    """Return how many NVLinks of a GPU are in use; None: not known."""
+    """Return the number of active NVLinks of a GPU; None if unknown."""
     library, read = _library(gpu.vendor), VENDORS[gpu.vendor].links
     return _or_none(read, library, gpu.bus_address) if library and read else None
 
@@ -145,9 +145,9 @@ def _gpus_of(vendor: str) -> list[Gpu]:
 
 @functools.cache
 def _library(vendor: str) -> Any:
-    """Import a vendor's package and start its library, once in a process; None if it is not to be had."""
+    """Import a vendor's package and start its library, once per process; None if it is not available."""
     try:
-        # amdsmi prints, and then fails with a KeyError, where it does not find its library.
+        # amdsmi prints, and then fails with a KeyError, if it does not find its library.
         with contextlib.redirect_stdout(io.StringIO()):
             package = importlib.import_module(VENDORS[vendor].package)
         getattr(package, VENDORS[vendor].start)()
@@ -157,7 +157,7 @@ def _library(vendor: str) -> Any:
 
 
 def _or_none(call: Callable[..., T], *arguments: Any) -> T | None:
-    """Return what a library answers; None if it does not, as each says by errors of its own."""
+    """Return the result of a library call; None if it fails, since each library has errors of its own."""
     try:
         return call(*arguments)
     except Exception:
@@ -170,7 +170,7 @@ def _named(value: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """Return the only GPU that an entry fits."""
+    """Return the only GPU that matches an entry; None if none or several do."""
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     uuid = _parent(entry)
@@ -179,7 +179,7 @@ def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _parent(entry: str) -> str:
-    """Return the GPU's UUID of ``MIG-<UUID>/<GPU instance>/<compute instance>``; any other entry as it is."""
+    """Return the GPU's UUID in ``MIG-<UUID>/<GPU instance>/<compute instance>``; other entries unchanged."""
     if entry.startswith("MIG-GPU-"):
         return entry.removeprefix("MIG-").partition("/")[0]
     return entry
@@ -217,7 +217,7 @@ def _nvidia_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
 
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterable[str]:
-    """Yield the UUIDs of a GPU's MIG devices; there may be fewer than the most that it can have."""
+    """Yield the UUIDs of a GPU's MIG devices; it may have fewer than the maximum."""
     for index in range(_or_none(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         device = _or_none(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is not None:
@@ -229,7 +229,7 @@ def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
 
 
 def _nvidia_links(nvml: Any, bus_address: str) -> int:
-    """Count them; a GPU with fewer links, or none, answers with an error for each that it lacks."""
+    """Count the active links; a query of a link that the GPU does not have fails."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [_or_none(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
@@ -242,9 +242,9 @@ def _amd_gpus(smi: Any) -> list[Gpu]:
 
 
 def _amd_gpu(smi: Any, handle: Any) -> tuple[int, Gpu]:
-    """Return HIP's index, 0 where AMD SMI has none, and the GPU."""
+    """Return HIP's index (0 if AMD SMI has none) and the GPU."""
     bus_address = smi.amdsmi_get_gpu_device_bdf(handle)
-    # Older than ROCm 6.4, the package has no such function.
+    # The package has no such function before ROCm 6.4.
     hip = _or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
     index = hip.get("hip_id")
     gpu = Gpu(
@@ -255,7 +255,7 @@ def _amd_gpu(smi: Any, handle: Any) -> tuple[int, Gpu]:
         name=smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
         driver=smi.amdsmi_get_gpu_driver_info(handle)["driver_version"],
         memory=_or_none(smi.amdsmi_get_gpu_memory_total, handle, smi.AmdSmiMemoryType.VRAM),
-        # amdsmi_get_cpu_affinity_with_scope leaves no room for a core's second thread (amdsmi 7.0).
+        # amdsmi_get_cpu_affinity_with_scope has no room for a core's second thread (amdsmi 7.0).
         cores=_local_cpus(bus_address),
     )
     return (index if isinstance(index, int) else 0), gpu
@@ -267,7 +267,7 @@ def _amd_utilization(smi: Any, bus_address: str) -> Any:
 
 
 def _set_bits(words: Iterable[int]) -> tuple[int, ...]:
-    """Return the positions of the bits that are set, in words of `WORD_BITS` bits."""
+    """Return the positions of the set bits, in words of `WORD_BITS` bits."""
     bits = ((place * WORD_BITS, word, bit) for place, word in enumerate(words) for bit in range(WORD_BITS))
     return tuple(first + bit for first, word, bit in bits if word >> bit & 1)
 
@@ -281,7 +281,7 @@ def _local_cpus(bus_address: str) -> tuple[int, ...]:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as ``0-3,8,10-11``, the form that the kernel gives them in /sys."""
+    """Return the numbers in a list such as ``0-3,8,10-11``, the format of the kernel in /sys."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -303,7 +303,7 @@ VENDORS: Mapping[str, Vendor] = {
         "amdsmi_init",
         _amd_gpus,
         _amd_utilization,
-        # ROCm's runtime comes below HIP, which counts what that has left. HIP reads CUDA's variable, too
+        # ROCm's runtime applies first; HIP counts the GPUs that it leaves. HIP also reads CUDA's variable
         # (https://rocm.docs.amd.com/en/docs-7.1.1/reference/env-variables.html).
         (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
     ),

@@ -1,7 +1,7 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver's are `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
-The agent's are its `AgentFacts`, and then dictionaries with `FROM`, with `ENDED`, or empty as a heartbeat.
+The driver sends `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
+The agent sends its `AgentFacts`, and then dictionaries with `FROM` or `ENDED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START = "start"
-"""Number of a GPU: fork a rank on it."""
+"""Key with the number of a GPU on which to fork a rank."""
 SIGNAL = "signal"
-"""Number of a signal for the rank on ``gpu``."""
+"""Key with the number of a signal for the rank on ``gpu``."""
 TO, FROM = "to", "from"
-"""Number of a GPU: ``message`` is for the rank on it, or from it."""
+"""Keys with the number of a GPU: ``message`` is for the rank on it, or from it."""
 LEAVE = "leave"
-"""The driver's last message: the job ends in order."""
+"""Key of the driver's last message: the job ends in order."""
 ENDED = "ended"
-"""Number of a GPU whose rank has ended with ``exit_code``; with its `OVERUSE` where that was why."""
+"""Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
 OVERUSE = "overuse"
-"""An `Overuse`."""
+"""Key with an `Overuse`, or None."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class GpuFacts:
     Parameters
     ----------
     cores : tuple of int
-        Those near it; empty: not known.
+        Numbers of the cores near it; empty if unknown.
     """
 
     uuid: str
@@ -48,13 +48,13 @@ class AgentFacts:
     host : str
         Name of the machine.
     variables : dict
-        Those of the variables that launchers name nodes by which the agent has.
+        Values of variables in which launchers give the node's name, as far as they are set.
     cores : tuple of int
-        That it may use.
+        Numbers of the cores that the agent may use.
     gpus : tuple of GpuFacts
-        In the order in which processes see them; empty where no management library tells.
+        GPUs in the order in which processes see them; empty if no management library lists them.
     devices : dict
-        Those of the variables that name GPUs which the agent has.
+        Values of variables that name visible GPUs, as far as they are set.
     """
 
     step: str
@@ -67,22 +67,22 @@ class AgentFacts:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The driver's answer: the resource set that the agent holds.
+    """Answer of the driver: the resource set that the agent holds.
 
     Parameters
     ----------
     node : str
-        Name of the node, as the batch system calls it.
+        Name of the node in the batch system.
     gpus : tuple of int
-        Numbers of the GPUs or slots, as plans have them, in the order in which processes see them.
+        Numbers of the GPUs or slots in plans, in the order in which processes see them.
     device : str
-        ``gpu`` or ``slot``, as the site says.
+        Kind of device in the site file, ``gpu`` or ``slot``.
     cores_per_gpu : int
-        Of each rank.
+        Number of cores of each rank.
     memory_per_gpu : int
-        Bytes: each rank's share of the node's.
+        Each rank's share of the node's memory, in bytes.
     orphaned_s : float
-        As of the site's `Timeouts`.
+        Time of the site's `Timeouts`, in seconds.
     """
 
     node: str
@@ -95,14 +95,14 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Overuse:
-    """Memory of a rank that was ended since it had more than its share, and the node no more room.
+    """Memory use of a rank that was ended since it exceeded its share and the node's memory was nearly full.
 
     Parameters
     ----------
     peak : int
-        Bytes that it had to itself when it was ended.
+        Private memory of the rank when it was ended, in bytes.
     share : int
-        Bytes.
+        Share of the rank, in bytes.
     """
 
     peak: int

@@ -1,4 +1,4 @@
-"""Memory of this node: its limits, the ranks' shares of it, and kills for want of it."""
+"""Memory of this node: its limits, the ranks' shares of it, and kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ PROCESSES = Path("/proc")
 KIBIBYTE = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NEARLY = 0.95
-"""More of a limit than this is nearly all of it."""
+"""Share of a limit above which memory counts as nearly full."""
 
 
 @dataclass(frozen=True)
 class _Version:
-    """Names of the files of a version of control groups, and of a line in one of them.
+    """Names of the files in one version of control groups, and of a line in one of them.
 
     Parameters
     ----------
     folder : str
-        Where the groups are, below the root.
+        Folder of the groups below the root.
     kills : str
         File with the line ``oom_kill N``.
     cache : str
-        Line of ``memory.stat`` with the bytes of files that the kernel can drop.
+        Line of ``memory.stat`` with the bytes of file cache that the kernel can drop.
     """
 
     folder: str
@@ -45,31 +45,31 @@ VERSIONS = {
         "total_inactive_file",
     ),
 }
-"""By the controllers that `MEMBERSHIP` names: cgroups(7), version 2 and 1."""
+"""Versions 2 and 1 of control groups by the controllers in `MEMBERSHIP`, as in cgroups(7)."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """Bytes of some memory that are in use, and the most that may be."""
+    """Bytes of a memory that are in use, and its limit in bytes."""
 
     used: int
     limit: int
 
     @property
     def nearly_full(self) -> bool:
-        """True if the kernel may soon end a process of its own choice."""
+        """True if the kernel may soon kill a process of its own choice."""
         return self.used > NEARLY * self.limit
 
 
 def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) -> tuple[int, Overuse] | None:
-    """Return the rank to end, by its GPU: where any memory is nearly full, that most above its share.
+    """Return the rank to end, by its GPU: if any memory is nearly full, the one most above its share.
 
     Parameters
     ----------
     private : mapping of int to int
-        Bytes that each rank has to itself, by GPU.
+        Private memory of each rank in bytes, by GPU.
     share : int
-        Bytes of each rank. One may use more, as long as there is room.
+        Share of each rank in bytes. A rank may use more while memory is free.
     """
     if not private or not any(level.nearly_full for level in levels):
         return None
@@ -78,14 +78,14 @@ def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) 
 
 
 class MemoryWatch:
-    """Looks for the rank to end before the kernel ends another one.
+    """Watch that finds the rank to end before the kernel kills another one.
 
     Parameters
     ----------
     share : int
-        Bytes of the node that go with each GPU.
+        Bytes of the node's memory for each GPU.
     gpus : int
-        Of the job on this node.
+        Number of the job's GPUs on this node.
     """
 
     def __init__(self, share: int, gpus: int) -> None:
@@ -96,9 +96,9 @@ class MemoryWatch:
         self._limit = self._share * gpus
 
     def look(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
-        """Return the rank to end, if there is one; `pids` has the processes of all, by GPU.
+        """Return the rank to end, if there is one; `pids` has the processes of all ranks, by GPU.
 
-        While nothing is nearly full it costs two small files or three; ranks are not looked at.
+        While nothing is nearly full, it reads only two or three small files, and none of the ranks.
         """
         machine = machine_level()
         levels = [machine, *(group.level() for group in self._groups)]
@@ -110,14 +110,14 @@ class MemoryWatch:
 
 
 def machine_level(processes: Path = PROCESSES) -> Level:
-    """Return the memory of the machine."""
+    """Return the memory of the whole machine."""
     meminfo = processes / "meminfo"
     total = _line(meminfo, "MemTotal:")
     return Level(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
 
 
 def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
-    """Return what a process has in memory without files and shared memory; 0 if it is gone."""
+    """Return a process's resident memory without files and shared memory, in bytes; 0 if it has ended."""
     try:
         _, resident, shared, *_ = (processes / str(pid) / "statm").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -127,12 +127,12 @@ def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
 
 @dataclass(frozen=True)
 class LimitedGroup:
-    """A control group that has a limit, with all groups in it.
+    """A control group with a limit, including the groups inside it.
 
     Parameters
     ----------
     limit : int
-        Bytes.
+        Limit in bytes.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ class LimitedGroup:
     limit: int
 
     def level(self) -> Level:
-        """Return its memory, without what the kernel would drop before it kills."""
+        """Return the group's memory, without the cache that the kernel would drop before it kills."""
         used = _number(self.folder / self.version.usage)
         if Level(used, self.limit).nearly_full:
             used -= _line(self.folder / "memory.stat", self.version.cache)
@@ -148,7 +148,7 @@ class LimitedGroup:
 
 
 def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[LimitedGroup]:
-    """Yield the groups that this process is in, and those around them, as far as they have limits."""
+    """Yield the control groups that contain this process and have limits, from the inside out."""
     for version, own in _own_groups(membership, root):
         top = root / version.folder
         for folder in (own, *own.parents):
@@ -159,7 +159,7 @@ def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator
 
 
 def oom_kills(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int:
-    """Return how many processes of this control group were killed for memory; 0 where that is not counted."""
+    """Return how many processes of this control group were killed for memory; 0 if that is not counted."""
     own = _own_groups(membership, root)
     return max((_line(folder / version.kills, "oom_kill") for version, folder in own), default=0)
 
@@ -178,7 +178,7 @@ def _own_groups(membership: Path, root: Path) -> list[tuple[_Version, Path]]:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file; 0 if there is no such file, or ``max`` in it."""
+    """Return the number in a file; 0 if there is no such file, or if it contains ``max``."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -186,7 +186,7 @@ def _number(path: Path) -> int:
 
 
 def _line(path: Path, name: str) -> int:
-    """Return the number in a file's line of that name; 0 if there is none."""
+    """Return the number in a file's line of that name; 0 if there is no such line."""
     try:
         with path.open(encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(f"{name} ")), 0)

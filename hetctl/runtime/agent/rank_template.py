@@ -1,7 +1,7 @@
 """The template: a process that has imported the framework once, and from which ranks are forked.
 
-An import takes seconds, a fork a hundredth of one. Nothing that threads, devices or MPI hang on is started
-before the fork: the template imports, and forks.
+An import takes seconds, a fork a hundredth of one. Nothing that creates threads, opens devices or starts MPI
+runs before the fork: the template imports, and forks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_MESSAGE = 2**16
 CRASHED = 1
 
 Serve = Callable[[Binding, socket.socket], int]
-"""Body of a rank: works over its channel to the agent, and returns the exit code of its process."""
+"""Body of a rank: it communicates with the agent over the socket, and returns its process's exit code."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RankStart:
-    """A rank that was forked."""
+    """Start of a forked rank."""
 
     gpu: int
     pid: int
 
 
 class Template:
-    """The template process, as its agent sees it.
+    """The template process, seen from its agent.
 
     Parameters
     ----------
     preload : callable
-        Imports what all ranks need, in the template.
+        Function that imports what all ranks need, in the template.
     serve : callable
-        Run in each rank.
+        Function that runs in each rank.
     """
 
     def __init__(self, preload: Callable[[], None], serve: Serve) -> None:
@@ -74,16 +74,16 @@ class Template:
         theirs.close()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `receive` need not wait."""
+        """Return the descriptor that is readable when `receive` would not block."""
         return self._control.fileno()
 
     def fork(self, binding: Binding, channel: socket.socket) -> None:
-        """Fork a rank that gets this end of a channel; OSError if the template is gone."""
+        """Fork a rank with this end of a channel; OSError if the template has ended."""
         message = json.dumps(encode(binding)).encode()
         socket.send_fds(self._control, [message], [channel.fileno()])
 
     def receive(self) -> RankStart | RankEnd | None:
-        """Wait for the next start or end of a rank; None if the template is gone."""
+        """Wait for the next start or end of a rank; None if the template has ended."""
         try:
             message = self._control.recv(LONGEST_MESSAGE)
         except ConnectionError:
@@ -94,12 +94,12 @@ class Template:
         return decode(RankEnd, value) if "exit_code" in value else decode(RankStart, value)
 
     def close(self) -> None:
-        """Let the template end, and with it the ranks that are left."""
+        """Close the channel, which ends the template and the remaining ranks."""
         self._control.close()
 
 
 def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Serve) -> int:
-    """Fork a rank for each message, and report the end of each, until the agent is gone."""
+    """Fork a rank for each message, and report the end of each rank, until the agent has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     preload()
     children: dict[int, int] = {}
@@ -130,7 +130,7 @@ def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Ser
 
 
 def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited: tuple[int, ...]) -> int:
-    """Fork a rank and return its process number."""
+    """Fork a rank and return its process ID."""
     end_with_template = die_with_parent(signal.SIGKILL)
     pid = os.fork()
     if pid == 0:
@@ -149,7 +149,7 @@ def _report(control: socket.socket, news: RankStart | RankEnd) -> None:
 
 
 def _run_to_the_end(body: Callable[[], int]) -> None:
-    """Run the body of a forked process, without what an exit of Python does: it may wait for others."""
+    """Run the body of a forked process; exit without Python's cleanup, which may wait for other processes."""
     code = CRASHED
     try:
         code = body()

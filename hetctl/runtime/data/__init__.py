@@ -1,1 +1,1 @@
-"""From what ``input_fn`` returned to the batches of each rank."""
+"""Conversion of the data that ``input_fn`` returns to the batches of each rank."""

@@ -18,22 +18,22 @@ Arrays = tuple[npt.NDArray[Any], ...]
 
 
 class Batches:
-    """The share that a rank has of one epoch's batches.
+    """A rank's share of the batches of one epoch.
 
-    Iteration ends with the epoch, or sooner when `should_stop` says so on rank 0; `position` then
-    tells how many samples of the epoch are done. What a batch holds may change as soon as the next one
-    is asked for.
+    Iteration ends with the epoch, or earlier when `should_stop` returns true on rank 0; `position` then is
+    the number of finished samples of the epoch. The memory of a batch may be overwritten as soon as the next
+    batch is requested.
 
     Parameters
     ----------
     start : int
-        Samples of the epoch that were done before.
+        Samples of the epoch that were trained before.
     on_step : callable
-        Called after each step with the samples that the whole group has done so far.
+        Function called after each step with the number of the epoch's samples that the group has trained.
     order : Order or None
-        In which those before `start` were trained; then, of the epoch as it is trained.
+        Order in which the samples before `start` were trained; then that of the epoch in training.
 
-    A ``train_fn`` may set `loss` to that of its last batch, as its framework has it, for people to see.
+    A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Batches:
 
     @property
     def complete(self) -> bool:
-        """True if the epoch is done."""
+        """True if the epoch is finished."""
         return self.position == self._loader.samples
 
     def __iter__(self) -> Iterator[Samples]:
@@ -75,19 +75,19 @@ class Batches:
 
 
 class TrainingData:
-    """Batches for a ``train_fn``, each as a framework has it.
+    """Batches for a ``train_fn``, each in the types of its framework.
 
-    Iteration gives pairs (x, y), of which the last one of an epoch may be smaller than the others.
-    A compiled step would be traced anew for its shape; `padded` gives batches of one size.
+    Iteration yields pairs (x, y), of which the last one of an epoch may be smaller than the others.
+    A compiled step would be traced again for its shape; `padded` yields batches of one size.
 
     Parameters
     ----------
     batch_size : int
         Samples of a full batch on this rank.
     convert : callable
-        Called with the arrays of each batch just before it is trained.
+        Function called with the arrays of each batch just before it is trained.
     on_batch : callable
-        Called before that with the number of samples in the batch.
+        Function called before `convert` with the number of samples in the batch.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TrainingData:
         self._convert = convert
         self._on_batch = on_batch
         self.samples = 0
-        """In the batch that was yielded last, padding left out."""
+        """Samples in the batch that was yielded last, without padding."""
 
     @property
     def loss(self) -> Any:
@@ -120,8 +120,8 @@ class TrainingData:
     def padded(self) -> Iterator[Any]:
         """Yield triples (x, y, weights) that all have `batch_size` rows.
 
-        Where there are fewer samples, they are repeated; repetitions have weight 0, and the samples such
-        weights that the mean over the rows is that over the samples. Batch normalisation heeds it.
+        If there are fewer samples, they are repeated; repetitions have weight 0, and samples weights with
+        which the mean over the rows equals that over the samples. Batch normalisation ignores repetitions.
         """
         rows = self._batch_size
         for samples in self._taken():
@@ -142,9 +142,9 @@ def held_out_batches(
     Parameters
     ----------
     epoch : int
-        Counted from 1; loaders prepare the samples of the next one ahead.
+        Epoch counted from 1; loaders prepare the samples of the next one ahead.
     on_step : callable
-        Called after each.
+        Function called after each batch.
     """
     with closing(loader.batches(epoch, 0)) as batches:
         for samples, chunk in batches:
@@ -153,7 +153,7 @@ def held_out_batches(
 
 
 def pad(samples: Samples, rows: int) -> Samples:
-    """Repeat the samples of a batch until it has so many rows."""
+    """Repeat the samples of a batch until it has at least `rows` rows."""
     x, y = samples
     if len(x) >= rows:
         return samples
@@ -165,7 +165,7 @@ def pad(samples: Samples, rows: int) -> Samples:
 def weights_of(samples: int, rows: int) -> npt.NDArray[np.float32]:
     """Return the weights of a padded batch's rows: ``rows / samples`` for samples, 0 for repetitions.
 
-    The array is kept: nobody may change it.
+    The array is cached: callers must not change it.
     """
     weights = np.zeros(rows, np.float32)
     weights[:samples] = rows / samples

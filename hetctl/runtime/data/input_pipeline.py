@@ -1,4 +1,4 @@
-"""From what ``input_fn`` returned to ranks' batches: shared or not, with preprocessors or without."""
+"""Pipelines from the data of ``input_fn`` to ranks' batches: shared or not, with or without preprocessors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from hetctl.runtime.data.sources import Array, ArraySource, SampleSource
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a process comes by prepared samples, whatever it trains.
+    """Source of the prepared samples of a process, for any member.
 
     Parameters
     ----------
     mode : str
-        ``none``, ``cached`` or ``lockstep``.
+        Kind of sharing: ``none``, ``cached`` or ``lockstep``.
     folder : str
-        Name of the folder that those who share use in the node's memory.
+        Name of the folder in the node's memory that the sharing processes use.
     preprocessors : int
-        Processes that it forks: as many as any of its members may want.
+        Number of processes to fork: the largest number that any member may need.
     timeouts : Timeouts
-        For batches, and for those who share them.
+        Time limits for batches and for the processes that share them.
     """
 
     mode: str = NONE
@@ -52,36 +52,36 @@ class Sharing:
 
 
 class OpenLoader(Protocol):
-    """Makes loaders, one after another."""
+    """Factory of loaders, used one after another."""
 
     def __call__(
         self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
     ) -> Loader:
-        """Return a loader; the one before it must have been closed.
+        """Return a loader; the previous one must have been closed.
 
         Parameters
         ----------
         preprocessors : int or None
-            How many of the process' own work for it; None: all.
+            Number of the process's preprocessors that work for it; None: all.
         lockstep : Lockstep or None
-            In lockstep, the stream that all train on.
+            In lockstep, the stream on which all members train; else None.
         """
 
 
 def open_pipeline(
     source: SampleSource, sharing: Sharing, stack: ExitStack, name: str = "training"
 ) -> OpenLoader:
-    """Start what prepares samples; return what makes a loader of it, for any stream of them.
+    """Start the preparation of samples; return a factory of loaders for any stream of them.
 
-    Must be called before a framework has started threads, since it forks. Arrays need neither
-    preprocessors nor a store: the processes of a node share their pages of memory as it is.
+    This must be called before a framework has started threads, since it forks. Arrays need neither
+    preprocessors nor a store: the forked processes of a node share their memory pages anyway.
 
     Parameters
     ----------
     stack : ExitStack
-        Ends all of it.
+        Stack that ends the pipeline.
     name : str
-        Of the samples, among those that the node shares.
+        Name of the samples among those that the node shares.
     """
     if isinstance(source, ArraySource):
         arrays = source
@@ -103,7 +103,7 @@ def open_pipeline(
 
 
 def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
-    """Share prepared samples with all who use the folder, if there is room for them."""
+    """Share prepared samples with all processes that use the folder, if there is space for them."""
     try:
         return CachedSource(source, folder / f"{name}.samples", name)
     except BadInputError as error:
@@ -112,13 +112,13 @@ def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
 
 
 def first_sample(source: SampleSource) -> Samples:
-    """Return a batch of one."""
+    """Return a batch with one sample."""
     x, y = source.prepare(0)
     return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
 
 
 class HeldOutSource:
-    """Validation samples, whose random part is the same in every evaluation of every member."""
+    """Validation samples with the same random part in every evaluation of every member."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
@@ -129,16 +129,16 @@ class HeldOutSource:
         return len(self._source)
 
     def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y, the random part done."""
+        """Return one sample's x and y, after the random part."""
         x, y = self._source.prepare(number)
         return self._source.augment(x, sample_rng(0, 0, number)), y
 
     def augment(self, x: Array, _rng: np.random.Generator, _out: Array | None = None) -> Array:
-        """Return x: nothing is left to be done."""
+        """Return x: the random part is already done."""
         return x
 
 
 def open_validation(source: SampleSource, sharing: Sharing, stack: ExitStack) -> OpenLoader:
-    """Start what prepares validation samples, as `open_pipeline` does for training samples."""
+    """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
     held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")

@@ -1,4 +1,4 @@
-"""The leaders of a round on several nodes: which node each leads, and with how many preprocessors."""
+"""Leaders of a round on several nodes: the node of each, and its number of preprocessors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 
 NODE_VARIABLE = "SLURMD_NODENAME"
-"""Slurm numbers ranks by its own order of the nodes; other launchers by that of the placement."""
+"""Variable with the node's name: Slurm numbers ranks in its own order of nodes, others in the placement's."""
 
 
 def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def folder_of(run: str, node: str) -> str:
 
 
 def node_here(nodes: Sequence[str], rank: int) -> str:
-    """Return the node that a leader leads."""
+    """Return the node of a leader."""
     told = os.environ.get(NODE_VARIABLE, "")
     return told if told in nodes else nodes[rank]
 
@@ -32,12 +32,12 @@ def node_here(nodes: Sequence[str], rank: int) -> str:
 def preprocessors_of_a_node(
     allocations: Sequence[Allocation], points: Sequence[PreprocessPoint], cores: int
 ) -> int:
-    """Return how many it takes on each node so that all nodes together prepare what the slowest member takes.
+    """Return the preprocessors per node with which all nodes together supply the slowest member.
 
     Parameters
     ----------
     points, cores
-        As of `roles_of`.
+        Parameters of `roles_of`.
     """
     demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
     return preprocessors_needed(points, demand, cores)

@@ -1,4 +1,4 @@
-"""The lineup of a round: who trains where, and how the ranks come by their samples."""
+"""The lineup of a round: its ranks, and the sources of their samples."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Lineup:
     Parameters
     ----------
     index : int
-        Of the round.
+        Index of the round.
     ensemble : Ensemble
-        With these members alone, and the batch sizes that they are trained with.
+        Ensemble of these members alone, with the batch sizes of this training.
     sharing, preprocess
-        As in `RunSpec`.
+        Settings of `RunSpec`.
     cores : int
-        Of a node, for all ranks and preprocessors on it.
+        Number of cores per node, for all its ranks and preprocessors.
     led : bool
-        In lockstep, whether the nodes have leaders that exchange what each prepares.
+        In lockstep, true if the nodes have leaders that exchange prepared chunks.
     timeouts : Timeouts
-        As the site has them.
+        Time limits of the site.
     """
 
     run: str
@@ -57,7 +57,7 @@ class Lineup:
 
     @property
     def locksteps(self) -> tuple[Lockstep, ...]:
-        """Say how each rank goes in lockstep with the others on its node, in the order of the roles."""
+        """Lockstep of each rank with the others on its node, in the order of the roles."""
         sizes = {member.name: member.batch_size for member in self.ensemble.members}
         batches = {a.member: a.gpus * sizes[a.member] for a in self.allocations}
         steps = together(self.roles, batches, self.run, self.index)
@@ -65,7 +65,7 @@ class Lineup:
 
 
 def shares_of(lineup: Lineup) -> dict[str, tuple[InputShare, ...]]:
-    """Return how each rank of each member comes by its batches."""
+    """Return the input shares of the ranks of each member."""
     locksteps: Iterable[Lockstep | None] = lineup.locksteps if lineup.sharing == LOCKSTEP else repeat(None)
     shares: dict[str, list[InputShare]] = {}
     for role, lockstep in zip(lineup.roles, locksteps, strict=False):
@@ -74,7 +74,7 @@ def shares_of(lineup: Lineup) -> dict[str, tuple[InputShare, ...]]:
 
 
 def lockstep_on(lineup: Lineup, node: str) -> Lockstep:
-    """Say how the first rank on a node goes in lockstep with the others there."""
+    """Return the lockstep of the first rank on a node with the others there."""
     ranks = zip(lineup.roles, lineup.locksteps, strict=True)
     return next(lockstep for role, lockstep in ranks if role.node == node)
 

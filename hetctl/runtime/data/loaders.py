@@ -1,4 +1,4 @@
-"""Where a rank's batches come from: arrays in its memory, or rings that preprocessors fill."""
+"""Sources of a rank's batches: arrays in its memory, or rings that preprocessors fill."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ RING_BYTES = 2**28
 LEAST_SLOTS = 3
 LOOK_S = 1.0
 HELP_S = 5.0
-"""Who waits so long for a chunk that nobody prepares begins to prepare some."""
+"""Seconds after which a rank that waits for a chunk that no process prepares starts to prepare some."""
 
 
 class Loader(Protocol):
-    """A rank's share of the batches of any epoch.
+    """A rank's share of the batches of all epochs.
 
     Attributes
     ----------
     samples : int
-        Of an epoch, for the whole group.
+        Samples of an epoch, for the whole group.
     sample : tuple of arrays
-        A batch of one, to see what batches look like; what a rank without a share gets, since it has to
-        take part in the averaging.
+        A batch with one sample, as an example; also the batch of a rank without a share, since each rank has
+        to take part in the averaging.
     """
 
     samples: int
@@ -50,25 +50,25 @@ class Loader(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches."""
+        """Time for which the trainer has waited for batches, in seconds."""
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch behind its first `start` samples.
+        """Yield the batches of an epoch after its first `start` samples.
 
-        What a batch holds may change as soon as the next one is asked for.
+        The memory of a batch may be overwritten as soon as the next batch is requested.
 
         Parameters
         ----------
         order : Order or None
-            In which the first `start` samples were trained; None: the loader's own for that epoch.
+            Order in which the first `start` samples were trained; None: the loader's own for that epoch.
         """
 
     def close(self) -> None:
-        """Need no more batches."""
+        """Release the batches; no more are requested."""
 
 
 class ArrayLoader:
-    """Batches out of two arrays; nothing has to be prepared, so nobody waits."""
+    """Batches from two arrays; they need no preparation, so no time is spent waiting."""
 
     waited_s = 0.0
 
@@ -79,29 +79,29 @@ class ArrayLoader:
         self._stream = stream
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield copies."""
+        """Yield copies of the samples."""
         for chunk in _chunks(self._stream.beginning_at(order or (self._stream.seed, epoch), start)):
             chosen = chunk.numbers
             yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
 
     def close(self) -> None:
-        """Nothing is held but what others use, too."""
+        """Do nothing: the arrays are shared with others."""
 
 
 @dataclass(frozen=True)
 class PreprocessorPool:
-    """What rings are filled with, and by whom.
+    """Preprocessors that fill rings, and the form of the rings.
 
     Parameters
     ----------
     num_workers : int or None
-        How many of the preprocessors work; None: all.
+        Number of preprocessors that work; None: all.
     timeouts : Timeouts
-        For batches, and for those who share them.
+        Time limits for batches and for the processes that share them.
     folder : Path
-        For rings, in memory.
+        Folder for rings, in memory.
     sample : tuple of arrays
-        A batch of one.
+        A batch with one sample.
     """
 
     layout: BatchLayout
@@ -112,7 +112,7 @@ class PreprocessorPool:
     timeouts: Timeouts = USUAL_TIMEOUTS
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
-        """Open a ring for a stream, which the first who comes creates.
+        """Open a ring for a stream; the first process creates it.
 
         Parameters
         ----------
@@ -125,23 +125,23 @@ class PreprocessorPool:
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
 
     def fill(self, name: str, stream: Stream) -> None:
-        """Let the preprocessors fill a ring with a stream."""
+        """Make the preprocessors fill a ring with a stream."""
         self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
 
     def take(
         self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
     ) -> Samples:
-        """Wait for a chunk; return what it holds, in place.
+        """Wait for a chunk; return its samples in place.
 
         Parameters
         ----------
         look : callable
-            Called every `LOOK_S` while nothing comes.
+            Function called every `LOOK_S` seconds while no chunk arrives.
 
         Raises
         ------
         HetctlError
-            If one of this rank's preprocessors has failed, or nothing comes in time.
+            If one of this rank's preprocessors has failed, or no chunk arrives in time.
         """
         patience_s = self.timeouts.samples_s
         limit = time.monotonic() + patience_s
@@ -156,7 +156,7 @@ class PreprocessorPool:
 
 
 class RingLoader:
-    """Batches that this rank's own preprocessors put into a ring that nobody else reads."""
+    """Batches that this rank's own preprocessors put into a ring that no other process reads."""
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
         self.samples = stream.samples
@@ -181,14 +181,14 @@ class RingLoader:
             self._position += 1
 
     def close(self) -> None:
-        """Leave the ring: the preprocessors are free for another one."""
+        """Leave the ring, which frees the preprocessors for another one."""
         if self._ring is not None:
             self._ring.leave()
             self._ring.close()
             self._ring = None
 
     def _ring_at(self, order: Order, start: int) -> Ring:
-        """Return the ring, filled from there on."""
+        """Return the ring, filled from that position of the order on."""
         upcoming = self._stream.at(self._position)
         if self._ring is None or (upcoming.order, upcoming.start) != (order, start):
             self.close()
@@ -197,7 +197,7 @@ class RingLoader:
         return self._ring
 
     def _new_ring(self) -> Ring:
-        """Make a ring; its file is removed as soon as everybody has opened it."""
+        """Create a ring; its file is removed as soon as all its processes have opened it."""
         name = f"{uuid.uuid4().hex}.ring"
         ring = self._pool.ring(name, 1, self._stream, self._stream.chunk)
         try:
@@ -211,20 +211,20 @@ class RingLoader:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """A stream that all ranks on a node train on together (FLEET, section 5).
+    """A stream on which all ranks of a node train together (FLEET, section 5).
 
     Parameters
     ----------
     name : str
-        Of the ring.
+        Name of the ring.
     seed : int
-        Of the orders of its epochs, which are those of no member.
+        Seed of the orders of its epochs, different from every member's.
     chunk, largest : int
         Samples that are prepared together, and samples of the largest batch of any member.
     reader, readers : int
-        Number of this rank among those on the node.
+        Number of this rank among the readers on the node, and the number of readers.
     led : bool
-        Whether a leader brings the chunks, of this node and of others.
+        True if a leader supplies the chunks of this node and of others.
     """
 
     name: str
@@ -237,12 +237,12 @@ class Lockstep:
 
 
 class LockstepLoader:
-    """Batches out of one ring that all ranks on a node read: the same samples in the same order for all.
+    """Batches from one ring that all ranks on a node read: the same samples in the same order for all.
 
-    Whoever is slowest holds the others back, by as much as the ring holds. The ring is filled by a leader,
-    who brings chunks from other nodes, or by the preprocessors of some of these ranks; by those of all, if
-    they are gone. A member that was interrupted in an epoch first trains the rest of that by itself, and goes
-    along from the next epoch on.
+    The slowest reader limits the others, by the capacity of the ring. The ring is filled by a leader, which
+    supplies chunks from other nodes, or by the preprocessors of some of these ranks; if those have ended, by
+    the preprocessors of all. A member that was interrupted in an epoch first trains the rest of it by itself,
+    and joins the others from the next epoch on.
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
@@ -262,11 +262,11 @@ class LockstepLoader:
 
     @property
     def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches."""
+        """Time for which the trainer has waited for batches, in seconds."""
         return self._waited_s + self._alone.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield views of the ring, or copies where a batch has parts of several chunks."""
+        """Yield views of the ring, or copies if a batch has parts of several chunks."""
         if start:
             yield from self._alone.batches(epoch, start, order)
             return
@@ -277,12 +277,12 @@ class LockstepLoader:
         self._position += -(-self.samples // self._shared.chunk)
 
     def close(self) -> None:
-        """Leave: nobody waits for this rank any more."""
+        """Leave the ring: no other process waits for this rank any more."""
         self._alone.close()
         if self._ring is not None:
             self._ring.leave()
             if self._ring.deserted:
-                # The folder stays for the next rounds of the job, and the ring would take its memory.
+                # The folder stays for the next rounds of the job, and the ring would occupy its memory.
                 (self._pool.folder / self._lockstep.name).unlink(missing_ok=True)
             self._ring.close()
             self._ring = None
@@ -304,7 +304,7 @@ class LockstepLoader:
         self._filling = pool.num_workers != 0
 
     def _look_after(self, ring: Ring, waiting_since: float) -> None:
-        """Go on with our own preprocessors if who filled the ring is gone, dead or given up."""
+        """Start this rank's preprocessors if the processes that filled the ring have ended or stopped."""
         if self._led and not exchange_serves(self._pool.folder / self._lockstep.name):
             self._led = False
             self._fill_by(self._pool)
@@ -313,7 +313,7 @@ class LockstepLoader:
             self._fill_by(self._helpful)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
-        """Yield the batches of the epoch that begins at a position of the shared stream."""
+        """Yield the batches of the epoch that begins at position `base` of the shared stream."""
         order = self._shared.at(base).order
         numbers = epoch_order(self.samples, *order)
         held: dict[int, Samples] = {}
@@ -328,7 +328,7 @@ class LockstepLoader:
                 ring.release(base + index)
 
     def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: Array) -> Samples:
-        """Return the samples of an epoch from one place to another; `held` are the chunks taken so far."""
+        """Return the samples of an epoch at the positions `share`; `held` are the chunks taken so far."""
         if not len(share):
             return self.sample
         size, first, last = self._shared.chunk, int(share[0]), int(share[-1])
@@ -352,7 +352,7 @@ class LockstepLoader:
 
 
 def slots_of(chunk: int, slot_bytes: int) -> int:
-    """Return how many chunks are prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
+    """Return the number of chunks prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
     return max(LEAST_SLOTS, min(-(-AHEAD // chunk), RING_BYTES // slot_bytes))
 
 
@@ -365,6 +365,6 @@ def _chunks(stream: Stream) -> Iterator[Chunk]:
 
 
 def _whole(slot: Bytes | None) -> Bytes:
-    """Return a slot that was taken: these streams have no end."""
+    """Return a slot that was taken: it exists, since these streams have no end."""
     assert slot is not None
     return slot

@@ -1,7 +1,7 @@
-"""``python -m hetctl.runtime.data.node_exchange LINEUPS --round N``: a process on each node, in lockstep.
+"""Leader of a node in lockstep: ``python -m hetctl.runtime.data.node_exchange LINEUPS --round N``.
 
-Each leads its node: it lets the node's share of the samples be prepared, and exchanges chunks with the
-other leaders. MPI is used here alone, so that no trainer dies with another one.
+Each node has one such process: it has the node's share of the samples prepared, and exchanges chunks with the
+other leaders. MPI is used only here, so that the death of one trainer does not end the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hetctl.runtime.worker.context import DATA_SEED
 from hetctl.runtime.worker.user_functions import load_functions
 
 IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
-"""Open MPI sends each chunk as one: cut into segments, each would wait until the leader looks again."""
+"""Setting with which Open MPI sends chunks whole: each segment would wait for the leader's next poll."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def lead(lineup: Lineup) -> None:
-    """Lead a node through a round. Arrays are in every trainer's memory: for those there is nothing to do."""
+    """Lead a node through a round; return at once for arrays, which are in every trainer's memory."""
     source = _training_samples(lineup.ensemble)
     if isinstance(source, ArraySource):
         return
@@ -65,7 +65,7 @@ def lead(lineup: Lineup) -> None:
     with ExitStack() as stack:
         preprocessors = Preprocessors(source, layout, count)
         stack.callback(preprocessors.stop)
-        # MPI may try to connect for ever, and lets no thread of Python run while it does.
+        # MPI may try to connect without end, and blocks all Python threads while it does.
         faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
@@ -78,7 +78,7 @@ def lead(lineup: Lineup) -> None:
 
 
 def _training_samples(ensemble: Ensemble) -> SampleSource:
-    """Return what trainers get, too; no GPU is taken from them for it."""
+    """Return the same samples as in trainers; hide the GPUs, which are the trainers'."""
     os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
     cores = tuple(sorted(os.sched_getaffinity(0)))
     load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
@@ -87,7 +87,7 @@ def _training_samples(ensemble: Ensemble) -> SampleSource:
 
 
 def _world(nodes: int) -> Any:
-    """Start MPI, once all that forks has been done."""
+    """Start MPI, after all processes have been forked."""
     for name, value in IBCAST.items():
         os.environ.setdefault(name, value)
     try:
@@ -119,7 +119,7 @@ def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int
 
 
 def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
-    """Let the node's share be prepared, into a ring that nobody else reads."""
+    """Have the node's share prepared in a ring that no other process reads."""
     name = f"{uuid.uuid4().hex}.ring"
     ring = pool.ring(name, 1, own, own.chunk)
     try:
@@ -131,7 +131,7 @@ def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
 
 
 def _check_that_all_have_the_same(world: Any, data: object) -> None:
-    """Refuse data that differ from node to node: MPI would cut chunks short, or mix them up."""
+    """Reject data that differ between nodes: MPI would truncate chunks, or mix them up."""
     seen = world.allgather(data)
     for rank, there in enumerate(seen):
         if there != seen[0]:
@@ -146,7 +146,7 @@ def _checksum(array: Array) -> int:
 
 
 def _end_the_others() -> None:
-    """End the leaders of other nodes: they would wait for this one for ever."""
+    """End the leaders of other nodes, which would otherwise wait for this one without end."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         sys.stderr.flush()

@@ -21,30 +21,30 @@ from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 from hetctl.storage.processes import die_with_parent
 
 CLAIM_S = 0.25
-"""How often one with nothing to do looks whether it is wanted elsewhere."""
+"""Seconds after which an idle preprocessor checks whether it has to fill another ring."""
 FILE_SYSTEM = "is the file system of the data alive?"
 LINE = 64
-"""Bytes; what begins at a multiple of this can be handed to frameworks without a copy."""
+"""Alignment in bytes: arrays that begin at a multiple of it can be passed to frameworks without a copy."""
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the samples of a chunk lie in a slot: all x, then all y.
+    """Layout of the samples of a chunk in a slot: all x, then all y.
 
     Parameters
     ----------
     spec : SampleSpec
-        Of samples whose random part is done.
+        Specification of samples after the random part.
     """
 
     spec: SampleSpec
 
     def bytes_of(self, samples: int) -> int:
-        """Return what so many samples take."""
+        """Return the number of bytes of `samples` samples."""
         return self._y_start(samples) + samples * self._size(self.spec.y_shape, self.spec.y_dtype)
 
     def views(self, slot: Bytes, samples: int) -> tuple[Array, Array]:
-        """Return the x and the y of a slot, in place."""
+        """Return the x and the y in a slot, in place."""
         spec, y_start = self.spec, self._y_start(samples)
         x_bytes = samples * self._size(spec.x_shape, spec.x_dtype)
         x = slot[:x_bytes].view(spec.x_dtype).reshape(samples, *spec.x_shape)
@@ -60,7 +60,7 @@ class BatchLayout:
 
 
 def layout_of(source: SampleSource) -> BatchLayout:
-    """Find out what samples look like whose random part is done."""
+    """Return the layout of samples after the random part, from the first one."""
     x, y = source.prepare(0)
     return BatchLayout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
 
@@ -91,21 +91,21 @@ class Preprocessors:
         count: int | None = None,
         patience_s: float = Timeouts.samples_s,
     ) -> None:
-        """Let them fill a ring with a stream until its readers have left, or the next one is to be filled.
+        """Make the processes fill a ring with a stream until its readers have left, or the next call.
 
-        Returns when all have opened it. They leave another one behind, whoever still reads that.
+        Return when all have opened it. They abandon the previous ring, even if it still has readers.
 
         Parameters
         ----------
         count : int or None
-            How many of them, as far as there are so many; None: all.
+            Number of processes, limited by those that exist; None: all.
         patience_s : float
-            One that is busy with one sample for so long never gets done.
+            Time limit in seconds; a process that takes longer for one sample counts as hanging.
 
         Raises
         ------
         HetctlError
-            If one fails, was killed, or does not answer.
+            If a process fails, was killed, or does not answer.
         """
         for pipe in self._pipes[:count]:
             pipe.send((ring, stream))
@@ -115,21 +115,21 @@ class Preprocessors:
             self._check(pipe)
 
     def check(self) -> None:
-        """Raise what has ended one of them.
+        """Raise the error that has ended one of the processes.
 
         Raises
         ------
         BadInputError
             If a sample cannot be prepared.
         HetctlError
-            If one was killed.
+            If a process was killed.
         """
         for pipe in wait(self._pipes, timeout=0):
             assert isinstance(pipe, Connection)
             self._check(pipe)
 
     def stop(self) -> None:
-        """End them at once."""
+        """Kill all processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -148,10 +148,10 @@ class Preprocessors:
 def _serve(
     source: SampleSource, layout: BatchLayout, pipe: Connection, end_with_parent: Callable[[], None]
 ) -> None:
-    """Prepare one stream after another; what goes wrong is sent to the parent."""
+    """Prepare one stream after another; send errors to the parent."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Batch systems send them to all processes of a step, and the rank still needs samples to leave.
+        # Batch systems send them to all processes of a step, and the rank needs samples until it stops.
         signal.signal(number, signal.SIG_IGN)
     while True:
         path, stream = pipe.recv()
@@ -178,9 +178,9 @@ def _fill(
 
 
 def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
-    """Yield positions until the stream has ended, or there is something else to do.
+    """Yield positions until the stream has ended, or another request arrives.
 
-    Readers may take their time, in an evaluation say.
+    Readers may be slow, for example during an evaluation; this is no error.
     """
     while not pipe.poll():
         try:

@@ -1,4 +1,4 @@
-"""Who does what in a round (FLEET, Table 1): masters, workers and preprocessors."""
+"""Roles in a round (FLEET, Table 1): masters, workers and preprocessors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Role:
     Parameters
     ----------
     rank : int
-        Within the group; rank 0 is its master, the others are its workers.
+        Number within the group; rank 0 is its master, the others are its workers.
     leader : bool
-        Whether it is the first of all ranks on its node.
+        True for the first of all ranks on its node.
     preprocessors : int
-        How many processes prepare samples at its side.
+        Number of preprocessor processes of the rank.
     """
 
     member: str
@@ -39,33 +39,33 @@ class Role:
 
     @property
     def master(self) -> bool:
-        """Whether it decides for its group."""
+        """True if the rank decides for its group."""
         return self.rank == 0
 
 
 def roles_of(
     allocations: Sequence[Allocation], sharing: str, points: Sequence[PreprocessPoint], cores: int
 ) -> tuple[Role, ...]:
-    """Lay out a round.
+    """Assign the roles of a round.
 
-    On each node there are as few preprocessors as meet what its ranks demand together: the sum of their
-    rates if each prepares for itself; the fastest member's rate if what one has prepared serves all;
-    the slowest member's if all wait for it. They are spread evenly over its ranks. Each rank has one at
-    least, but in lockstep, where one will do for all, if ranks have cores to spare for it.
+    Each node has the least number of preprocessors that meets the demand of its ranks: the sum of their
+    rates if each prepares for itself; the fastest member's rate if a prepared sample serves all; the slowest
+    member's if all wait for it. They are distributed evenly over the ranks. Each rank has at least one,
+    except in lockstep with two or more cores per rank, where one can serve all.
 
     Parameters
     ----------
     sharing : str
-        ``none``, ``cached`` or ``lockstep``.
+        Kind of sharing: ``none``, ``cached`` or ``lockstep``.
     points
-        Throughputs of preprocessors on 1, 2, 4, .. cores.
+        Rates of preprocessing on 1, 2, 4, .. cores, in samples/s.
     cores : int
-        Of a node.
+        Number of cores per node.
 
     Returns
     -------
     tuple of Role
-        Of all ranks, by member and rank.
+        Roles of all ranks, by member and rank.
     """
     placed = [(a, rank, node) for a in allocations for rank, node in enumerate(_nodes_of(a))]
     by_node: dict[str, list[tuple[Allocation, int]]] = {}
@@ -86,18 +86,18 @@ def roles_of(
 def together(
     roles: Sequence[Role], batches: Mapping[str, int], run: str, round_index: int
 ) -> tuple[Lockstep, ...]:
-    """Say how each rank goes in lockstep with the others on its node.
+    """Return the lockstep of each rank with the others on its node.
 
     Parameters
     ----------
     batches : mapping
-        Samples of a batch of each member's whole group. What is prepared together divides them all, unless
-        that would be very little.
+        Samples of a batch of each member's whole group. The chunk that is prepared together is their greatest
+        common divisor, or the smallest of them if the divisor is less than `LEAST_CHUNK`.
 
     Returns
     -------
     tuple of Lockstep
-        In the order of the roles.
+        Locksteps in the order of the roles.
     """
     sizes = [batches[role.member] for role in roles]
     common = math.gcd(*sizes)
@@ -120,14 +120,14 @@ def together(
 
 
 def _nodes_of(allocation: Allocation) -> list[str]:
-    """Return the node of each rank: launchers number them node by node."""
+    """Return the node of each rank; launchers number ranks node by node."""
     return [place.node for place in allocation.placement for _ in place.gpus]
 
 
 def _counts(
     ranks: Sequence[tuple[Allocation, int]], sharing: str, points: Sequence[PreprocessPoint], cores: int
 ) -> list[int]:
-    """Return the preprocessors of each of a node's ranks."""
+    """Return the number of preprocessors of each of a node's ranks."""
     demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
     total = preprocessors_needed(points, demand, cores)
     if sharing != LOCKSTEP or cores < 2 * len(ranks):

@@ -1,4 +1,4 @@
-"""The order in which samples are trained: what preprocessors and trainers agree on without a word."""
+"""Order in which samples are trained; preprocessors and trainers compute it without communication."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 Order = tuple[int, ...]
-"""Seed and epoch: what the order of an epoch's samples is made from."""
+"""Seed and epoch, from which the order of an epoch's samples is computed."""
 UNSHUFFLED = 2**64
-"""The seed of a stream whose epochs all visit the samples by their numbers; members' seeds are smaller."""
+"""Seed of a stream that visits the samples by number in all epochs; members' seeds are smaller."""
 
 
 @lru_cache(maxsize=2)
 def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
-    """Return the order in which epoch `epoch` visits the samples, whatever came before it."""
+    """Return the order in which epoch `epoch` visits the samples, independent of earlier epochs."""
     if seed == UNSHUFFLED:
         order: Numbers = np.arange(samples)
     else:
@@ -28,9 +28,9 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
 
 
 def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
-    """Return the generator of a sample's random part: it depends neither on order nor on process.
+    """Return the generator of a sample's random part, which depends neither on order nor on process.
 
-    It is good until the next one is asked for: to set a counter is much quicker than to make a generator.
+    It is valid until the next call: to set a counter is much faster than to create a generator.
     """
     bits, fresh, generator = _counted(seed, epoch)
     fresh["state"]["counter"][:] = (0, 0, 0, number)
@@ -40,7 +40,7 @@ def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
 
 @lru_cache(maxsize=2)
 def _counted(seed: int, epoch: int) -> tuple[np.random.Philox, Any, np.random.Generator]:
-    """Return the generator of an epoch, with a stream of its own for each number of its counter."""
+    """Return the generator of an epoch, with a separate stream for each value of its counter."""
     key = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64)
     bits = np.random.Philox(key=key)
     return bits, bits.state, np.random.Generator(bits)
@@ -53,11 +53,11 @@ class Chunk:
     Parameters
     ----------
     order : Order
-        Of its epoch.
+        Order of the chunk's epoch.
     start, stop : int
-        Positions in the epoch's order, of the whole group.
+        Positions of the whole group's samples in the epoch's order.
     numbers : array of int
-        The samples of this rank, which may have none.
+        Numbers of this rank's samples; may be empty.
     """
 
     order: Order
@@ -67,22 +67,23 @@ class Chunk:
 
     @property
     def weight(self) -> float:
-        """The rank's part of the group's samples."""
+        """Share of this rank in the group's samples."""
         return len(self.numbers) / (self.stop - self.start)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """All samples again and again, each epoch in an order of its own, cut into chunks.
+    """All samples repeatedly, each epoch in an order of its own, divided into chunks.
 
     Parameters
     ----------
     chunk : int
         Samples of a chunk; the last one of an epoch may have fewer.
     epoch, start : int
-        Where the stream begins: in this epoch, behind so many of its samples.
+        Epoch in which the stream begins, and the number of its samples that are skipped.
     rank, ranks : int
-        Of each chunk the stream has one rank's share: shares are equal but for one sample.
+        Rank whose share of each chunk the stream has, and the number of ranks; shares differ by at most one
+        sample.
     """
 
     samples: int
@@ -94,7 +95,7 @@ class Stream:
     ranks: int = 1
 
     def beginning_at(self, order: Order, start: int) -> Stream:
-        """Return the same samples from another place on."""
+        """Return a stream of the same samples that begins at another position."""
         seed, epoch = order
         return replace(self, seed=seed, epoch=epoch, start=start)
 

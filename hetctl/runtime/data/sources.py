@@ -1,4 +1,4 @@
-"""What ``input_fn`` may return, as samples that can be read by number."""
+"""Kinds of data that ``input_fn`` may return, as samples that can be read by number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 HINT = "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset or an ImageFolder"
 
 USELESS_LENGTHS = {0: "no samples", -1: "no end", -2: "an unknown length"}
-"""By what ``tf.data.Dataset.cardinality`` returns."""
+"""Descriptions of unusable results of ``tf.data.Dataset.cardinality``."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class SampleSpec:
 
     @classmethod
     def of(cls, x: Array, y: Array, place: str) -> SampleSpec:
-        """Take the spec from a sample.
+        """Return the specification of a sample.
 
         Raises
         ------
         BadInputError
-            If x or y is of a type without a fixed size; `place` says which sample it is.
+            If x or y is of a type without a fixed size; `place` names the sample in the message.
         """
         for part, array in (("x", x), ("y", y)):
             if array.dtype.hasobject:
@@ -50,21 +50,21 @@ class SampleSpec:
 
     @property
     def record(self) -> np.dtype[Any]:
-        """The two as fields ``x`` and ``y`` of one aligned record."""
+        """Type of an aligned record with the two as fields ``x`` and ``y``."""
         return np.dtype([("x", self.x_dtype, self.x_shape), ("y", self.y_dtype, self.y_shape)], align=True)
 
     @property
     def record_bytes(self) -> int:
-        """Size of a record."""
+        """Size of a record in bytes."""
         return self.record.itemsize
 
     def check(self, x: Array, y: Array, place: str) -> None:
-        """Hold a sample against the spec.
+        """Compare a sample with the specification.
 
         Raises
         ------
         BadInputError
-            If it differs; `place` says which sample it is.
+            If it differs; `place` names the sample in the message.
         """
         wanted = (("x", x, self.x_shape, self.x_dtype), ("y", y, self.y_shape, self.y_dtype))
         for part, array, shape, dtype in wanted:
@@ -81,28 +81,28 @@ class SampleSource(Protocol):
 
     @property
     def spec(self) -> SampleSpec:
-        """What `prepare` returns."""
+        """Shapes and types of the arrays that `prepare` returns."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
 
     def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y: the part that is the same in every epoch."""
+        """Return the part of one sample's x and y that is the same in every epoch."""
 
     def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
-        """Return x after the random part: all chance comes from `rng`, which is made for this sample.
+        """Return x after the random part; all random numbers come from `rng`, which is for this sample.
 
-        It may be written into `out`, and that be returned.
+        The result may be written to `out`, which is then returned.
         """
 
 
 def as_sources(data: Any) -> tuple[SampleSource, SampleSource]:
-    """Check what ``input_fn`` returned: training and validation.
+    """Return training and validation samples from the checked result of ``input_fn``.
 
     Raises
     ------
     BadInputError
-        If it is no pair, or `as_source` refuses a part of it.
+        If the result is no pair, or `as_source` rejects a part of it.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise BadInputError(
@@ -116,17 +116,17 @@ def as_sources(data: Any) -> tuple[SampleSource, SampleSource]:
 
 
 def as_source(value: Any, name: str) -> SampleSource:
-    """Adapt what ``input_fn`` returned for training or validation.
+    """Adapt the training or validation part of the result of ``input_fn``.
 
     Parameters
     ----------
     name : str
-        Of the part, for messages.
+        Name of the part, for messages.
 
     Raises
     ------
     BadInputError
-        If it is of none of the known kinds, or empty, or its first sample cannot be used.
+        If it is of no known kind, or empty, or its first sample cannot be used.
     """
     adapt = next((adapter for fits, adapter in ADAPTERS if fits(value)), None)
     if adapt is None:
@@ -135,7 +135,7 @@ def as_source(value: Any, name: str) -> SampleSource:
 
 
 class _Checked(ABC):
-    """Samples of any kind; each is held against the first."""
+    """Samples of any kind; each is compared with the first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -149,7 +149,7 @@ class _Checked(ABC):
 
     @abstractmethod
     def _read(self, number: int) -> Any:
-        """Return x and y as whatever NumPy can make arrays of."""
+        """Return x and y in any form that NumPy can convert to arrays."""
 
     def prepare(self, number: int) -> tuple[Array, Array]:
         x, y = self._arrays(number)
@@ -167,7 +167,7 @@ class _Checked(ABC):
 
 
 class ArraySource(_Checked):
-    """Two arrays, or whatever has a length and can be indexed with an array of integers."""
+    """Two arrays, or objects with a length that can be indexed with an array of integers."""
 
     def __init__(self, x: Any, y: Any, name: str) -> None:
         if len(x) != len(y) or len(x) == 0:
@@ -181,14 +181,14 @@ class ArraySource(_Checked):
 
     def _read(self, number: int) -> Any:
         chosen = np.array([number])
-        # The dots keep the array's own type: a text that is taken out of one is as wide as that text.
+        # The dots keep the array's own type: a single text taken from an array has only its own width.
         return np.asarray(self.x[chosen])[0, ...], np.asarray(self.y[chosen])[0, ...]
 
 
 class MapSource(_Checked):
     """A dataset with ``__len__`` and ``__getitem__``, as PyTorch defines it.
 
-    What ``__getitem__`` returns is taken for the part that never changes: there is no random part.
+    The result of ``__getitem__`` counts as constant: there is no random part.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
@@ -288,7 +288,7 @@ def _has_length(value: Any) -> bool:
         return False
 
 
-# Kinds are told apart by what they can do: no framework is imported for it.
+# Kinds are recognised by their attributes: no framework is imported for it.
 ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], SampleSource]], ...] = (
     (_is_images, ImageSource),
     (_is_tensorflow, _of_tensorflow),

@@ -1,1 +1,1 @@
-"""The driver of a batch job: starts agents, gives out tasks, and follows what becomes of them."""
+"""The driver of a batch job: starts agents, assigns tasks to ranks, and records how they end."""

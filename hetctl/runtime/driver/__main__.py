@@ -13,7 +13,7 @@ from hetctl.storage.paths import RunFolder
 
 
 def main() -> int:
-    """Run the driver; the exit code is 0 however the members fared."""
+    """Run the driver; the exit code is 0 even if members failed."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("--job", type=int, required=True)

@@ -1,4 +1,4 @@
-"""A round with steps that are still running, and who was told to leave, since when."""
+"""A round with running steps, and the members that were told to stop, with the times."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from hetctl.storage.step_fold import StepReport, report_of
 
 @dataclass
 class ActiveRound:
-    """A round with steps that are still running.
+    """A round with running steps.
 
     Parameters
     ----------
     opened_at : float
-        Seconds since the epoch.
+        Start of the round, in seconds since the epoch.
     stop_task : callable
-        Tells the ranks of a member to leave, and why.
+        Function that tells the ranks of a member to stop, given its name and the reason.
     active : dict
-        Members whose steps run.
+        Allocations of the members whose steps run.
     leaving : dict
-        Members that were told to leave, and the time from which on they are waited for.
+        Members that were told to stop, with the times, in seconds since the epoch, from which their delays
+        count.
     terminated : set
-        Members that had to be made to leave.
+        Members that had to be ended by a signal.
     stopped : bool
-        Whether all were told to leave.
+        True if all members were told to stop.
     reports : dict
-        What the trainers of steps that have ended had reported, by member.
+        Reports of the trainers of steps that have ended, by member.
     """
 
     folder: RunFolder
@@ -52,17 +53,17 @@ class ActiveRound:
     _told: dict[str, EventFile] = field(default_factory=dict)
 
     def expect_events_of(self, name: str) -> None:
-        """Look from here on at what a member's trainers report: its file has other rounds, too."""
+        """Read a member's events from here on: its file has those of earlier rounds, too."""
         self._told[name] = end_of_file(self.folder.events_of(name), name)
 
     def stop(self, reason: str, busy_s: Mapping[str, float]) -> None:
-        """Ask the trainers to checkpoint and leave; the first reason stands.
+        """Tell the trainers to write a checkpoint and stop; the first reason stands.
 
         Parameters
         ----------
         busy_s : mapping of str to float
-            For how long members may be busy before they see it; those that are not in it are waited
-            for from now on.
+            Seconds for which members may be too busy to notice it; the delay of members that are missing
+            here counts from now on.
         """
         for name in self.active:
             self._expect(name, busy_s)
@@ -71,7 +72,7 @@ class ActiveRound:
         self.stopped = True
 
     def stop_member(self, name: str, reason: str, busy_s: Mapping[str, float]) -> None:
-        """Ask one member's trainers to checkpoint and leave."""
+        """Tell one member's trainers to write a checkpoint and stop."""
         self._expect(name, busy_s)
         self.stop_task(name, reason)
 
@@ -80,17 +81,17 @@ class ActiveRound:
         self.leaving[name] = min(since, self.leaving.get(name, since))
 
     def overdue(self) -> Iterator[tuple[str, float]]:
-        """Return the members that are waited for, and for how many seconds."""
+        """Return the members that were told to stop and still run, and their delays in seconds."""
         now = time.time()
         return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
 
     def close(self, step: EndedGroup, profiled_peak: int) -> ExitReason:
-        """Report a step that has ended, and why.
+        """Record the end of a step and its reason; return the reason.
 
         Parameters
         ----------
         profiled_peak : int
-            Bytes of memory that the member needs as far as one knows, if its trainer cannot tell any more.
+            Known peak of the member's memory in bytes, used if its trainer reported none.
         """
         del self.active[step.name]
         told = self._told[step.name].fresh()
@@ -111,7 +112,7 @@ class ActiveRound:
         return why
 
     def _why(self, step: EndedGroup, report: StepReport) -> ExitReason:
-        """Say why a step ended; whoever was told to leave may also be killed on the way."""
+        """Return why a step ended; a member that was told to stop may also be killed while it does."""
         if step.hung:
             return ExitReason.HUNG
         if step.name in self.terminated:
@@ -124,9 +125,9 @@ class ActiveRound:
         return ExitReason.TOLD if why is ExitReason.KILLED and step.name in self.leaving else why
 
     def end(self, reason: str) -> None:
-        """Report the end of the round."""
+        """Record the end of the round."""
         self.events.write("round_ended", ended_by=reason)
 
     def had_no_room(self, member: str) -> bool:
-        """Whether a trainer left since its next epoch, as measured, would not fit before the deadline."""
+        """Return true if a trainer stopped since its next epoch, as measured, would pass the deadline."""
         return DEADLINE in self.reports[member].stop_reasons

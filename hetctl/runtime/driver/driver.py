@@ -1,4 +1,4 @@
-"""The driver of one batch job: carries out what the job's scheduling decides from the events of its ranks."""
+"""The driver of one batch job: executes what its scheduling decides from the events of its ranks."""
 
 from __future__ import annotations
 
@@ -46,33 +46,35 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import read_spec
 
 SETTLE_S = 0.5
-"""After a batch system has signalled a step, the driver hears of it within this time."""
+"""Seconds within which the driver receives its signal after the batch system has signalled a step."""
 RATES_EVERY_S = 2.0
-"""Between two looks at the rates of members in training, for planners that may resize them."""
+"""Seconds between two checks of the rates of members in training, for planners that may resize them."""
 PULSES_EVERY_S = 2.0
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
-"""Between two snapshots of the run's state, and the share of its time that the driver has for them."""
+"""Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
-"""Shares of the grace period after which steps that have not left are terminated, and killed."""
+"""Shares of the grace period after which steps that still run are terminated (SIGTERM), and killed."""
 
 
 class Driver:
-    """Sends a job's events to its scheduling (`Core`), and carries out the commands in one allocation.
+    """Process that sends a job's events to its scheduling (`Core`) and executes the commands.
 
-    Members that start together are a round. Times of the scheduling count from the start of the run.
+    One driver runs in each allocation. Members that start together are a round. Times in the scheduling count
+    from the start of the run.
 
     Parameters
     ----------
     job : int
         Number of the job in its run.
     deadline : float
-        When all training has to stop, in seconds since the epoch.
+        End of all training, in seconds since the epoch.
     batch_id : str
-        The batch system's number of the job.
+        Job number of the batch system.
     """
 
     def __init__(self, folder: RunFolder, job: int, deadline: float, batch_id: str = "") -> None:
         self._files = folder.job(job)
+        # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
             folder.job(earlier).clear()
         self._spec: RunSpec = read_spec(folder)
@@ -112,7 +114,7 @@ class Driver:
         return RunObserver(self._spec.budget, self._members, self._workers, self._open, order)
 
     def run(self) -> str:
-        """Run rounds until nothing is left or the job has to end; return why it ended."""
+        """Run rounds until no work is left or the job has to end; return the reason of the end."""
         self._events.write(
             "job_started",
             job=self._job,
@@ -161,7 +163,7 @@ class Driver:
             self._workers.wait(POLL_S)
 
     def _look(self) -> None:
-        """Look for steps that have ended, then whether all should end: a step may have heard it first."""
+        """Process ended steps first, then the end of the job: a step may get the signal before the driver."""
         ended = self._workers.reap()
         self._exchanges.reap()
         if not self._core.ending and any(step.got_sigterm for step in ended):
@@ -176,21 +178,21 @@ class Driver:
         self._watch_the_nodes()
 
     def _watch_for_the_end(self) -> None:
-        """Pass on that the job is to end; its script hears the batch system's signals, and writes a file."""
+        """Report the end of the job; its script receives the batch system's signals and writes a file."""
         if (told := self._files.stop).exists():
             self.end(told.read_text(encoding="utf-8").strip() or "signal")
         if self._told and not self._core.ending:
             self._send(JobEnding(self._now_s(), self._told))
 
     def _watch_the_nodes(self) -> None:
-        """Pass on that nodes are lost."""
+        """Report lost nodes to the scheduling."""
         left = {node.name for node in self._workers.nodes}
         for node in [node for node in self._nodes if node not in left]:
             self._nodes.remove(node)
             self._send(NodeLost(self._now_s(), node))
 
     def _close_step(self, step: EndedGroup) -> None:
-        """Pass on that a step has ended, and what that says of its nodes."""
+        """Report the end of a step to the scheduling, and nodes that failed with it."""
         open_round = self._open[self._core.running[step.name].round]
         why = open_round.close(step, self._members.peak_memory(step.name))
         no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
@@ -198,7 +200,7 @@ class Driver:
             self._report_failed_nodes(step)
         self._send(StepEnded(self._now_s(), step.name, why, no_room))
         if why is ExitReason.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
-            # By the launcher's word, or needed again: Slurm starts no more steps in a job that lost a node.
+            # Named by the launcher, or still needed: Slurm starts no more steps in a job that lost a node.
             self._send(JobEnding(self._now_s(), why.value))
 
     def _report_failed_nodes(self, step: EndedGroup) -> None:
@@ -214,7 +216,7 @@ class Driver:
             self._send(EpochDone(self._now_s(), name, rate))
 
     def _write_pulses(self) -> None:
-        """Let `hetctl status` see what members in training do; a disk that is full is no matter here."""
+        """Write the state of members in training for `hetctl status`; errors of a full disk are ignored."""
         if time.monotonic() < self._next_pulses:
             return
         self._next_pulses = time.monotonic() + PULSES_EVERY_S
@@ -222,7 +224,7 @@ class Driver:
             write_heartbeats(self._files.pulses, self._workers.pulses())
 
     def _keep_state(self) -> None:
-        """Spare readers what has been read here; without it they are slower, so a full disk is no matter."""
+        """Save a snapshot, which spares readers work; without it they are only slower: errors are ignored."""
         began = time.monotonic()
         if began < self._next_state:
             return
@@ -236,7 +238,7 @@ class Driver:
             _CARRIED_OUT[type(command)](self, command)
 
     def _start(self, command: Start) -> None:
-        """Start a round; what cannot be launched has ended."""
+        """Start a round; report members that cannot be launched as ended."""
         allocations = [task.allocation for task in command.tasks]
         started: set[str] = set()
         try:
@@ -258,7 +260,7 @@ class Driver:
         open_round = self._open.get(command.round)
         busy_s = {} if command.at_once else self._busy_s
         if open_round is None:
-            return  # It could not be opened.
+            return  # The round could not be opened.
         if command.member is None:
             open_round.stop(command.reason, busy_s)
         else:
@@ -272,10 +274,10 @@ class Driver:
         self._ended = command.reason
 
     def _poll(self, _command: AskAgain) -> None:
-        """Look at everything often enough without being asked to."""
+        """Do nothing: the main loop polls often enough."""
 
     def _watch_who_leaves(self) -> None:
-        """Make those leave that were told to and have not done so within the grace."""
+        """Signal members that were told to stop and have not done so within the grace period."""
         for open_round in self._open.values():
             for name, seconds in open_round.overdue():
                 if seconds > WARN_SHARE * self._spec.grace_s:

@@ -1,4 +1,4 @@
-"""The exchanges of a job: for each round in lockstep on several nodes, the step of their leaders."""
+"""Data exchange between nodes: one step of leaders for each round in lockstep on several nodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.storage.paths import JobFiles
 
 LEAVE_S = 5.0
-"""At the end of the job, when no trainer is left."""
+"""Seconds that leaders have to end at the end of the job, when no trainer is left."""
 
 
 class Exchanges:
-    """Starts leaders; they end by themselves when the trainers of their round have left.
+    """The steps of leaders of a job; they end by themselves when the trainers of their round have ended.
 
-    If they fail, the trainers go on without them, so nobody is blamed.
+    If leaders fail, the trainers continue without them, so no member counts as failed.
     """
 
     def __init__(self, site: Site, files: JobFiles) -> None:
@@ -32,12 +32,12 @@ class Exchanges:
         self._steps = StepPool()
 
     def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
-        """Whether a round has leaders."""
+        """Return true if a round needs leaders."""
         several = len(nodes_of(allocations)) > 1
         return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
 
     def start(self, lineup: Lineup) -> None:
-        """Start the leaders of a round, if it has any; OSError if they cannot be started."""
+        """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
         if not lineup.led:
             return
         write_lineup(self._files.lineups, lineup)
@@ -48,11 +48,11 @@ class Exchanges:
         self._steps.launch(step, self._files.exchange_log)
 
     def reap(self) -> None:
-        """Say which have failed since the last call."""
+        """Log the leaders that have failed since the last call."""
         _say_which_failed(self._steps.reap())
 
     def leave(self) -> None:
-        """End those that are left."""
+        """End the leaders that are left."""
         _say_which_failed(self._steps.end(LEAVE_S))
 
 

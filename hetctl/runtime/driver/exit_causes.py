@@ -1,4 +1,4 @@
-"""Why a step ended: from its exit code and from what launcher and trainer said of it."""
+"""Reasons for the end of a step, from its exit code and the output of its launcher and trainer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 SRUN_OUT_OF_MEMORY = 253
 GIBIBYTE = 2**30
 
-# What Slurm's launcher and its daemon on the node write to the output of a step. The first line of the
-# table that fits decides: what ends a job comes before what that does to its processes.
+# Messages of Slurm's launcher and of its daemon on the node in the output of a step. The first line of the
+# table that fits decides: the cause of a job's end comes before its effects on the processes.
 SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
 OF_SLURM = tuple(
     (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), why)
@@ -19,7 +19,7 @@ OF_SLURM = tuple(
         ("DUE TO TIME LIMIT", ExitReason.TIME),
         ("DUE TO PREEMPTION", ExitReason.PREEMPTED),
         ("DUE TO JOB REQUEUE", ExitReason.CANCELLED),
-        # Of a job that ends with one of its nodes, the steps on the others say this.
+        # If a job ends with one of its nodes, the steps on its other nodes print this.
         ("DUE TO NODE FAILURE", ExitReason.CANCELLED),
         (
             "(already completing or completed|Job \\d+ has expired|Invalid job id specified)",
@@ -27,14 +27,14 @@ OF_SLURM = tuple(
         ),
         ("Job is pending execution", ExitReason.CANCELLED),
         ("(Node fail|Required node not available)", ExitReason.NODE_FAILURE),
-        # All that steps ask for was reserved, so that one of the nodes must be gone.
+        # Steps ask only for what was reserved, so one of the nodes must be lost.
         ("Requested node configuration is not available", ExitReason.NODE_FAILURE),
         (r"(oom.?kill|Out Of Memory|exceeded memory limit)", ExitReason.OUT_OF_MEMORY),
         ("(Unable to contact slurm controller|Socket timed out|connect failure)", ExitReason.NOT_LAUNCHED),
     )
 )
 MISPLACED = "placement could not be kept"
-"""Words in the log of a member whose agents are not where its plan has them."""
+"""Words in the log of a member whose agents run on other nodes or GPUs than planned."""
 EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), ExitReason.NOT_LAUNCHED))
 
 BY_CODE = {
@@ -53,21 +53,21 @@ CAUSES = {
     ExitReason.DISK_FULL: "disk full",
     ExitReason.HUNG: "no sign of life",
 }
-"""In words, where the exit code would say less."""
+"""Descriptions of reasons that say more than the exit code."""
 
 
 def why_ended(exit_code: int, output: str, said: str | None = None) -> ExitReason:
-    """Say why a step ended that did not get done what it was there for.
+    """Return why a step ended before its work was done.
 
     Parameters
     ----------
     exit_code : int
-        128 + n if signal n ended it. It may be 0: srun's is when a node has failed.
+        Exit code of the step, 128 + n if signal n ended it. It may be 0: srun returns 0 when a node fails.
     output : str
-        What the step wrote, the trainers' own lines included.
+        Output of the step, the trainers' own lines included.
     said : str or None
-        The cause in the trainer's own ``failed`` event. It may be a consequence only: the ranks that a
-        lost rank leaves behind fail, too.
+        Cause in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
+        other ranks fail, too.
     """
     for pattern, why in EVIDENCE:
         if pattern.search(output):
@@ -78,7 +78,7 @@ def why_ended(exit_code: int, output: str, said: str | None = None) -> ExitReaso
 
 
 def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
-    """Return which of a step's nodes failed: those that the launcher names, or its only one."""
+    """Return the nodes of a step that failed: those that the launcher names, or its only node."""
     nodes = tuple(nodes)
     lines = "\n".join(line for line in output.splitlines() if re.match(SLURM, line))
     named = tuple(node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", lines))
@@ -86,7 +86,7 @@ def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_peak(cause: str, peak_bytes: int, share_bytes: int = 0) -> str:
-    """Add the most memory that was seen in use, and the share that it exceeded, if they are known."""
+    """Append the peak of memory and the share that it exceeded, if they are known (nonzero)."""
     peak = f": {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else ""
     share = f", and its share of the node is {share_bytes / GIBIBYTE:.2f} GiB" if share_bytes else ""
     return f"{cause}{peak}{share}"

@@ -1,4 +1,4 @@
-"""Which nodes this batch job was given."""
+"""Nodes of this batch job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hetctl.model.site import Node, Site
 
 
 def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
-    """Ask the batch system, from inside a job; every node has all its GPUs, but for local jobs.
+    """Ask the batch system for the nodes of this job; each has all its GPUs, except in local jobs.
 
-    With `gpus`, no more than those are ours: the last node then has fewer.
+    `gpus` limits the number of GPUs in use: the last node then has fewer.
 
     Raises
     ------

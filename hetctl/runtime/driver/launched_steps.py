@@ -1,4 +1,4 @@
-"""Steps as processes: launched through the site's launcher, each with its log and exit code."""
+"""Steps as processes, started through the site's launcher, each with a log and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetctl.runtime.rank_logs import end_of, private_log
 
 @dataclass(frozen=True)
 class RunningStep:
-    """A step that has not been seen to end."""
+    """A step whose end has not been seen yet."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -33,13 +33,13 @@ class EndedStep:
 
 
 class StepPool:
-    """The steps of one batch job."""
+    """The running steps of one batch job."""
 
     def __init__(self) -> None:
         self._running: list[RunningStep] = []
 
     def launch(self, step: LaunchSpec, log: Path) -> None:
-        """Start a step; its output is appended to `log`."""
+        """Start a step and append its output to `log`."""
         environment = {**os.environ, **step.environment}
         with private_log(log) as output:
             start = output.seek(0, os.SEEK_END)
@@ -55,7 +55,7 @@ class StepPool:
         return [EndedStep(s.name, _exit_code(s.process.returncode), end_of(s.log, s.log_start)) for s in over]
 
     def end(self, patience_s: float) -> list[EndedStep]:
-        """Wait for all steps; terminate and then kill those that take longer than `patience_s` each time."""
+        """Wait for all steps; send SIGTERM after `patience_s` seconds, and SIGKILL after as long again."""
         ended: list[EndedStep] = []
         for number in (signal.SIGTERM, signal.SIGKILL):
             limit = time.monotonic() + patience_s
@@ -67,7 +67,7 @@ class StepPool:
         return ended
 
     def signal(self, number: signal.Signals, name: str) -> None:
-        """Send a signal to the step of that name, if it runs."""
+        """Send a signal to the step of that name, if it still runs."""
         for step in self._running:
             if step.name == name:
                 step.process.send_signal(number)

@@ -1,4 +1,4 @@
-"""Memory of a run's planner, from one job to the next."""
+"""Memory of a run's planner, kept from one job to the next."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hetctl.storage.paths import RunFolder
 
 
 def remember(folder: RunFolder, memory: Any) -> None:
-    """Keep what the planner remembers when a round is opened, if it is news."""
+    """Save the planner's memory when a round is opened, if it has changed."""
     if memory != last_memory(folder):
         write_json(folder.memory, memory)
 
 
 def last_memory(folder: RunFolder) -> Any:
-    """Return what the planner remembered when the newest round of the run was opened."""
+    """Return the planner's memory at the start of the run's newest round; None if there is none."""
     if not folder.memory.exists():
         return None
     return json.loads(folder.memory.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""A short job that tries a site: ``python -m hetctl.runtime.driver.probe FOLDER [--leader]``.
+"""A short job that tests a site: ``python -m hetctl.runtime.driver.probe FOLDER [--leader]``.
 
-Without ``--leader`` it stands for the driver: it starts ranks on all GPUs of the job as a driver does, lets
-the GPUs of each node and then all of them all-reduce, and starts, where there are several nodes, the leaders
-of nodes in lockstep. With it, it is one of these leaders.
+Without ``--leader`` it takes the role of the driver: it starts ranks on all GPUs of the job as a driver does,
+runs an all-reduce over the GPUs of each node and then over all GPUs, and starts, if there are several nodes,
+the leaders of nodes in lockstep. With ``--leader`` it is one of these leaders.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NAME = "probe"
 ORDER_FILE, END_FILE = "order.json", "end.json"
 LEADERS_LOG = "logs/leaders.log"
 START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
-"""So long may ranks take to start, with a framework to import; all groups to all-reduce; leaders to meet."""
+"""Limits in seconds: start of the ranks with import of a framework, all-reduce of all groups, leaders."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class ProbeOrder:
-    """An order to try a site.
+    """An order to test a site.
 
     Parameters
     ----------
     site : Site
-        With the nodes of the job.
+        Site with the nodes of the job.
     framework : str or None
-        Whose groups all-reduce; None: the first that is there, if there is one.
+        Framework of the all-reduce; None: the first one that is installed, if any.
     """
 
     site: Site
@@ -54,12 +54,12 @@ class ProbeOrder:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Facts that one rank found.
+    """Observations of one rank.
 
     Parameters
     ----------
     gpu : int
-        Number of its own GPU or slot.
+        Number of the rank's GPU or slot.
     visible : str or None
         Value of the site's variable of visible devices; None if it is not set.
     """
@@ -72,14 +72,14 @@ class RankReport:
 
 @dataclass(frozen=True)
 class GroupEnd:
-    """End of a group that was to all-reduce.
+    """Result of a group's all-reduce.
 
     Parameters
     ----------
     name : str
-        Of its task.
+        Name of the group's task.
     exit_code : int or None
-        None if it hung.
+        Exit code of the group; None if it hung.
     """
 
     name: str
@@ -89,22 +89,22 @@ class GroupEnd:
 
 @dataclass(frozen=True)
 class ProbeEnd:
-    """End of the job.
+    """Result of the job.
 
     Parameters
     ----------
     ranks : int
-        How many there should have been.
+        Number of ranks that were to start.
     exit_code : int or None
-        Of the group of all ranks; None if it hung.
+        Exit code of the group of all ranks; None if it hung.
     leaders_exit_code : int or None
-        Of the step of the leaders; None if it hung, or there are none.
+        Exit code of the step of the leaders; None if it hung, or there are none.
     mpi_sizes : tuple of int
-        Ranks of the MPI world of each leader; 0 if mpi4py cannot be imported.
+        Number of ranks in the MPI world of each leader; 0 if mpi4py cannot be imported.
     framework : str or None
-        Whose groups all-reduce; None if the Python of the job has none.
+        Framework of the all-reduce; None if the Python environment of the job has none.
     groups : tuple of GroupEnd
-        In order; none comes after one that failed.
+        Results in order; the first failure is the last one.
     """
 
     nodes: tuple[str, ...]
@@ -117,22 +117,22 @@ class ProbeEnd:
 
 
 def log_file(folder: Path, launch: str) -> Path:
-    """Return where agents and their launcher wrote, by the site's launch."""
+    """Return the log file of the agents and their launcher, which depends on the site's launch."""
     return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
 
 
 def read_order(folder: Path) -> ProbeOrder:
-    """Read what is to be tried."""
+    """Read the order of a test."""
     return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
 
 
 def all_reduce_task(folder: Path, group: str) -> TaskMessage:
-    """Return the task of a group that all-reduces."""
+    """Return the task of a group that runs an all-reduce."""
     return TaskMessage(ALL_REDUCE, str(folder), group)
 
 
 def drive(folder: Path) -> None:
-    """Start ranks and leaders on all nodes of this job, and write how they ended."""
+    """Start ranks and leaders on all nodes of this job, and write the result."""
     order = _complete(folder)
     site, nodes = order.site, nodes_of_this_job(order.site)
     make_private_folder(folder / "logs")
@@ -153,7 +153,7 @@ def drive(folder: Path) -> None:
 
 
 def _complete(folder: Path) -> ProbeOrder:
-    """Choose the framework, if that is left to the job, and tell the ranks."""
+    """Choose the framework if the order leaves it open, and write the order for the ranks."""
     order = read_order(folder)
     order = replace(order, framework=order.framework or framework_of_groups())
     write_json(folder / ORDER_FILE, encode(order))
@@ -163,7 +163,7 @@ def _complete(folder: Path) -> ProbeOrder:
 def _start_ranks(
     order: ProbeOrder, nodes: Sequence[Node], folder: Path
 ) -> tuple[int | None, tuple[GroupEnd, ...]]:
-    """Let a group of all GPUs report, and then, if it did, groups all-reduce; return how they ended."""
+    """Run a task on all GPUs and then, if it succeeds, all-reduces of groups; return their results."""
     workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), order.framework)
     try:
         until = time.monotonic() + START_S
@@ -187,7 +187,7 @@ def _all_reduce(workers: WorkerPool, nodes: Sequence[Node], folder: Path) -> Ite
 def _work(
     workers: WorkerPool, task: TaskMessage, placement: tuple[Placement, ...], until: float
 ) -> int | None:
-    """Have a group do a task; return its exit code, or None if it is not done by then."""
+    """Run a task on a group; return its exit code, or None if it has not ended by time `until`."""
     workers.start(task, placement)
     while not (over := workers.reap()) and time.monotonic() < until:
         workers.wait(POLL_S)
@@ -207,7 +207,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
 
 
 def lead(folder: Path) -> None:
-    """Write the size of this leader's MPI world."""
+    """Write the size of this leader's MPI world to a file."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     write_json(folder / f"leader-{node}-{os.getpid()}.json", _mpi_size())
 

@@ -1,4 +1,4 @@
-"""A profiling job: many points packed on the GPUs of one allocation, by one pool of workers."""
+"""A profiling job: many measurements packed on the GPUs of one allocation, run by one pool of ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POLL_S = 0.05
 
 
 def run_profile_job(folder: str) -> int:
-    """Measure every point of a profiling folder; return how many were measured.
+    """Measure every point of a profiling folder; return the number of points measured.
 
-    A point that fails is reported in its event file and does not stop the others. When the job is
-    cancelled, its ranks are ended; submitit alone would pass over the signal.
+    A failed point is reported in its event file, and the others continue. When the job is cancelled, its
+    ranks are ended; submitit alone would ignore the signal.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
     job = _ProfileJob(Path(folder))
@@ -49,7 +49,7 @@ class _ProfileJob:
         self.measured = 0
 
     def run(self) -> None:
-        """Measure the points, then the preprocessing; no rank outlives the points."""
+        """Measure the points, then the preprocessing; all ranks end with the points."""
         try:
             self._measure_points()
         finally:
@@ -58,7 +58,7 @@ class _ProfileJob:
             self._measure_preprocessing()
 
     def _measure_points(self) -> None:
-        """Start each point as soon as its GPUs are free, the largest first."""
+        """Start each point as soon as its GPUs are free, the points with most GPUs first."""
         waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
         while waiting or self._workers.busy:
             for ended in self._workers.reap():
@@ -86,7 +86,7 @@ class _ProfileJob:
             )
 
     def _measure_preprocessing(self) -> None:
-        """Run beside no rank, outside all of them: it wants every core of this node."""
+        """Measure preprocessing in its own process, after the ranks: it uses every core of this node."""
         command = [sys.executable, "-m", "hetctl.runtime.worker.measure_preprocessing", str(self._folder)]
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
             subprocess.call(command, stdout=output, stderr=output)

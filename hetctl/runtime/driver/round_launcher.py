@@ -1,4 +1,4 @@
-"""Opening a round: its events, and the groups of those who start together."""
+"""Start of a round: its events, and the groups of its members."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from hetctl.storage.run_file import checkpoint_folder
 
 @dataclass(frozen=True)
 class RoundLauncher:
-    """Opens the rounds of one job.
+    """Launcher of the rounds of one job.
 
     Parameters
     ----------
     deadline, longest_s
-        As in `TrainingSpec`.
+        Deadlines of `TrainingSpec`.
     on_failure : callable
-        Told of what cannot be written or launched.
+        Function called with the error if something cannot be written or launched.
     """
 
     folder: RunFolder
@@ -53,19 +53,19 @@ class RoundLauncher:
         predicted_s: float,
         memory: Any,
     ) -> ActiveRound:
-        """Start members, each with its allocation, as one round.
+        """Start members with their allocations as one round.
 
         Parameters
         ----------
         members : sequence of Member
-            In the order of their allocations, with the batch sizes that they are trained with.
+            Members in the order of `allocations`, with the batch sizes of this training.
         memory : Any
-            What the planner remembers; the next job goes on from it.
+            The planner's memory, which the next job reads.
 
         Raises
         ------
         OSError
-            If the start of the round cannot be written; nothing is started then.
+            If the start of the round cannot be written; no member is started then.
         """
         names = [allocation.member for allocation in allocations]
         remember(self.folder, memory)
@@ -141,7 +141,7 @@ class RoundLauncher:
         )
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
-        """Return the type of a member's GPUs, if they are of one."""
+        """Return the type of a member's GPUs; None if they are of several types."""
         types = {node.name: node.gpu_type for node in self.workers.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None

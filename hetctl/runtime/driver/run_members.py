@@ -1,4 +1,4 @@
-"""Members as planners see them: what is left to do, from the profile and the events of the run."""
+"""Members as planners see them: the work left, from their profiles and the events of the run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hetctl.storage.step_fold import StepReport
 
 @dataclass(frozen=True)
 class RunObservation:
-    """The members of a run at one moment.
+    """State of the members of a run at one moment.
 
     Parameters
     ----------
-    left : mapping of str to Candidate
-        All that still need training, with what they have left at most.
-    waiting : tuple of Candidate
-        Those that hold no GPU.
+    left : mapping of str to Workload
+        All members that still need training, each with the most that it may have left.
+    waiting : tuple of Workload
+        Members without GPUs.
     held : tuple of Held
-        Those in training that were not told to leave, with what they are likely to have left.
+        Members in training that were not told to stop, each with the work that it is likely to have left.
     """
 
     left: Mapping[str, Workload]
@@ -39,15 +39,15 @@ class RunObservation:
 class RunMembers:
     """The members of a run that still need training.
 
-    `left`, `seen` and `rates_seen` take in what has been written until they are called, as far as trainers
-    have told, and read each event once; what else is asked for is as of then.
+    `left`, `seen` and `rates_seen` first read the events that trainers have announced up to the call, each
+    event once; all other methods return the state after the last such reading.
 
     Parameters
     ----------
     gpus : int
-        Of the job.
+        Number of GPUs of the job.
     take_written : callable
-        Returns which lengths of event files trainers have told since it was last called (`EventLog.fresh`).
+        Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
     """
 
     def __init__(
@@ -63,40 +63,40 @@ class RunMembers:
 
     @property
     def began_at(self) -> float:
-        """Start of the run's first job, in seconds since the epoch; of this one if no other was before it."""
+        """Start of the run's first job, in seconds since the epoch; start of this job if it is the first."""
         return self._began_at
 
     @property
     def next_round(self) -> int:
-        """Index that no round of the run had when it was last looked at."""
+        """Index of the run's next round, as of the last reading of events."""
         return self._state.next_round
 
     def keep(self) -> None:
-        """Have the next reader of the run's files go on from here; OSError if the disk is full."""
+        """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
         self._look()
         self._state.keep()
 
     def left(self) -> Mapping[str, Workload]:
-        """Return all, in training or not, as their finished epochs and their checkpoints tell."""
+        """Return the work left of all members, in training or not, after finished epochs and checkpoints."""
         self._look()
         return self._workloads.left
 
     def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
-        """Return members with the batch sizes that they have come down to."""
+        """Return members with their current batch sizes, which may be smaller than those of the ensemble."""
         progress = self._state.progress
         members = (self._members[name] for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
 
     def peak_memory(self, name: str) -> int:
-        """Return the most bytes that the member held when it was profiled; 0 if nobody knows."""
+        """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
         return self._profiles[name].peak_memory_bytes
 
     def used(self, now: float) -> Usage:
-        """Return what the run has used; `now` is in seconds since the epoch."""
+        """Return the run's usage of its budget; `now` is in seconds since the epoch."""
         return self._state.used(now)
 
     def seen(self, rounds: Iterable[ActiveRound], now: float) -> RunObservation:
-        """Look at all members; `now` is in seconds since the epoch."""
+        """Return the state of all members; `now` is in seconds since the epoch."""
         self._look()
         left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
@@ -105,7 +105,7 @@ class RunMembers:
         return RunObservation(left, waiting, tuple(in_training))
 
     def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
-        """Return the rate, in samples/s, of the last epoch of each member in training that has one."""
+        """Return the rates of members in training in their last epochs, in samples/s; some have none yet."""
         self._look()
         return {
             name: rate
@@ -115,17 +115,17 @@ class RunMembers:
         }
 
     def _look(self) -> None:
-        """Take in what is new on the disk."""
+        """Read new events from the disk."""
         progress = self._state.progress
         news = self._state.look(self._take_written())
         self._workloads.update({name: progress[name] for name in news.members})
 
     def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
-        """Return what the trainers of a round's members have reported."""
+        """Return the reports of the trainers of a round's members."""
         return {name: self._state.reports[opened.index, name] for name in opened.active}
 
     def _held(self, opened: ActiveRound, now: float) -> Iterator[Held]:
-        """Return those in training of a round that were not told to leave."""
+        """Yield the members of a round in training that were not told to stop."""
         since = opened.opened_at - self._began_at
         left, progress = self._workloads.left, self._state.progress
         for name, report in self._reports(opened).items():
@@ -133,7 +133,7 @@ class RunMembers:
             if workload is None or name in opened.leaving:
                 continue
             allocation = opened.active[name]
-            # Of several types of GPU the allocation's rate is that of its own.
+            # With several types of GPU, the allocation's rate is that of its own type.
             rates = {} if workload.rates_by_type else workload.rates
             rate = rates.get(allocation.gpus, allocation.rate)
             part_samples = progress[name].part_samples
@@ -143,22 +143,22 @@ class RunMembers:
 def as_of_now(
     workload: Workload, part_samples: int, rate: float, epoch_since: float | None, now: float
 ) -> Workload:
-    """Return a member in training with what it is likely to have left.
+    """Return a member in training with the work that it is likely to have left.
 
-    Since its last epoch, or since its first step, it has trained at the predicted rate, but for no
-    longer than to the end of its epoch: the next event tells more. Where nobody knows how long an
-    epoch is, nothing but events counts.
+    Since its last epoch, or since its first step, it is assumed to train at the predicted rate, but at most
+    to the end of its epoch, since the next event gives the true count. If the length of an epoch is unknown,
+    only events count.
 
     Parameters
     ----------
     workload : Workload
-        As its finished epochs and its last checkpoint tell.
+        Work left after its finished epochs and its last checkpoint.
     part_samples : int
-        Samples of the unfinished epoch in that checkpoint.
+        Samples of the unfinished epoch in the last checkpoint.
     rate : float
-        Samples/s, as allocated.
+        Rate of the allocation, in samples/s.
     epoch_since, now : float
-        Seconds since the epoch; None: it has not made its first step.
+        Seconds since the epoch; `epoch_since` is None before the first step.
     """
     if epoch_since is None or not workload.samples_per_epoch:
         return workload

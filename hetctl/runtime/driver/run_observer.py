@@ -1,4 +1,4 @@
-"""View of a run for the scheduling of its job: the members' work, ranks that end, and the budget."""
+"""View of a run for the scheduling of its job: the members' work, free GPUs, and the budget."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hetctl.scheduling.rounds import Running
 
 @dataclass(frozen=True)
 class RunObserver:
-    """The run as its events show it (`hetctl.scheduling.observer.Observer`).
+    """State of the run as its events show it (`hetctl.scheduling.observer.Observer`).
 
     Parameters
     ----------
     open_rounds : mapping of int to ActiveRound
-        As they are at any moment.
+        Running rounds by index; the mapping changes as rounds start and end.
     order : callable
-        Sorts workloads that wait.
+        Sort key of waiting workloads.
     """
 
     budget: Budget
@@ -37,17 +37,17 @@ class RunObserver:
     order: Any
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
-        """Return all members that need training, as their finished epochs and checkpoints tell."""
+        """Return all members that need training, by their finished epochs and checkpoints."""
         return self.members.left()
 
     def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
-        """Return all members; those that wait come in the planner's order, without `deferred`."""
+        """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
         waiting = (workload for workload in seen.waiting if workload.name not in deferred)
         return replace(seen, waiting=tuple(sorted(waiting, key=self.order)))
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return nodes with those of their GPUs that no rank holds, be it one that is about to end."""
+        """Return the nodes with their free GPUs; GPUs of ranks that are about to end are not free."""
         names = {node.name for node in nodes}
         return tuple(node for node in self.workers.free_nodes() if node.name in names)
 
@@ -56,5 +56,5 @@ class RunObserver:
         return self.workers.can_hold(allocation)
 
     def used_up(self) -> str | None:
-        """Return the limit of the run's budget that is reached."""
+        """Return the limit of the run's budget that is reached; None if none is."""
         return exceeded(self.budget, self.members.used(time.time()))

@@ -1,4 +1,4 @@
-"""A group at work: who it is, what its ranks have said, and what it has come to."""
+"""A group at work: its ranks, their messages, and its result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class WorkerSlot:
     Parameters
     ----------
     step : str
-        Name of the step whose agent forks it.
+        Name of the step whose agent forks the rank.
     ready : bool
-        True once it was forked and waits for assignments.
+        True once the rank was forked and waits for assignments.
     """
 
     gpu: Gpu
@@ -45,19 +45,19 @@ class EndedGroup:
     Parameters
     ----------
     name : str
-        Of its task.
+        Name of the group's task.
     exit_code : int
-        128 + n if signal n ended it; of a group that failed, that of its first rank to fail.
+        128 + n if signal n ended it; if the group failed, the exit code of the first rank that failed.
     output : str
-        The end of what its ranks and the launcher of their agents wrote.
+        End of the output of its ranks and of the launcher of their agents.
     hung : bool
-        Whether it was ended for want of a sign of life.
+        True if it was ended because it sent no sign of life.
     lost_nodes : tuple of str
-        Nodes whose agents were lost, and with them the group.
+        Nodes whose agents, and thus the group, were lost.
     signalled : bool
-        Whether one of its ranks has got SIGTERM, and was to leave.
+        True if one of its ranks received SIGTERM and was to stop.
     overuse : Overuse or None
-        Memory of a rank that its agent has ended for it.
+        Memory use for which an agent has ended a rank.
     """
 
     name: str
@@ -71,11 +71,11 @@ class EndedGroup:
 
     @property
     def got_sigterm(self) -> bool:
-        """True if SIGTERM made it leave, or ended it."""
+        """True if SIGTERM made it stop, or ended it."""
         return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
     def cause(self, why: ExitReason) -> str:
-        """Say in words how it ended."""
+        """Return a description of the cause of its end."""
         if why is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _in_words(self.overuse)
         if why in CAUSES:
@@ -91,34 +91,34 @@ class RunningTask:
 
     Parameters
     ----------
-    seats : list of Seat
-        By rank.
+    seats : list of WorkerSlot
+        Ranks by number.
     steps : tuple of str
-        Names of the steps of agents that are its own: they end with it, and it ends with them.
+        Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
     started_at : float
-        Seconds since the epoch.
+        Start in seconds since the epoch.
     heard : float
-        When any of the ranks gave its last sign of life, by the monotonic clock, as all that follows.
+        Time of the last message of any rank, in seconds of the monotonic clock, as for `ending`.
     pulse : Heartbeat or None
-        Last live metrics of its rank 0.
+        Last metrics of rank 0.
     stop : str or None
-        Why it is to leave with a checkpoint, if it is.
+        Reason why it is to stop with a checkpoint; None if it continues.
     told, done, gone : set of int
-        Ranks that know their assignment, have nothing to do any more, are no more.
+        Ranks that have their assignment, that have finished, and that have ended.
     exit_code : int
-        Of the first that was lost by itself.
+        Exit code of the first rank that failed by itself.
     overuse : Overuse or None
-        Memory of the first of its ranks that an agent has ended for it.
+        Memory use of the first rank that an agent has ended for it.
     said : str
-        What the launcher wrote, of a group that was lost with agents.
+        Output of the launcher, if the group was lost with its agents.
     lost_nodes : dict of str to None
-        Nodes whose agents were lost, in order.
+        Nodes whose agents were lost, in order; an ordered set.
     signalled : bool
-        Whether one of its ranks has got SIGTERM, and is to leave.
+        True if one of its ranks received SIGTERM and is to stop.
     ending : float or None
-        Since when the group is to end.
+        Time from which the group has to end; None if it continues.
     killed : bool
-        Whether what was left of it was killed after it had failed.
+        True if its remaining ranks were killed after it had failed.
     """
 
     task: TaskMessage
@@ -146,16 +146,16 @@ class RunningTask:
 
     @property
     def over(self) -> bool:
-        """True if nobody is at work any more."""
+        """True if no rank is at work any more."""
         return len(self.done | self.gone) == len(self.seats)
 
     @property
     def working(self) -> Iterator[WorkerSlot]:
-        """The ranks that are."""
+        """Ranks that are at work."""
         return (s for rank, s in enumerate(self.seats) if rank not in self.done | self.gone)
 
     def hear(self, seat: WorkerSlot, message: Any) -> None:
-        """Note what a rank says: a sign of life at least."""
+        """Process a message of a rank; any message is a sign of life."""
         self.heard = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
@@ -167,20 +167,20 @@ class RunningTask:
             self.done.add(self.seats.index(seat))
 
     def note_overuse(self, overuse: Overuse, who: str) -> None:
-        """Note that the agent of a rank has ended it for its memory, in the log too; the first one stands."""
+        """Record that an agent has ended a rank for its memory, also in the log; the first record stands."""
         self.overuse = self.overuse or overuse
         with suppress(OSError):
             append(self.task.log, f"{who} was ended: {_in_words(overuse)}\n")
 
     def lose(self, seat: WorkerSlot, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
-        """Note the end of a rank; one that was lost with another says nothing about the cause.
+        """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
 
         Parameters
         ----------
         said : str
             Output of the launcher, if the rank was lost with its agent.
         lost_node : str or None
-            Its node, if that is lost.
+            Node of the rank, if the node is lost.
         """
         self.gone.add(self.seats.index(seat))
         self.said = said or self.said
@@ -191,12 +191,12 @@ class RunningTask:
         self.end()
 
     def end(self) -> None:
-        """Let the group end; those that have not been told what to do need not even begin."""
+        """Start the end of the group; ranks without an assignment count as done."""
         self.ending = self.ending or time.monotonic()
         self.done |= set(range(len(self.seats))) - self.told
 
     def ended(self) -> EndedGroup:
-        """Return what it has come to; if its ranks said nothing, what launchers said goes to its log."""
+        """Return the result; if its ranks wrote no output, that of the launchers is appended to its log."""
         output = end_of(self.task.log, self.log_start)
         if self.said and not output:
             append(self.task.log, self.said)

@@ -1,10 +1,10 @@
-"""The ranks of a batch job, as its driver sees them: groups at work, through agents.
+"""The ranks of a batch job as its driver sees them: groups at work, reached through agents.
 
-An agent holds a resource set. With ``launch: nodes`` that is a node for the whole job: a rank is forked on a
-GPU when that is first needed, and stays, so that the next member costs a regrouping, not the start of a
+An agent holds a resource set. With ``launch: nodes`` this is a node for the whole job: a rank is forked on a
+GPU when it is first needed, and stays, so that the next member needs a new group, but no new start of the
 framework. With ``launch: members`` it is the part of a node that a member has for one round: its step starts
-and ends with the group. A rank that fails, dies or hangs takes along the other ranks of its group alone. A
-node that is lost takes along the groups that it has ranks of.
+and ends with the group. If a rank fails, dies or hangs, only the other ranks of its group end with it. If a
+node is lost, the groups with ranks on it end.
 """
 
 from __future__ import annotations
@@ -59,35 +59,35 @@ from hetctl.runtime.worker.messages import Assignment, StopMessage, TaskMessage,
 from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
-"""Between two looks for groups that hang, and for agents that are silent."""
+"""Seconds between two checks for groups that hang and for agents that are silent."""
 KILL_DOUBT_S = 0.05
-"""A killed rank may be the first that is seen of the loss of its node, which shows within so long."""
+"""Seconds after a rank was killed in which the loss of its node, of which it may be the first sign, shows."""
 STEP_END_S = 1.0
-"""An agent that hangs up may have ended with the whole step, which ends within so long."""
+"""Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
 LEAVE_S = 5.0
-"""Steps whose agents are let go end within so long; they are terminated then, and killed after twice that."""
+"""Seconds in which steps of released agents end; they are terminated then, and killed after twice that."""
 PRESSURE = (None, signal.SIGTERM, signal.SIGKILL)
 KILLED = 128 + signal.SIGKILL
 NEWS = frozenset({"ready", "master", "signalled", "done"})
-"""Words of ranks that the driver acts on at once."""
+"""Keys of messages of ranks on which the driver acts at once."""
 
 
 @dataclass
 class _Agent:
-    """The connection to an agent.
+    """Connection to an agent.
 
     Parameters
     ----------
     held : ResourceSet
-        As planned.
+        Resource set as planned.
     node : str
-        Where it is.
+        Node on which the agent runs.
     lost_at : float
-        When it counts as lost, by the monotonic clock, unless it is heard before.
+        Time at which it counts as lost, by the monotonic clock; each message moves it.
     gone : bool
-        True once its connection is broken.
+        True once its connection is closed.
     killed : dict of Gpu to float
-        Ranks that were killed, and when they count as lost by themselves, by the same clock.
+        Ranks that were killed, and the times at which they count as lost by themselves, by the same clock.
     """
 
     held: ResourceSet
@@ -105,19 +105,19 @@ class _Started:
     Parameters
     ----------
     sets : dict of str to ResourceSet
-        By their nodes as planned; those whose agents are not lost.
+        Resource sets by planned node, without those whose agents are lost.
     member : bool
-        Whether it is one member's, and ends with its group.
+        True if the step belongs to one member and ends with its group.
     log : Path
-        Where the output of its agents and their launcher goes.
+        File for the output of its agents and their launcher.
     log_start : int
-        Length of the log when it was launched.
+        Length of the log in bytes at the launch.
     join_until : float
-        When the agents that have not connected by then are lost, by the monotonic clock.
+        Time by which all agents must connect, by the monotonic clock; the others are lost.
     agents : dict of str to _Agent
-        By the nodes of their sets; those that have connected and are not lost.
+        Agents that have connected and are not lost, by the planned nodes of their sets.
     let_go : float or None
-        Since when its agents are to leave, by the same clock.
+        Time at which its agents were released, by the same clock; None if they were not.
     """
 
     sets: dict[str, ResourceSet]
@@ -131,15 +131,15 @@ class _Started:
 
     @property
     def said(self) -> str:
-        """Output since it was launched, of a step of all nodes; that of a member's is in the member's log."""
+        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it."""
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
-        """Return true if an agent on that node is not there already, and may still come."""
+        """Return true if an agent on that node may still connect: none has, and the step is not released."""
         return self.let_go is None and all(agent.node != node for agent in self.agents.values())
 
     def sets_on(self, node: str) -> list[str]:
-        """Return the keys of the sets on a node: where their agents are, or as planned."""
+        """Return the keys of the resource sets on a node, of connected agents or else as planned."""
         where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
         return [key for key, real in where.items() if real == node]
 
@@ -150,7 +150,7 @@ class WorkerPool:
     Parameters
     ----------
     framework : str or None
-        Imported once on each node, for all its ranks.
+        Framework that is imported once on each node, for all its ranks.
     """
 
     def __init__(self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None) -> None:
@@ -173,7 +173,7 @@ class WorkerPool:
 
     @property
     def gpus(self) -> int:
-        """GPUs on all nodes that are not lost."""
+        """Number of GPUs on all nodes that are not lost."""
         return sum(len(node.gpus) for node in self.nodes)
 
     @property
@@ -182,18 +182,18 @@ class WorkerPool:
         return bool(self._running)
 
     def free_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes with the GPUs that no group holds, without full nodes."""
+        """Return the nodes with their free GPUs, without nodes that have none."""
         held = self._running_on
         free = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self.nodes)
         return tuple(node for node in free if node.gpus)
 
     def can_hold(self, allocation: Allocation) -> bool:
-        """Return true if the member is not at work, and nobody holds any of these GPUs."""
+        """Return true if the member is not at work, and no group holds any of these GPUs."""
         gpus = gpus_of(allocation.placement)
         return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
 
     def start(self, task: TaskMessage, placement: tuple[Placement, ...]) -> None:
-        """Let the ranks on some GPUs form a group and do a task; start those that are not there.
+        """Form a group of the ranks on some GPUs for a task; start ranks that do not run yet.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class WorkerPool:
         self._tell(running)
 
     def reap(self) -> list[EndedGroup]:
-        """Return what the groups have come to that have ended since the last call; their GPUs are free."""
+        """Return the results of the groups that have ended since the last call; their GPUs are free."""
         self._hear_agents()
         self._reap_steps()
         due = time.monotonic() >= self._next_watch
@@ -234,14 +234,14 @@ class WorkerPool:
         return [running.ended() for running in over]
 
     def wait(self, seconds: float) -> None:
-        """Wait for so long, or until a rank has said or come to what `reap` acts on."""
+        """Wait for `seconds`, or until a message or the end of a rank arrives on which `reap` acts."""
         limit, self._has_news = time.monotonic() + seconds, False
         while not self._has_news and (left := limit - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 self._hear_agent(key.data)
 
     def _has_left(self, running: RunningTask) -> bool:
-        """Return true if a group is over, and its own steps with it: its GPUs are free only then."""
+        """Return true if a group and its own steps have ended: only then are its GPUs free."""
         if not running.over:
             return False
         for name in running.steps:
@@ -249,7 +249,7 @@ class WorkerPool:
         return self._started.keys().isdisjoint(running.steps)
 
     def stop(self, name: str, reason: str) -> None:
-        """Tell the ranks of the group with a task of that name to leave; the first reason stands."""
+        """Tell the ranks of the group with a task of that name to stop; the first reason stands."""
         running = self._running.get(name)
         if running is None or running.stop is not None:
             return
@@ -263,16 +263,16 @@ class WorkerPool:
             self._send(agent, {TO: seat.gpu[1], "message": {"stop": encode(stop)}})
 
     def pulses(self) -> dict[str, Heartbeat]:
-        """Return the live metrics of the groups that have sent any, by the names of their tasks."""
+        """Return the last metrics of the groups that have sent any, by the names of their tasks."""
         return {name: group.pulse for name, group in self._running.items() if group.pulse}
 
     def take_written(self) -> dict[str, int]:
-        """Return to which lengths event files have grown, in bytes, since the last call, by their tasks."""
+        """Return the lengths, in bytes, of event files that have grown since the last call, by task."""
         written, self._written = self._written, {}
         return written
 
     def signalled(self) -> tuple[str, ...]:
-        """Return the names of the tasks of groups of which a rank has got SIGTERM."""
+        """Return the names of the tasks of groups in which a rank has received SIGTERM."""
         return tuple(name for name, group in self._running.items() if group.signalled)
 
     def send_signal(self, number: signal.Signals, name: str) -> None:
@@ -281,7 +281,7 @@ class WorkerPool:
             self._signal(running, number)
 
     def leave(self) -> None:
-        """Let all agents go, and with them their ranks; none outlives this."""
+        """Release all agents and end their ranks; all have ended on return."""
         self._listener.close()
         for name, started in self._started.items():
             self._let_go(name)
@@ -302,7 +302,7 @@ class WorkerPool:
         return started.agents.get(seat.gpu[0]) if started else None
 
     def _start_agents(self, name: str, sets: Sequence[ResourceSet], log: Path) -> None:
-        """Start an agent for each resource set, unless they are there."""
+        """Start an agent for each resource set, unless the step already runs."""
         if name in self._started:
             return
         log_start = _length(log)
@@ -314,7 +314,7 @@ class WorkerPool:
         self._started[name] = _Started(by_node, member, log, log_start, join_until)
 
     def _let_go(self, name: str) -> None:
-        """Let the agents of a step leave; those that are not there yet are sent away when they come."""
+        """Tell the agents of a step to leave; agents that connect later are rejected."""
         started = self._started.get(name)
         if started is None or started.let_go is not None:
             return
@@ -323,7 +323,7 @@ class WorkerPool:
             self._send(agent, {LEAVE: True})
 
     def _start(self, gpu: Gpu, step: str) -> WorkerSlot:
-        """Let a rank be forked on a GPU, now or when its agent has come."""
+        """Have a rank forked on a GPU, now or when its agent has connected."""
         seat = self._seats[gpu] = WorkerSlot(gpu, step)
         if agent := self._agent_of(seat):
             self._send(agent, {START: gpu[1]})
@@ -352,7 +352,7 @@ class WorkerPool:
             if started.let_go is not None:
                 self._press(name, started, now - started.let_go)
             elif started.member and any(agent.gone for agent in started.agents.values()):
-                # What becomes of the step tells why.
+                # The end of the step tells the cause.
                 self._let_go(name)
             else:
                 self._lose_silent(started, now)
@@ -360,7 +360,7 @@ class WorkerPool:
                     self._lose_absent(name, started)
 
     def _press(self, name: str, started: _Started, waited_s: float) -> None:
-        """Make a step end whose agents were let go."""
+        """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
         number = PRESSURE[min(int(waited_s / LEAVE_S), len(PRESSURE) - 1)]
         if number not in (None, started.signalled):
             self._steps.signal(number, name)
@@ -378,7 +378,7 @@ class WorkerPool:
             self._do_without(name, started, node, f"no agent of {name} came from {node}")
 
     def _welcome(self, facts: Any, connection: Connection) -> None:
-        """Give an agent its resource set and let it fork the ranks that wait for it."""
+        """Send an agent its resource set, and have it fork the ranks that are requested."""
         said = decode(AgentFacts, facts)
         node = node_of_agent([node.name for node in self.nodes], said.variables, said.host)
         started = self._started.get(said.step)
@@ -396,7 +396,7 @@ class WorkerPool:
             self._give_up(said.step, started, words)
 
     def _set_on(self, node: str, started: _Started) -> ResourceSet | None:
-        """Return the set that an agent holds on a node; a launcher that chooses nodes may use any alike."""
+        """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
         free = {name: held for name, held in started.sets.items() if name not in started.agents}
         alike = (name for name in free if self._site.type_of(name) == self._site.type_of(node))
         other = next(alike, "") if self._site.launcher in CHOOSE_NODES else ""
@@ -427,7 +427,7 @@ class WorkerPool:
         self._send(agent, encode(welcome), *({START: number} for number in waiting))
 
     def _do_without(self, name: str, started: _Started, node: str, words: str) -> None:
-        """Go on without an agent: a member's step ends, and of one of all nodes the node is lost."""
+        """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
         if started.member:
             self._give_up(name, started, words)
         else:
@@ -435,7 +435,7 @@ class WorkerPool:
             self._lose_node(node)
 
     def _give_up(self, name: str, started: _Started, words: str) -> None:
-        """End the step of a member that is not as planned, and its group; the log says why."""
+        """End the step of a member that was not placed as planned, and its group; log the cause."""
         log_line(f"{MISPLACED}: {words}")
         append(started.log, f"{MISPLACED}: {words}\n")
         self._let_go(name)
@@ -443,7 +443,7 @@ class WorkerPool:
             self._lose_rank(gpu, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _send(self, agent: _Agent, *messages: Any) -> None:
-        """Send messages; that an agent is gone shows when it is heard."""
+        """Send messages; a closed connection is noticed when it is next read."""
         with suppress(ConnectionError):
             for message in messages:
                 agent.connection.send(message)
@@ -467,7 +467,7 @@ class WorkerPool:
             self._lose_rank(gpu, exit_code)
 
     def _hear_rank(self, seat: WorkerSlot, message: Any) -> None:
-        # Signs of life and pulses call for nothing, and come from all ranks all the time.
+        # Signs of life and pulses need no reaction, and come from all ranks all the time.
         self._has_news |= not NEWS.isdisjoint(message)
         if "ready" in message:
             seat.ready = True
@@ -488,7 +488,7 @@ class WorkerPool:
             group.lose(seat, exit_code, said, lost_node)
 
     def _lose_node(self, node: str) -> None:
-        """Count a node as lost for this job: its groups end, and nothing is placed there any more."""
+        """Record the loss of a node for this job: its groups end, and nothing is placed on it any more."""
         self.nodes = tuple(other for other in self.nodes if other.name != node)
         log_line(f"the agent on {node} is gone, or did not come")
         for name, started in self._started.items():
@@ -501,9 +501,9 @@ class WorkerPool:
                     self._lose_rank(gpu, KILLED, started.said, node)
 
     def _reap_steps(self) -> None:
-        """Let groups end whose step of agents has ended; one of all nodes is started again by the next."""
+        """End the groups whose step of agents has ended; the next group restarts a step of all nodes."""
         for step in self._steps.reap():
-            # What agents said before they ended comes first.
+            # Messages that agents sent before they ended come first.
             self._hear_agents()
             started = self._started.pop(step.name)
             for agent in started.agents.values():
@@ -512,7 +512,7 @@ class WorkerPool:
                 self._lose_rank(gpu, step.exit_code, started.said)
 
     def _tell(self, running: RunningTask) -> None:
-        """Give out the assignments that can be: rank 0 says where the others find it."""
+        """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""
         if running.ending is not None or len(running.told) == len(running.seats):
             return
         for rank, seat in enumerate(running.seats):
@@ -529,7 +529,7 @@ class WorkerPool:
                 self._pass_on_stop(running, seat)
 
     def _watch(self, running: RunningTask) -> None:
-        """Kill a group that hangs, and what is left of one that has failed: they can leave no checkpoint."""
+        """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint."""
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
             return

@@ -22,9 +22,9 @@ MODULES = {
     "pytorch": "hetctl.runtime.frameworks.pytorch",
 }
 PACKAGES_OF_GROUPS = {"tensorflow": ("tensorflow", "horovod"), "pytorch": ("torch",)}
-"""Packages without which a group of several ranks cannot be formed."""
+"""Packages that groups of several ranks need."""
 NCCL, GLOO = "nccl", "gloo"
-"""Libraries by which groups exchange gradients: from GPU to GPU, and through the memory of their nodes."""
+"""Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
 
 BEFORE_A_FORK = {
     "tensorflow": (MODULES["tensorflow"],),
@@ -46,7 +46,7 @@ class TrainableNetwork(Protocol):
         Parameters
         ----------
         batches : iterable of (Samples, int)
-            This rank's, each with its number of samples: where that is 0, the batch does not count.
+            Batches of this rank, each with its number of samples; batches with 0 do not count.
         """
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
@@ -56,17 +56,17 @@ class TrainableNetwork(Protocol):
         """
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `save` returned."""
+        """Restore the state that `save` returned."""
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
 
 
 class Framework(CollectiveBackend, Protocol):
-    """What a module of this package provides under the name ``FRAMEWORK``."""
+    """Interface of the object ``FRAMEWORK`` in a module of this package."""
 
     def version(self) -> str:
-        """Name and version, as kept with a profile."""
+        """Return name and version, as recorded in profiles."""
 
     def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
         """Limit threads to the cores, choose the GPU, and seed the generators.
@@ -74,42 +74,42 @@ class Framework(CollectiveBackend, Protocol):
         Parameters
         ----------
         cores : tuple of int
-            The same in every call.
+            Numbers of the cores, the same in every call.
         device : int or None
-            Index of the rank's GPU among those in sight, the same in every call; None without one.
+            Index of the rank's GPU among the visible ones, the same in every call; None without a GPU.
         """
 
     def clear(self) -> None:
-        """Let go of what a member has left behind, before the next one is built."""
+        """Release the memory of the last member before the next one is built."""
 
     def backend(self) -> str:
-        """Return the library by which the group of this rank exchanges gradients: `NCCL` or `GLOO`."""
+        """Return the library that exchanges gradients in the group of this rank: `NCCL` or `GLOO`."""
 
     def all_reduce(self, count: int) -> Callable[[], None]:
-        """Return a function that adds up `count` 32-bit numbers over all ranks, and waits for the sums.
+        """Return a function that sums `count` 32-bit numbers over all ranks, and waits for the sums.
 
-        The numbers are where gradients would be: on the GPU, if the framework sees one.
+        The numbers are stored where gradients are: on the GPU, if the framework sees one.
         """
 
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:
-        """Return the devices of this node that the rank's GPU has no direct access to, as far as is known.
+        """Return the devices of this node to which the rank's GPU has no direct access, as far as known.
 
         Parameters
         ----------
         device : int
-            Index of the rank's own, as in `prepare`.
+            Index of the rank's device, as in `prepare`.
         devices : int
-            How many the node has.
+            Number of devices of the node.
         """
 
     def build(
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:
-        """Build a member's network; `sample` is one batch, for layers that wait for their input."""
+        """Build a member's network; `sample` is one batch, for layers that take their shapes from inputs."""
 
 
 def load_framework(name: str) -> Framework:
-    """Import a framework; only now does it cost its start-up time.
+    """Import a framework, which costs its start-up time only now.
 
     Raises
     ------
@@ -126,13 +126,13 @@ def load_framework(name: str) -> Framework:
 
 
 def framework_of_groups() -> str | None:
-    """Return the first framework of which this Python has all that groups take; None without any."""
+    """Return the first framework for which this Python has all packages of groups; None if there is none."""
     there = (name for name, packages in PACKAGES_OF_GROUPS.items() if all(map(find_spec, packages)))
     return next(there, None)
 
 
 def preload_framework(name: str | None) -> None:
-    """Import what ranks of a framework need; in each rank `load_framework` reports what is missing."""
+    """Import modules that ranks of a framework share; `load_framework` reports missing ones in each rank."""
     with suppress(ImportError):
         for module in BEFORE_A_FORK.get(name or "", ()):
             importlib.import_module(module)

@@ -41,7 +41,7 @@ class TorchNetwork:
         self._compiled = is_compiled(parts.model)
         self._is_sample = torch.ones(member.batch_size, device=device)
         self._samples = member.batch_size
-        # The hooks for lone samples would break a compiled module's graph into pieces.
+        # The hooks for single samples would split a compiled module's graph.
         if self._compiled:
             ignore_padding(parts.model, self._is_sample)
         else:
@@ -57,7 +57,7 @@ class TorchNetwork:
         self._optimizer.register_step_post_hook(self._unscale_rates)
 
     def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; the scheduler goes one step on when the epoch is done."""
+        """Run ``train_fn``; advance the scheduler if the epoch is done."""
         self._model.train()
         data = TrainingData(batches, self._member.batch_size, self._tensors, self._noting(batches))
         config = dict(self._member.config)
@@ -67,10 +67,10 @@ class TorchNetwork:
         return loss if self._group.size == 1 else self._agree_after(loss)
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate each rank's share: scores are means over samples, which add up over the ranks."""
+        """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
-        # The last of the sums is the number of samples.
+        # The last sum is the number of samples.
         sums = torch.zeros(len(scores) + 1, dtype=torch.float64)
         with torch.no_grad():
             for samples, count in batches:
@@ -89,12 +89,12 @@ class TorchNetwork:
         return pack({**holders, "generators": _generators(), "learning_rate_factor": self._rate_factor})
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over all state.
+        """Restore all state.
 
         Raises
         ------
         BadInputError
-            If what ``model_fn`` builds now has other variables.
+            If ``model_fn`` now builds a network with other variables.
         """
         try:
             state = unpack(arrays)
@@ -112,14 +112,14 @@ class TorchNetwork:
         _set_generators(generators)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Scale the rate that each step is taken with, whatever sets it."""
+        """Scale the learning rate of all later steps, also if a scheduler sets it."""
         self._rate_factor *= factor
 
     def _tensors(self, arrays: Arrays) -> tuple[torch.Tensor, ...]:
         return tuple(_tensor(values, self._device) for values in arrays)
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
-        """Tell batch norms how many rows are samples, and the averaging which share this rank has."""
+        """Tell batch norms the number of samples in a batch, and the averaging the share of this rank."""
 
         def on_batch(samples: int) -> None:
             if self._compiled and samples != self._samples:
@@ -140,7 +140,7 @@ class TorchNetwork:
         return first_rows(self._model(x), count), y[:count]
 
     def _holders(self) -> dict[str, Any]:
-        """Return what has state, by name."""
+        """Return the objects with state, by name."""
         parts = {"model": self._model, "loss": self._parts.loss, "optimizer": self._optimizer}
         holders = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
         return holders if self._parts.scheduler is None else {**holders, "scheduler": self._parts.scheduler}
@@ -151,12 +151,12 @@ class TorchNetwork:
             group["lr"] = group["lr"] * self._rate_factor
 
     def _unscale_rates(self, *_: Any) -> None:
-        """Give the scheduler back the rate that it computes the next one from."""
+        """Restore the rates from which the scheduler computes the next ones."""
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
 
     def _agree_after(self, loss: float) -> float:
-        """Average what each rank gathered for itself, such as batch-norm means, and the loss."""
+        """Average the statistics that each rank has gathered, such as batch-norm means, and the loss."""
         buffers = list(self._model.buffers())
         average(buffer for buffer in buffers if buffer.is_floating_point())
         make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
@@ -166,7 +166,7 @@ class TorchNetwork:
 
 
 class PyTorch:
-    """The framework as the trainer sees it."""
+    """Interface of PyTorch to the trainer."""
 
     needs = "torch.distributed"
 
@@ -177,7 +177,7 @@ class PyTorch:
     def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
         """Limit threads, choose the GPU, seed all generators.
 
-        Of convolutions those are taken that give the same result each time.
+        Only deterministic algorithms of convolution are used.
         """
         torch.set_num_threads(len(cores))
         if device is not None and torch.cuda.is_available():
@@ -189,7 +189,7 @@ class PyTorch:
         torch.manual_seed(seed)
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> TorchNetwork:
-        """Call ``model_fn``, go to the GPU if there is one, and make sure that all parameters exist.
+        """Call ``model_fn``, move the network to the GPU if there is one, and create all lazy parameters.
 
         Raises
         ------
@@ -207,22 +207,22 @@ class PyTorch:
         return TorchNetwork(parts, member, functions.train_fn, group, device)
 
     def load(self) -> None:
-        """Do nothing: it comes with PyTorch."""
+        """Do nothing: ``torch.distributed`` is part of PyTorch."""
 
     def meet(self, group: WiredGroup) -> None:
-        """Start ``torch.distributed``."""
+        """Initialize ``torch.distributed``."""
         meet(group)
 
     def part(self) -> None:
-        """End it."""
+        """Shut down ``torch.distributed``."""
         dist.destroy_process_group()
 
     def backend(self) -> str:
-        """Return that of ``torch.distributed``."""
+        """Return the backend of ``torch.distributed``."""
         return str(dist.get_backend())
 
     def all_reduce(self, count: int) -> Callable[[], None]:
-        """Add up zeros, which stay what they are."""
+        """Return a function that sums zeros, which do not change."""
         values = torch.zeros(count, device=_device())
 
         def run() -> None:
@@ -233,13 +233,13 @@ class PyTorch:
         return run
 
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:
-        """Ask CUDA; it knows nothing of devices that are hidden from this process."""
+        """Return the devices without peer access in CUDA, and those that are hidden from this process."""
         seen = torch.cuda.device_count()
         others = (other for other in range(devices) if other != device)
         return tuple(o for o in others if o >= seen or not torch.cuda.can_device_access_peer(device, o))
 
     def clear(self) -> None:
-        """Give memory of the GPU back that nobody uses."""
+        """Release unused memory of the GPU."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -251,7 +251,7 @@ FRAMEWORK = PyTorch()
 def _default_train_fn(
     loss_of_batch: Score, compiled: bool
 ) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Plain training; returns the mean over samples. Compiled modules get batches of one size."""
+    """Return plain training by the mean loss; compiled modules get batches of one size."""
 
     def train_fn(data: Any, model: Any, optimizer: Any, _config: dict[str, Any]) -> float:
         total, samples = 0.0, 0
@@ -275,13 +275,13 @@ def _device() -> torch.device:
 
 
 def _tensor(values: Any, device: torch.device) -> torch.Tensor:
-    """Return values on the device; fractions become what modules compute with."""
+    """Return values on the device; floating-point values get the default type of modules."""
     tensor = torch.as_tensor(values)
     return tensor.to(device, torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype)
 
 
 def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out functions, which ``model_fn`` makes anew."""
+    """Remove functions, which ``model_fn`` creates anew."""
     return {name: value for name, value in state.items() if not callable(value)}
 
 
@@ -297,9 +297,9 @@ def _set_generators(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def _spare_lone_samples(model: torch.nn.Module) -> None:
-    """Let batch norm pass a lone sample with the statistics gathered so far; it would refuse it.
+    """Make batch norm use its running statistics for a single sample, which it would reject in training.
 
-    However users choose their batches, the last one of an epoch may leave a rank with one sample.
+    For any batch size, the last batch of an epoch may leave a rank with one sample.
     """
     lone: set[torch.nn.Module] = set()
 

@@ -46,7 +46,7 @@ class KerasNetwork:
             self._average_gradients()
 
     def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; on several ranks, weight its loss by the samples each rank had."""
+        """Run ``train_fn``; return the loss, averaged over the ranks."""
         data = TrainingData(batches, self._member.batch_size, on_batch=self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
@@ -56,7 +56,7 @@ class KerasNetwork:
         return loss
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate each rank's share; the metrics' variables add up over the ranks."""
+        """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
         self._model.reset_metrics()
         tested = False
         for samples, count in batches:
@@ -70,7 +70,7 @@ class KerasNetwork:
         return {f"val_{name}": float(value) for name, value in results.items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return every variable by its position, and the factor of a schedule, which is none."""
+        """Return every variable by its position, and the factor of a schedule, which is not a variable."""
         arrays = {name: _array(variable) for name, variable in self._variables()}
         return {**arrays, RATE_FACTOR: np.array(self._rate_factor)}
 
@@ -80,7 +80,7 @@ class KerasNetwork:
         Raises
         ------
         BadInputError
-            If the network that ``model_fn`` builds now has other variables.
+            If the network that ``model_fn`` now builds has other variables.
         """
         arrays = dict(arrays)
         rate_factor = float(arrays.pop(RATE_FACTOR))
@@ -97,7 +97,7 @@ class KerasNetwork:
         self._scale_schedule(rate_factor)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Scale a plain learning rate, which is a variable, or a schedule."""
+        """Scale a constant learning rate, which is a variable, or a schedule."""
         if self._has_schedule:
             self._scale_schedule(factor)
         else:
@@ -122,9 +122,9 @@ class KerasNetwork:
         ]
 
     def _average_gradients(self) -> None:
-        """Average where the optimizer applies gradients: it holds for ``fit`` and custom loops alike.
+        """Average in the optimizer's ``apply``, which both ``fit`` and custom loops use.
 
-        Keras 3 never calls what Horovod's own DistributedOptimizer overrides.
+        Keras 3 never calls the method that Horovod's own DistributedOptimizer overrides.
         """
         hvd = _horovod()
         hvd.broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
@@ -139,7 +139,7 @@ class KerasNetwork:
         self._optimizer.apply = apply_averaged
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
-        """Tell the compiled step how many rows of each batch are samples, and the averaging their share."""
+        """Tell the compiled step the number of samples in each batch, and the averaging their share."""
         noted: dict[Any, Any] = {}
 
         def note(variable: Any, value: float) -> None:
@@ -155,9 +155,9 @@ class KerasNetwork:
         return on_batch
 
     def _add_up_metrics(self, tested: bool, samples: Samples) -> None:
-        """Give every rank the metrics of all samples: their variables are sums, as Keras' own are."""
+        """Set every rank's metrics to those of all samples: their variables are sums, as in Keras' own."""
         if not tested:
-            # Variables are made by the first step; a rank without samples needs them, too, at zero.
+            # The first step creates the variables; a rank without samples needs them, too, at zero.
             self._test_step(*map(tf.convert_to_tensor, samples), tf.constant(1))
             self._model.reset_metrics()
         own = [_raw(variable) for variable in self._model.metrics_variables]
@@ -165,7 +165,7 @@ class KerasNetwork:
             variable.assign(total)
 
     def _agree_on_statistics(self) -> None:
-        """Average what each rank gathered for itself, such as batch-normalisation means."""
+        """Average the statistics that each rank has gathered, such as batch-normalisation means."""
         hvd = _horovod()
         own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
         if own:
@@ -187,12 +187,12 @@ class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: 
         return self.schedule(step) * self.factor
 
     def get_config(self) -> dict[str, Any]:
-        """Return what a new instance is made from."""
+        """Return the arguments of a new instance."""
         return {"schedule": self.schedule, "factor": self.factor}
 
 
 class TensorFlow:
-    """The framework as the trainer sees it."""
+    """Interface of TensorFlow to the trainer."""
 
     needs = "Horovod"
 
@@ -204,7 +204,7 @@ class TensorFlow:
         return f"tensorflow {tf.__version__}, keras {keras.__version__}"
 
     def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
-        """Limit threads, choose the GPU and let its memory grow, seed all generators."""
+        """Limit threads, choose the GPU and allocate its memory on demand, seed all generators."""
         tf.config.threading.set_intra_op_parallelism_threads(len(cores))
         tf.config.threading.set_inter_op_parallelism_threads(len(cores))
         if device is not None and (gpus := tf.config.list_physical_devices("GPU")):
@@ -214,7 +214,7 @@ class TensorFlow:
         keras.utils.set_random_seed(seed)
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> KerasNetwork:
-        """Call ``model_fn`` and make sure that all variables exist.
+        """Call ``model_fn`` and create all variables.
 
         Raises
         ------
@@ -235,12 +235,12 @@ class TensorFlow:
         _horovod()
 
     def meet(self, group: WiredGroup) -> None:
-        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed again and again.
+        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed repeatedly.
 
         Raises
         ------
         BadInputError
-            If rank 0 is at an IPv6 address: Horovod would end the process without a word.
+            If rank 0 is at an IPv6 address: Horovod would end the process without a message.
         """
         if ":" in group.host:
             raise BadInputError(
@@ -253,20 +253,20 @@ class TensorFlow:
             _horovod().init()
 
     def part(self) -> None:
-        """Shut it down."""
+        """Shut down Horovod."""
         _horovod().shutdown()
         if self._rendezvous is not None:
-            # It looks twice a second whether it is to end; the next member need not wait for that.
+            # The server checks twice a second whether it has to end; the next member need not wait for that.
             threading.Thread(target=self._rendezvous.stop, name="rendezvous", daemon=True).start()
             self._rendezvous = None
 
     def backend(self) -> str:
-        """Return NCCL if Horovod has it, and there is a GPU; it copies to the node's memory without."""
+        """Return NCCL if Horovod supports it and there is a GPU; without it, data go through host memory."""
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         return NCCL if has_gpu and _horovod().nccl_built() else GLOO
 
     def all_reduce(self, count: int) -> Callable[[], None]:
-        """Add up zeros."""
+        """Return a function that sums zeros."""
         values = tf.zeros(count)
 
         def run() -> None:
@@ -276,15 +276,15 @@ class TensorFlow:
         return run
 
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return none: TensorFlow does not tell."""
+        """Return no devices: TensorFlow does not report peer access."""
         return ()
 
     def clear(self) -> None:
-        """Forget graphs and names, and collect what is left of them."""
+        """Delete graphs and names, and collect their garbage."""
         keras.backend.clear_session()
 
     def _open_rendezvous(self, ranks: int) -> int:
-        """Start the server through which the ranks find one another; return its port."""
+        """Start the server through which the ranks find each other; return its port."""
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.http.http_server import RendezvousServer
 
@@ -298,9 +298,9 @@ FRAMEWORK = TensorFlow()
 
 
 def make_variables(model: Any, x: Any, y: Any) -> None:
-    """Make all variables of a model, its optimizer, loss and metrics by one step that changes none.
+    """Create all variables of a model, its optimizer, loss and metrics by a step that changes none.
 
-    A compiled step that makes variables is traced twice.
+    A compiled step that creates variables is traced twice.
     """
     inputs, targets = tf.convert_to_tensor(x[:1]), tf.convert_to_tensor(y[:1])
     outputs = model(inputs, training=False)
@@ -311,7 +311,7 @@ def make_variables(model: Any, x: Any, y: Any) -> None:
 
 
 def ignore_padding(model: Any, rows: Any) -> None:
-    """Let batch normalisation take its moments from the first `rows` rows of a batch alone."""
+    """Make batch normalisation compute its moments from the first `rows` rows of a batch alone."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer._moments = _moments_of_samples(layer._moments, rows)
@@ -330,10 +330,10 @@ def _moments_of_samples(moments: Callable[[Any, Any], Any], rows: Any) -> Callab
 
 
 def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Plain training by the model's compiled loss; returns the mean over samples.
+    """Return plain training by the model's compiled loss, which returns the mean loss over samples.
 
     Batches are padded to one size, so that the step is traced once; the loss is that of the first `rows`
-    rows, whatever its reduction, so that the others have no gradient.
+    rows, with any reduction, so that the other rows have no gradient.
     """
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
@@ -357,7 +357,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
 
 
 def _first(output: Any, rows: Any) -> Any:
-    """Return the first rows of an output, with its Keras mask, which the loss looks for."""
+    """Return the first rows of an output, with its Keras mask, which the loss uses."""
     first = output[:rows]
     mask = getattr(output, "_keras_mask", None)
     if mask is not None:
@@ -366,7 +366,7 @@ def _first(output: Any, rows: Any) -> Any:
 
 
 def _test_step_of(model: Any) -> Any:
-    """Return the model's own step of an evaluation, traced once for batches of one size."""
+    """Return the model's own evaluation step, traced once for batches of one size."""
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any, count: Any) -> Any:
@@ -376,9 +376,9 @@ def _test_step_of(model: Any) -> Any:
 
 
 def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
-    """Say to Horovod what its own launcher would say, of ranks that are all on one host as it were.
+    """Return the variables that Horovod's own launcher would set if all ranks were on one host.
 
-    On how many they are matters to it in hierarchical operations only, which are off.
+    The number of hosts matters only for hierarchical operations, which are off.
     """
     return {
         "HOROVOD_CONTROLLER": "gloo",
@@ -403,14 +403,14 @@ def _horovod() -> Any:
 
 
 def _array(variable: Any) -> npt.NDArray[Any]:
-    """Return a variable's values, in place if they are in the node's memory."""
+    """Return a variable's values, without a copy if they are in the node's memory."""
     values = tf.convert_to_tensor(variable)
     try:
         return np.asarray(memoryview(values))
-    except ValueError:  # Python's buffers do not know numbers such as bfloat16.
+    except ValueError:  # The buffer protocol lacks types such as bfloat16.
         return np.asarray(values)
 
 
 def _raw(variable: Any) -> Any:
-    """Return the TensorFlow variable inside a Keras 3 variable; Horovod knows no other."""
+    """Return the TensorFlow variable inside a Keras 3 variable; Horovod accepts no other."""
     return variable if isinstance(variable, tf.Variable) else variable.value

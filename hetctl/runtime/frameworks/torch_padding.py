@@ -1,7 +1,7 @@
-"""Compiled PyTorch modules see batches of one size: smaller ones are padded, and the padding is ignored.
+"""Padding for compiled PyTorch modules: all batches get one size, and the padding is ignored.
 
-A compiled module is traced anew for each size of its batches. Modules that are not compiled take batches
-as they come.
+A compiled module is traced again for each size of its batches. Modules that are not compiled get batches
+without padding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def is_compiled(model: torch.nn.Module) -> bool:
 
 
 def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
-    """Let batch normalisation take its statistics from samples alone.
+    """Make batch normalisation compute its statistics from samples alone.
 
     Parameters
     ----------
     is_sample : torch.Tensor
-        Shape (rows,): 1 for each row of a batch that is a sample, 0 for padding. It is read at every step.
+        Shape (rows,): 1 for each row of a batch that is a sample, 0 for padding; read at every step.
     """
     for part in model.modules():
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
@@ -46,7 +46,7 @@ def first_rows(outputs: Any, rows: int) -> Any:
 
 @lru_cache(maxsize=16)
 def _masked(norm: type[Any]) -> type[Any]:
-    """Return the class of a batch normalisation whose statistics heed `is_sample`."""
+    """Return the class of a batch normalisation whose statistics use `is_sample`."""
 
     class Masked(norm):  # type: ignore[misc]
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -74,9 +74,9 @@ def _masked(norm: type[Any]) -> type[Any]:
 
 
 def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean and the biased variance of each channel over the samples; update the running ones.
+    """Return the mean and the biased variance of each channel over samples; update the running ones.
 
-    A lone value per channel has no variance: it is normalised by the running statistics.
+    A single value per channel has no variance: it is normalised by the running statistics.
     """
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
     weights = is_sample.to(inputs.dtype).view(-1, *[1] * (inputs.dim() - 1))
@@ -98,5 +98,5 @@ def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[
 
 
 def _wide(values: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return a value per channel, shaped to be combined with inputs."""
+    """Return a value per channel in a shape that broadcasts with `inputs`."""
     return values.view(1, -1, *[1] * (inputs.dim() - 2))

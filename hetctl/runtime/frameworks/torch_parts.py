@@ -1,4 +1,4 @@
-"""What ``model_fn`` returns for PyTorch."""
+"""Result of ``model_fn`` for PyTorch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hetctl.model.errors import BadInputError
 
 Score = Callable[[Any, Any], Any]
-"""A loss or a metric: from outputs and targets to its mean over them."""
+"""A loss or a metric: function of outputs and targets that returns its mean over them."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What ``model_fn`` returns, as a mapping."""
+    """Parts of a network that ``model_fn`` returns as a mapping."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -37,12 +37,12 @@ REQUIRED = ("model", "optimizer", "loss")
 
 
 def parts_of(returned: Any, name: str) -> Parts:
-    """Check what ``model_fn`` returned for the member of that name.
+    """Return the checked result of ``model_fn`` for the member of that name.
 
     Raises
     ------
     BadInputError
-        If it is not a mapping of `Parts`.
+        If the result is not a mapping of `Parts`.
     """
     if not isinstance(returned, Mapping):
         raise _not_parts(name, f"{type(returned).__name__} instead of a mapping")

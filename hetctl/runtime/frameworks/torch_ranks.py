@@ -1,4 +1,4 @@
-"""What the ranks of a PyTorch group do together: meet, and average gradients and statistics."""
+"""Operations of the ranks of a PyTorch group: connection, and averages of gradients and statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetctl.runtime.worker.group import WiredGroup
 
 
 def meet(group: WiredGroup) -> None:
-    """Start ``torch.distributed``: NCCL where there are GPUs, else gloo; rank 0 tells where it listens."""
+    """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port."""
     store = None
     if group.rank == 0:
         store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
@@ -28,7 +28,7 @@ def meet(group: WiredGroup) -> None:
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank rank 0's values."""
+    """Set the tensors on every rank to rank 0's values."""
     with torch.no_grad():
         for tensor in tensors:
             values = tensor.contiguous()
@@ -37,7 +37,7 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def average(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every rank the mean of all ranks' values."""
+    """Set the tensors on every rank to the mean of all ranks' values."""
     with torch.no_grad():
         for tensor in tensors:
             values = tensor / dist.get_world_size()
@@ -52,16 +52,16 @@ def add_up(values: torch.Tensor) -> torch.Tensor:
 
 
 class Averaging:
-    """Averages an optimizer's gradients over the ranks, whenever a backward pass ends.
+    """Average of an optimizer's gradients over the ranks at the end of every backward pass.
 
-    So clipping and loss scaling, which come between the backward pass and the step, see the gradients of
-    the whole batch on every rank. An average stays what it is when it is averaged again: gradients may be
+    Clipping and loss scaling, which come between the backward pass and the step, therefore see the gradients
+    of the whole batch on every rank. Averaging an average again does not change it: gradients may be
     accumulated over several passes.
 
     Attributes
     ----------
     weight : float
-        This rank's share of the batch of the whole group; the shares of all ranks add up to 1.
+        Share of this rank in the batch of the whole group; the shares of all ranks add up to 1.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -84,7 +84,7 @@ class Averaging:
             Variable._execution_engine.queue_callback(self._average)
 
     def _before_step(self, *_: Any) -> None:
-        """Average gradients that were not made by a backward pass."""
+        """Average gradients that were not computed by a backward pass."""
         if not self._averaged:
             self._average()
 
@@ -104,7 +104,7 @@ class Averaging:
                 self._average_together(parameters)
 
     def _average_together(self, parameters: list[torch.Tensor]) -> None:
-        """Average in one message, which also says of each parameter how many ranks have a gradient."""
+        """Average all gradients in one message, with the number of ranks that have each gradient."""
         given = torch.tensor([parameter.grad is not None for parameter in parameters])
         message = torch.cat([*map(_flat_gradient, parameters), given.to(parameters[0])])
         message[: -len(parameters)] *= self.weight

@@ -1,4 +1,4 @@
-"""PyTorch's state as NumPy arrays: each tensor by its place, and how they hang together as a text."""
+"""PyTorch's state as NumPy arrays: each tensor under its path, and the structure as JSON."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hetctl.model.errors import BadInputError
 
 STRUCTURE = "structure"
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""What stands for numbers that NumPy does not have, such as bfloat16, by their bytes."""
+"""Types, by size in bytes, that hold the bits of numbers that NumPy lacks, such as bfloat16."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return a state: mappings, lists and tuples of tensors and plain values.
+    """Return the arrays of a state: mappings, lists and tuples of tensors and plain values.
 
     Raises
     ------
     BadInputError
-        If there is anything else in it.
+        If the state contains anything else.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     text = json.dumps(_described(state, "", arrays))
@@ -33,12 +33,12 @@ def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 
 def unpack(arrays: Arrays) -> Any:
-    """Return a copy of what was packed."""
+    """Return a copy of the state that was packed."""
     return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays)
 
 
 def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Put tensors into `arrays`; return JSON that says where they belong."""
+    """Put tensors into `arrays`; return JSON that describes their places."""
     if isinstance(value, torch.Tensor):
         arrays[place] = _array(value)
         return {"tensor": place, "dtype": str(value.dtype).removeprefix("torch.")}

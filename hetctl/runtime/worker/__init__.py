@@ -1,1 +1,1 @@
-"""The worker: the rank on one GPU, which does one task after another."""
+"""The worker: the rank on one GPU, which runs one task after another."""

@@ -1,4 +1,4 @@
-"""All-reduces of a group: which groups are formed, what ranks report, and bandwidths that can be compared."""
+"""All-reduces of groups: the groups to form, the reports of their ranks, and comparable bandwidths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.runtime.frameworks import GLOO, NCCL
 NAME = "all-reduce"
 GB = 1e9
 SIZE_BYTES = {NCCL: 64 * 2**20, GLOO: 8 * 2**20}
-"""Bytes of each rank: enough to keep links of that kind busy, and slow ones not for long."""
+"""Bytes per rank: enough to saturate links of that kind, and short enough for slow ones."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class RankTime:
     group : str
         Name of the group's task.
     gpu : int
-        Number of its own GPU or slot.
+        Number of the rank's GPU or slot.
     backend : str
         `NCCL` or `GLOO`.
     size_bytes : int
-        Of the numbers that each rank had.
+        Bytes of the numbers of each rank.
     median_s : float
-        What one all-reduce took.
+        Median time of one all-reduce in seconds.
     unreached : tuple of int
-        GPUs of its node that its own has no direct access to, as far as is known.
+        GPUs of its node to which its GPU has no direct access, as far as known.
     links : int or None
-        NVLinks of its GPU that are in use; None: not known.
+        Number of active NVLinks of its GPU; None if unknown.
     """
 
     group: str
@@ -50,19 +50,19 @@ class RankTime:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Speed of a group.
+    """Speed of a group's all-reduce.
 
     Parameters
     ----------
     nodes : tuple of str
-        One: its GPUs are all on that node. Several: the slowest of their links, which is one between nodes,
-        makes the speed.
+        Nodes of the group. With one node, all GPUs are on it; with several, the slowest link, one between
+        nodes, determines the speed.
     gpus : int
-        Of all nodes.
+        Number of GPUs on all nodes.
     median_s : float
-        What one all-reduce took: each rank's median, averaged over the ranks as nccl-tests do.
+        Seconds of one all-reduce: each rank's median, averaged over the ranks as nccl-tests do.
     bus_gb_per_s : float
-        Bus bandwidth, in 1e9 bytes/s, as `bus_gb_per_s` says.
+        Bus bandwidth in 1e9 bytes/s, as in function `bus_gb_per_s`.
     """
 
     framework: str
@@ -75,7 +75,7 @@ class AllReduce:
 
 
 def groups_on(nodes: Sequence[Node]) -> Iterator[tuple[str, tuple[Placement, ...]]]:
-    """Yield, with its name, a group for each node with several GPUs, and of several nodes one of all GPUs."""
+    """Yield, with names, a group for each node with several GPUs, and one of all GPUs of several nodes."""
     for node in nodes:
         if len(node.gpus) > 1:
             yield f"{NAME}-{node.name}", all_gpus([node])
@@ -89,7 +89,7 @@ def all_gpus(nodes: Sequence[Node]) -> tuple[Placement, ...]:
 
 
 def speed_of(framework: str, ranks: Sequence[RankTime]) -> AllReduce:
-    """Return the speed of a group by what all its ranks found."""
+    """Return the speed of a group from the reports of all its ranks."""
     nodes = tuple(dict.fromkeys(rank.node for rank in ranks))
     seconds = statistics.fmean(rank.median_s for rank in ranks)
     backend, size = ranks[0].backend, ranks[0].size_bytes
@@ -100,15 +100,15 @@ def speed_of(framework: str, ranks: Sequence[RankTime]) -> AllReduce:
 def bus_gb_per_s(size_bytes: int, ranks: int, seconds: float) -> float:
     """Return the bus bandwidth of an all-reduce in GB/s: bytes/s times ``2 (n - 1) / n``.
 
-    Each rank has to send and receive so many bytes for each byte of the result, whatever the algorithm. So
-    the number can be compared with the bandwidth of a link, and between groups of different size.
+    Each rank has to send and receive this many bytes for each byte of the result, with any algorithm. The
+    number can therefore be compared with the bandwidth of a link, and between groups of different size.
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md, "AllReduce".
 
     Parameters
     ----------
     size_bytes : int
-        Of the numbers that each rank has.
+        Bytes of the numbers of each rank.
     ranks : int
-        n, at least 2.
+        Number of ranks n, at least 2.
     """
     return size_bytes / seconds * 2 * (ranks - 1) / ranks / GB

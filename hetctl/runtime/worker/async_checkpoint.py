@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Checkpoints written while training continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 
 Report = Callable[[Manifest, float], None]
-"""Called with a checkpoint that is on the disk, and the seconds that writing it took."""
+"""Function called with a checkpoint that is on the disk, and the seconds that writing it took."""
 
 
 class Saver:
-    """Writes one checkpoint at a time, in a thread of its own, from a copy in memory that it keeps.
+    """Thread that writes one checkpoint at a time, from a copy in memory.
 
-    The copy lies in the same place each time: the kernel clears memory that is new, page by page,
-    which takes longer than copying.
+    The copy uses the same memory each time: the kernel clears new memory page by page, which takes longer
+    than copying.
     """
 
     def __init__(self, folder: CheckpointFolder) -> None:
@@ -30,43 +30,43 @@ class Saver:
         self._last: Future[None] | None = None
 
     def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
-        """Copy a checkpoint as soon as the one before it is written, and begin to write it.
+        """Copy a checkpoint once the previous one is written, and start to write it.
 
         Parameters
         ----------
         arrays
-            May change again once this returns.
+            State of the network; it may change again after the return.
         report : callable
-            Called in the saver's thread.
+            Function called in the saver's thread after the checkpoint is written.
 
         Raises
         ------
         OSError
-            If the one before could not be written.
+            If the previous checkpoint could not be written.
         """
         self.wait()
         self._copy = {name: self._copied(name, array) for name, array in arrays.items()}
         self._last = self._pool.submit(self._write, self._copy, state, report)
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written; does not wait for one."""
+        """Raise the error of a checkpoint that could not be written; do not wait for one."""
         if self._last is not None and self._last.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until everything is written and reported.
+        """Wait until the last checkpoint is written and reported.
 
         Raises
         ------
         OSError
-            If it could not be.
+            If it could not be written.
         """
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
     def close(self) -> None:
-        """Wait as `wait` does, and write no more."""
+        """Wait as `wait` does, and end the thread."""
         try:
             self.wait()
         finally:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: temporary file, fsync, rename, checksum."""
+"""Checkpoints that are complete or do not exist: temporary file, fsync, rename, checksum."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a member's training stands, but for its arrays.
+    """State of a member's training without its arrays.
 
     Parameters
     ----------
     epochs : tuple of EpochResult
         The finished epochs.
     gpus : int
-        GPUs that the learning rate is scaled for; 1 before the first step.
+        GPUs for which the learning rate is scaled; 1 before the first step.
     part_samples : int
-        Samples of the unfinished epoch that are done already: the position in its order.
+        Trained samples of the unfinished epoch: the position in its order.
     part_order : tuple of int
-        What that order is made from; empty if there is no unfinished epoch.
+        Key from which that order is computed; empty if there is no unfinished epoch.
     part_loss, part_seconds : float
-        Sum of the training loss over those samples, and the time they took.
+        Sum of the training loss over those samples, and their time in seconds.
     random_state : Any
-        Of NumPy's and Python's global generators, as plain values.
+        States of NumPy's and Python's global generators, as plain values.
     """
 
     epochs: tuple[EpochResult, ...] = ()
@@ -52,13 +52,13 @@ class TrainingState:
 
     @property
     def order(self) -> tuple[int, int]:
-        """How far training has come: later states compare greater."""
+        """Progress of training as finished epochs and samples: later states compare greater."""
         return len(self.epochs), self.part_samples
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The small file beside the arrays that makes a checkpoint valid."""
+    """Metadata in a small file beside a checkpoint's arrays; this file alone makes the checkpoint valid."""
 
     file: str
     bytes: int
@@ -68,7 +68,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a member goes on from; `arrays` is None for one that starts anew."""
+    """Start of a member's training; `arrays` is None for a member that starts anew."""
 
     arrays: dict[str, npt.NDArray[Any]] | None
     state: TrainingState
@@ -76,21 +76,21 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """A member's checkpoints; only rank 0 of its group writes them."""
+    """Checkpoints of a member; only rank 0 of its group writes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def save(self, arrays: Arrays, state: TrainingState) -> Manifest:
-        """Write a checkpoint and drop all but the last two.
+        """Write a checkpoint and delete all but the last two.
 
-        The manifest is written after the arrays are on the disk: a checkpoint without a manifest,
-        or with one that does not fit, never existed.
+        The manifest is written after the arrays are on the disk: a checkpoint without a manifest, or with one
+        that does not match, counts as nonexistent.
 
         Raises
         ------
         OSError
-            If the disk is full or read-only; the earlier checkpoints are untouched.
+            If the disk is full or read-only; the earlier checkpoints stay intact.
         """
         make_private_folder(self.path)
         epochs, samples = state.order
@@ -103,7 +103,7 @@ class CheckpointFolder:
         return manifest
 
     def load(self) -> Loaded:
-        """Return the newest valid checkpoint, and the names of the invalid ones that are newer."""
+        """Return the newest valid checkpoint, and the names of newer, invalid ones."""
         invalid: list[str] = []
         for path in self._manifests():
             try:

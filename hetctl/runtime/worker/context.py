@@ -1,4 +1,4 @@
-"""What a rank keeps from one member to the next: its device, its framework, and the samples."""
+"""State of a rank that lasts from one member to the next: device, framework, and samples."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hetctl.runtime.worker.group import Group, RankInfo, SingleRank, join_group
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 
 DATA_SEED = 0
-"""What ``input_fn`` chooses at random is the same for every member, on every rank, in every job."""
+"""Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
 
 
 @dataclass(frozen=True)
 class InputShare:
-    """How a member comes by its batches on this rank.
+    """Source of a member's batches on this rank.
 
     Parameters
     ----------
     preprocessors : int or None
-        How many of the rank's work for it; None: all.
+        Number of the rank's preprocessors that work for the member; None: all.
     """
 
     preprocessors: int | None = None
@@ -41,7 +41,7 @@ class InputShare:
 
 @dataclass(frozen=True)
 class BuiltMember:
-    """A member on this rank, ready to be trained."""
+    """A member on this rank, ready for training."""
 
     group: Group
     framework: Framework
@@ -52,7 +52,7 @@ class BuiltMember:
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """Data and functions that all members of an ensemble need.
+    """Data and functions that all members of an ensemble use.
 
     Parameters
     ----------
@@ -69,24 +69,24 @@ class WorkerResources:
 
 
 class WorkerContext:
-    """The place where a rank works on one member after another, all of one ensemble.
+    """State of a rank that trains one member after another, all of one ensemble.
 
     Parameters
     ----------
     binding : Binding
         GPU and cores of the rank.
     keep : ExitStack
-        Gives back what was taken of the node.
+        Stack that releases the node's resources.
     told : callable
-        Returns why the group with a key is to leave, or None.
+        Function that returns why the group with a key has to stop; None if it continues.
     announce : callable
-        Told where this rank waits for the others of a group that it leads.
+        Function called with the address at which this rank, if it leads, waits for the others of its group.
     give_sign : callable
-        Called every few seconds while there is progress.
+        Function called every few seconds while there is progress.
     send_pulse : callable
-        Takes the live metrics of the member in training.
+        Function called with the live metrics of the member in training.
     send_written : callable
-        Takes the length of the task's event file, in bytes, after each event.
+        Function called with the length of the task's event file, in bytes, after each event.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class WorkerContext:
 
     @property
     def is_supplied(self) -> bool:
-        """Return true if what all members need is there."""
+        """True if the resources of all members are loaded."""
         return self._supplies is not None
 
     def supply(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
-        """Get what all members of the ensemble need, unless it is there."""
+        """Return the resources of all members of the ensemble; load them at the first call."""
         self._supplies = self._supplies or self._get_supplies(ensemble, sharing)
         self.sign()
         return self._supplies
@@ -132,22 +132,22 @@ class WorkerContext:
         interfaces: NetworkInterfaces = ANY_INTERFACES,
         timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> BuiltMember:
-        """Get supplies; meet the group; build the network.
+        """Load resources, join the group, and build the network.
 
         Parameters
         ----------
         stack : ExitStack
-            Ends what is this member's own.
+            Stack that ends the resources of this member alone.
         interfaces : NetworkInterfaces
-            By which the group meets.
+            Interfaces over which the group connects.
         timeouts : Timeouts
-            Of the group.
+            Time limits of the group.
         """
         supplies = self.supply(ensemble, sharing)
         self.group = SingleRank()
         self.group = join_group(place, supplies.framework, self.announce, interfaces, timeouts)
         self.sign()
-        # Meeting takes random numbers, too.
+        # Joining the group uses random numbers, too.
         self._prepare(supplies.framework, member.seed)
         chunk = member.batch_size * place.size
         stream = Stream(supplies.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
@@ -165,19 +165,19 @@ class WorkerContext:
     ) -> Loader:
         chunk = member.rows_evaluated * place.size
         stream = Stream(supplies.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
-        # In lockstep a rank may have no preprocessor for training samples, but nobody evaluates for it.
+        # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
         preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
         return supplies.open_validation(stream, preprocessors)
 
     def sign(self) -> None:
-        """Give a sign of life, if the last one was some time ago."""
+        """Send a sign of life if the last one was some time ago."""
         now = time.monotonic()
         if now >= self._next_sign:
             self._next_sign = now + SIGN_EVERY_S
             self._give_sign()
 
     def clear(self) -> None:
-        """Let go of what the last member needed."""
+        """Release the resources of the last member."""
         if self._supplies is not None:
             self._supplies.framework.clear()
 
@@ -191,7 +191,7 @@ class WorkerContext:
         training, validation = as_sources(functions.input_fn(ensemble.data))
         open_loader = open_pipeline(training, sharing, self._keep)
         open_held_out = open_validation(validation, sharing, self._keep)
-        # What stays need not be looked through each time that a member's leavings are collected.
+        # Objects that stay need not be scanned each time that garbage of a member is collected.
         gc.collect()
         gc.freeze()
         return WorkerResources(

@@ -1,7 +1,7 @@
-"""The ranks that train one member together: they meet when it starts and part when it leaves.
+"""The ranks that train one member together: they connect when it starts and disconnect when it stops.
 
-Each group is a world of its own, which any processes can form and leave again: a rank that dies takes
-only its own group along, which an MPI world of all ranks would not survive.
+Each group is a world of its own, which any processes can form and leave again: the death of a rank ends
+only its own group, while an MPI world of all ranks would not survive it.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from hetctl.runtime.interfaces import chosen_interface, control_address, interfa
 from hetctl.runtime.transport import LOCALHOST, Address, Connection, Listener, connect
 
 BROKEN_S = 1.0
-"""Who fails looks so long whether another rank failed before."""
+"""Seconds in which a failing rank checks whether another rank failed before it."""
 
 
 class LostPeerError(HetctlError):
-    """Another rank of the group is gone: what follows from that is not this rank's fault."""
+    """Loss of another rank of the group, which caused this rank's error."""
 
 
 class Group(Protocol):
-    """A member's ranks; rank 0 decides, reports and writes checkpoints."""
+    """The ranks of a member; rank 0 decides, reports and writes checkpoints."""
 
     size: int
     rank: int
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, one that JSON knows, on every rank."""
+        """Return rank 0's value, which must be a JSON value, on every rank."""
 
     def peer_failed(self) -> bool:
-        """Whether another rank is gone."""
+        """Return true if another rank has ended."""
 
     def leave(self) -> None:
-        """Wait for the others, and part."""
+        """Wait for the others, and disconnect."""
 
 
 class WiredGroup(Protocol):
-    """A group of several ranks, as a link sees it.
+    """A group of several ranks, as its collective backend sees it.
 
     Attributes
     ----------
     host : str
-        Where this rank reaches rank 0.
+        Address at which this rank reaches rank 0.
     interface : str
-        The network interface for Gloo.
+        Network interface for Gloo.
     hang_s : float
-        What ranks do together takes at most so long: one of them hangs if it does not come.
+        Time limit of collective operations in seconds: a rank that takes longer hangs.
     """
 
     size: int
@@ -61,28 +61,28 @@ class WiredGroup(Protocol):
     hang_s: float
 
     def broadcast(self, value: Any) -> Any:
-        """As of any group."""
+        """Return rank 0's value, as in `Group`."""
 
 
 class CollectiveBackend(Protocol):
-    """How the ranks of a group exchange gradients; each framework has its own.
+    """Collective operations that exchange a group's gradients; each framework has its own.
 
     Attributes
     ----------
     needs : str
-        The packages that it takes, in words.
+        Names of the packages that it needs, for messages.
     """
 
     needs: str
 
     def load(self) -> None:
-        """Import what it takes; ImportError where a package is missing."""
+        """Import the packages that it needs; ImportError if one is missing."""
 
     def meet(self, group: WiredGroup) -> None:
-        """Start it on the ranks of a group of several."""
+        """Initialize it on the ranks of a group of several."""
 
     def part(self) -> None:
-        """End it, so that other groups can be formed."""
+        """Shut it down, so that other groups can be formed."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class RankInfo:
     Parameters
     ----------
     key : str
-        What the ranks of this group alone know.
+        Secret that only the ranks of this group have.
     master : Address or None
-        Where rank 0 waits for the others; None for itself.
+        Address at which rank 0 waits for the others; None for rank 0 itself.
     """
 
     rank: int
@@ -104,7 +104,7 @@ class RankInfo:
 
 
 class SingleRank:
-    """A group of one."""
+    """A group of one rank."""
 
     size = 1
     rank = 0
@@ -114,22 +114,22 @@ class SingleRank:
         return value
 
     def peer_failed(self) -> bool:
-        """Nobody else can be gone."""
+        """Return false: there is no other rank."""
         return False
 
     def leave(self) -> None:
-        """Nobody to wait for."""
+        """Do nothing: there is no other rank."""
 
 
 class ProcessGroup:
-    """A group of several: rank 0 has a connection to each of the others.
+    """A group of several ranks: rank 0 has a connection to each of the others.
 
     Parameters
     ----------
     connections : sequence of Connection
-        Of rank 0 those to ranks 1, 2, ..; of any other rank the one to rank 0.
+        On rank 0 the connections to ranks 1, 2, ..; on any other rank the one to rank 0.
     hang_s : float
-        As of a `WiredGroup`.
+        Time limit of collective operations in seconds, as in `WiredGroup`.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ProcessGroup:
         self._link = link
 
     def broadcast(self, value: Any) -> Any:
-        """Tell the others, or be told; LostPeerError if one of them is gone."""
+        """Send or receive rank 0's value; LostPeerError if another rank has ended."""
         try:
             if self.rank != 0:
                 return self._connections[0].receive()
@@ -162,7 +162,7 @@ class ProcessGroup:
         return value
 
     def peer_failed(self) -> bool:
-        """Look for `BROKEN_S`; ranks that fail let go of their connections."""
+        """Watch the connections for `BROKEN_S`; ranks that fail close theirs."""
         limit = time.monotonic() + BROKEN_S
         while time.monotonic() < limit:
             try:
@@ -175,7 +175,7 @@ class ProcessGroup:
         return False
 
     def leave(self) -> None:
-        """Meet once more, end what connects the ranks, let go."""
+        """Wait for all ranks, shut down the collective backend, and close the connections."""
         try:
             if self.rank != 0:
                 self._connections[0].send(None)
@@ -197,19 +197,19 @@ def join_group(
     interfaces: NetworkInterfaces = ANY_INTERFACES,
     timeouts: Timeouts = USUAL_TIMEOUTS,
 ) -> Group:
-    """Meet the other ranks of a member, one for each of its GPUs.
+    """Connect to the other ranks of a member, one on each of its GPUs.
 
     Parameters
     ----------
     announce : callable
-        Told by rank 0 where it waits, for the others to be told.
+        Function called on rank 0 with the address at which it waits, to be passed on to the others.
 
     Raises
     ------
     BadInputError
-        If a package is missing, or this node has none of the interfaces.
+        If a package is missing, or no interface of this node matches.
     LostPeerError
-        If another rank did not come in time.
+        If another rank does not connect in time.
     """
     if place.size == 1:
         return SingleRank()

@@ -1,4 +1,4 @@
-"""What this node is, for the record beside a measurement."""
+"""Hardware of this node, recorded beside a measurement."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ KIBIBYTE = 1024
 
 
 def gpu_and_driver() -> tuple[str, str]:
-    """Return the name and driver of this process' first GPU; without one the processor's and kernel's."""
+    """Return name and driver of this process's first GPU; without a GPU those of processor and kernel."""
     for gpu in visible_gpus(gpus_of_node(), os.environ):
         return gpu.name, gpu.driver
     return _processor(), f"Linux {platform.release()}"
 
 
 def peak_memory() -> int:
-    """Return the most bytes held since `reset_peak_memory`, on the GPU or of the node's memory."""
+    """Return the peak of memory since `reset_peak_memory` in bytes: on the GPU or of the process."""
     return max(peak_gpu_memory(), _peak_of_the_node())
 
 
 def reset_peak_memory() -> None:
-    """Begin anew to look for the most memory in use, as far as the kernel and the framework can."""
+    """Restart the measurement of the peak of memory, as far as kernel and framework support it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
@@ -45,7 +45,7 @@ def _peak_of_the_node() -> int:
 
 
 def peak_gpu_memory() -> int:
-    """Return the most bytes that the framework held on its GPU; 0 without one."""
+    """Return the framework's peak of memory on its GPU in bytes; 0 without a GPU."""
     tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
     if tensorflow is not None and tensorflow.config.list_physical_devices("GPU"):
         return int(tensorflow.config.experimental.get_memory_info("GPU:0")["peak"])

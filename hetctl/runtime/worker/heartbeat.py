@@ -1,4 +1,4 @@
-"""Sends a member's pulse every few seconds, in a thread that training does not wait for."""
+"""Live metrics of a member, sent every few seconds by a thread of its own, without delay of training."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ EVERY_S = 2.0
 
 Send = Callable[[Heartbeat], None]
 Busy = Callable[[], float | None]
-"""Says which share of its device a process has used since it was last asked; None if nobody knows."""
+"""Function that returns the used share (0 to 1) of a process's device since its last call; None: unknown."""
 
 
 @contextlib.contextmanager
 def beating(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
-    """Yield what is to be told of each step: the epoch, its samples that are done, and the loss.
+    """Yield a function to call after each step: with the epoch, its samples that are done, and the loss.
 
     Parameters
     ----------
     send : callable
-        Takes each pulse; a connection that is gone is no matter here.
+        Function that sends a heartbeat; a closed connection is ignored here.
     samples : int
-        Of an epoch.
+        Samples of an epoch.
     """
     heart = _Heart(send, samples, busy)
     over = threading.Event()
@@ -68,7 +68,7 @@ class _Heart:
 
 
 def cores_used() -> Busy:
-    """Return what says which share of its cores this process has used since it was last asked."""
+    """Return a function that gives the share of its cores that this process has used since the last call."""
     last = [time.monotonic(), time.process_time()]
 
     def share() -> float:
@@ -81,12 +81,12 @@ def cores_used() -> Busy:
 
 
 def gpu_used(device: int) -> Busy:
-    """Return what says which share of the last moments a GPU was in use.
+    """Return a function that returns the recent share of time in which a GPU was in use.
 
     Parameters
     ----------
     device : int
-        Its index among those that this process sees.
+        Index of the GPU among those that this process sees.
     """
     gpu = next(iter(visible_gpus(gpus_of_node(), os.environ)[device:]), None)
     return lambda: None if gpu is None else utilization(gpu)

@@ -1,4 +1,4 @@
-"""One profile point (FLEET, appendix B.3): the rate of full batches, and what else an epoch takes."""
+"""One profile point (FLEET, appendix B.3): the rate of full batches, and the other times of an epoch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from hetctl.storage.profile_request import Measurements, ProfileTarget, read_mea
 NO_END = 2**62
 SAVES = 2
 EPOCH_ENDS = 3
-"""So many ends of epochs are trained; the first may compile something, and does not count."""
+"""Number of ends of epochs that are trained; the first may include compilation, and does not count."""
 
 
 def measure(assignment: Assignment, context: WorkerContext) -> None:
-    """Measure one point; the result goes to its event file."""
+    """Measure one point; write the result to its event file."""
     folder = Path(assignment.task.folder)
     measurements = read_measurements(folder)
     point = next(point for point in measurements.points if point.source == assignment.task.name)
@@ -114,12 +114,13 @@ def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) 
 def _epoch_ends(
     built: BuiltMember, member: Member, context: WorkerContext, step_s: float
 ) -> tuple[float, float]:
-    """Train the last full batch of an epoch and what is left behind it, a few times.
+    """Train the last full batch of an epoch and the rest after it, a few times.
 
     Returns
     -------
     tuple of float
-        Seconds that this takes beyond its samples at the rate: the first time, and later, at least 0.
+        Seconds beyond those of the same samples at the steady rate: the first time, and the mean of
+        the later times; at least 0.
     """
     chunk = member.batch_size * built.group.size
     samples = built.training.samples
@@ -138,7 +139,7 @@ def _epoch_ends(
 def _save_seconds(
     built: BuiltMember, member: Member, context: WorkerContext, step_s: float, folder: Path
 ) -> float:
-    """Return what training loses by a checkpoint that is written beside it, a few times on average."""
+    """Return the time that training loses by a checkpoint written beside it, in seconds, on average."""
     lost = [_save_beside(built, member, context, step_s, folder) for _ in range(SAVES)]
     shutil.rmtree(folder, ignore_errors=True)
     return max(0.0, statistics.fmean(lost))
@@ -166,7 +167,7 @@ def _save_beside(
 
 
 class FullBatches:
-    """One epoch without an end, of a loader's full batches alone; a smaller epoch is one batch."""
+    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch."""
 
     def __init__(self, loader: Loader, chunk: int) -> None:
         self._loader = loader
@@ -176,14 +177,14 @@ class FullBatches:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the trainer has waited for batches."""
+        """Time for which the trainer has waited for batches, in seconds."""
         return self._loader.waited_s
 
     def close(self) -> None:
-        """Leave the loader to whoever opened it."""
+        """Do nothing: the loader's owner closes it."""
 
     def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield batches for ever."""
+        """Yield batches without end."""
         for epoch in count(1):
             for batch, chunk in self._loader.batches(epoch, 0):
                 if chunk.stop - chunk.start == self._chunk:
@@ -191,7 +192,7 @@ class FullBatches:
 
 
 class TimedLoader:
-    """A loader that notes when it gave its first batch."""
+    """A loader that records when it yielded its first batch."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -201,11 +202,11 @@ class TimedLoader:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the trainer has waited for batches."""
+        """Time for which the trainer has waited for batches, in seconds."""
         return self._loader.waited_s
 
     def close(self) -> None:
-        """Leave the loader to whoever opened it."""
+        """Do nothing: the loader's owner closes it."""
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield the loader's batches."""

@@ -24,7 +24,7 @@ PREPROCESS_S = 1.0
 
 
 def main(folder: Path) -> int:
-    """Measure; the results go to an event file."""
+    """Measure the preprocessing; write the results to an event file."""
     try:
         _measure(read_measurements(folder), folder / "events")
     except Exception as error:
@@ -40,7 +40,7 @@ def _measure(measurements: Measurements, events: Path) -> None:
 
 
 def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
-    """Run ``input_fn`` in `cores` processes at once, each bound to a core; samples/s together."""
+    """Return samples/s of ``input_fn`` in `cores` processes at once, each bound to a core, in total."""
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
         outcomes = list(pool.map(_preprocess, [ensemble] * cores, range(cores)))
     seconds = max(end for _, _, end in outcomes) - min(start for _, start, _ in outcomes)
@@ -48,7 +48,7 @@ def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
 
 
 def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
-    """Return samples, start and end of calls that take `PREPROCESS_S` at least."""
+    """Return number of samples, start and end of calls that take at least `PREPROCESS_S` in total."""
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
     input_fn = load_functions(ensemble).input_fn

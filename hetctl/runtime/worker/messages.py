@@ -29,23 +29,23 @@ class TrainingSpec:
     round : int
         Index of the round.
     ensemble : Ensemble
-        With this member alone, and the batch size that it is trained with.
+        Ensemble of this member alone, with the batch size of this training.
     checkpoints : str
         Folder of the member's checkpoints.
     deadline : float
-        Seconds since the epoch; an epoch that would end later is not started.
-    shares : tuple of Share
-        By rank.
+        End of training in seconds since the epoch; an epoch that would end later is not started.
+    shares : tuple of InputShare
+        Shares of the input by rank.
     longest_s : float or None
-        What a whole job has for training; an epoch that takes longer is trained in parts. None: none is.
+        Seconds that a whole job has for training; a longer epoch is trained in parts. None: no limit.
     sharing : str
-        As in `RunSpec`.
+        Sharing of samples, as in `RunSpec`.
     preprocessors : int
-        The most that any member may want of a rank, as far as one knows.
+        Largest number of preprocessors per rank that any member may need, as far as known.
     gpu_type : str or None
-        Of the member's GPUs, where the site has several and they are of one.
+        Type of the member's GPUs if the site has several types and these are of one; else None.
     network, timeouts
-        As the site has them.
+        Settings of the site.
     """
 
     run: str
@@ -65,18 +65,18 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class TaskMessage:
-    """Work that the ranks of one group do together.
+    """Work for the ranks of one group.
 
     Parameters
     ----------
     kind : str
         `TRAIN`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
     folder : str
-        Of the run, or of the profiling job.
+        Folder of the run or of the profiling job.
     name : str
-        Of the member, or of the point; it names event file and log.
+        Name of the member or of the point; also that of event file and log.
     training : TrainingSpec or None
-        Of a task of the kind `TRAIN`.
+        Specification for the kind `TRAIN`; else None.
     """
 
     kind: str
@@ -86,22 +86,22 @@ class TaskMessage:
 
     @property
     def events(self) -> Path:
-        """Folder of event files."""
+        """Folder of the event files."""
         return Path(self.folder) / "events"
 
     @property
     def round(self) -> int | None:
-        """Index of the round that the task belongs to; None where there are no rounds."""
+        """Index of the task's round; None if there are no rounds."""
         return self.training.round if self.training else None
 
     @property
     def step_prefix(self) -> str:
-        """Beginning of the names of steps that are started for this task alone."""
+        """Prefix of the names of steps that are started for this task alone."""
         return round_prefix(self.training.round) if self.training else Path(self.folder).name
 
     @property
     def log(self) -> Path:
-        """Log of all ranks."""
+        """Log file of all ranks."""
         return Path(self.folder) / "logs" / f"{self.name}.log"
 
 
@@ -112,9 +112,9 @@ class Assignment:
     Parameters
     ----------
     launched_at : float
-        When it was given out, in seconds since the epoch; the rank may have had to be started first.
+        Time of the assignment in seconds since the epoch; the rank may have been started after it.
     own_step : bool
-        Whether the rank is one of a step that was started for this task.
+        True if the rank belongs to a step that was started for this task.
     """
 
     task: TaskMessage
@@ -125,12 +125,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class StopMessage:
-    """The end of a task for the ranks of its group: they leave with a checkpoint.
+    """Request to the ranks of a group to stop their task with a checkpoint.
 
     Parameters
     ----------
     key : str
-        Of the group, as in its `RankInfo`: the message may come when a rank has gone on to another task.
+        Key of the group, as in `RankInfo`: the message may arrive when the rank has started another task.
     """
 
     key: str
@@ -138,10 +138,10 @@ class StopMessage:
 
 
 def write_address(path: Path, address: Address) -> None:
-    """Write where ranks find the driver, for the owner alone: it holds the key."""
+    """Write the driver's address to a file that only the owner can read: it contains the key."""
     write_json(path, encode(address))
 
 
 def read_address(path: Path) -> Address:
-    """Read where the driver is."""
+    """Read the driver's address."""
     return decode(Address, json.loads(path.read_text(encoding="utf-8")))

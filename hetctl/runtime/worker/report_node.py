@@ -1,4 +1,4 @@
-"""The task of a rank in a job that tries a site: meet all others, and report its GPU and cores."""
+"""Task of a rank in a job that tests a site: connect to all others, and report its GPU and cores."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hetctl.storage.atomic_io import write_json
 
 
 class NoCollectives:
-    """A link for ranks that only meet."""
+    """Empty collective backend for ranks that only connect."""
 
     needs = "nothing"
 
     def load(self) -> None:
-        """There is nothing to import."""
+        """Do nothing: there is nothing to import."""
 
     def meet(self, group: WiredGroup) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is nothing to initialize."""
 
     def part(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to shut down."""
 
 
 def report_node(assignment: Assignment, context: WorkerContext) -> None:
-    """Meet the other ranks, and write the report of this one to the folder of the job."""
+    """Connect to the other ranks, and write the report of this one to the folder of the job."""
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
     context.group = join_group(assignment.place, NoCollectives(), context.announce, timeouts=site.timeouts)

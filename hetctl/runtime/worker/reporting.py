@@ -1,4 +1,4 @@
-"""What ranks report: events of rank 0, and why one failed."""
+"""Reports of ranks: events of rank 0, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.storage.event_files import EventWriter
 
 OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
-"""Python's and NumPy's, TensorFlow's, PyTorch's: by name, since only one framework is ever loaded."""
+"""Classes of Python and NumPy, TensorFlow, and PyTorch; by name, since only one framework is ever loaded."""
 
 FULL_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""What PyTorch says of the node's memory, for which it has no class."""
+"""PyTorch's message if the node's memory is full; it has no class for this error."""
 
 
 class _Silent:
-    """Where the events of other ranks go."""
+    """Event writer of ranks other than 0, which discards events."""
 
     def write(self, kind: str, **data: Any) -> None:
-        """Ranks other than 0 report nothing."""
+        """Do nothing: ranks other than 0 report nothing."""
 
 
 def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWriter:
-    """Return what writes the events of a task.
+    """Return the event writer of a task.
 
     Parameters
     ----------
     send_written : callable
-        Takes the length of the file after each event, in bytes; a connection that is gone is no matter here.
+        Function called with the file's length in bytes after each event; a closed connection is ignored.
     """
 
     def tell(length: int) -> None:
@@ -46,12 +46,12 @@ def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWr
 
 
 def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None]) -> Any:
-    """Return rank 0's event writer, as of `writer_of`, and a silent one for the others."""
+    """Return rank 0's event writer, as in `writer_of`, and one that discards events for the other ranks."""
     return writer_of(task, send_written) if group.rank == 0 else _Silent()
 
 
 def report_failure(error: Exception, events: EventWriter) -> int:
-    """Write a ``failed`` event; return which of the `EXIT_CODES` to leave with."""
+    """Write a ``failed`` event; return the exit code of the failure, one of `EXIT_CODES`."""
     traceback.print_exception(error)
     why = why_failed(error)
     with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ def report_failure(error: Exception, events: EventWriter) -> int:
 
 
 def why_failed(error: BaseException) -> ExitReason:
-    """Tell a full memory or disk from an error of the program."""
+    """Return the reason of a failure: full memory, full disk, or an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
     names = {kind.__name__ for kind in type(error).__mro__}

@@ -9,24 +9,24 @@ from typing import Any
 from hetctl.perf.step_times import StepTimes, is_known, step_times
 
 RUN_S = 0.1
-"""Steps are timed in runs of at least so long: to wait for each step would slow a GPU down."""
+"""Shortest run of steps that is timed, in seconds: to wait for each single step would slow a GPU down."""
 
 
 def wait_for_device(loss: Any) -> None:
-    """Wait until the step is done that this loss comes from; frameworks run ahead of a GPU."""
+    """Wait until the step of this loss is done; frameworks queue steps ahead of a GPU."""
     with suppress(TypeError, ValueError):
         float(loss)
 
 
 class SteadyClock:
-    """Times runs of full batches until their rate is known.
+    """Clock that times runs of full batches until their rate is known.
 
     Attributes
     ----------
     first_step_s : float or None
         Seconds from the clock's start to the end of the first step, which compiles and allocates.
     steps : int
-        That were timed behind the first.
+        Number of timed steps after the first.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class SteadyClock:
         self.done = False
 
     def note(self, loss: Any) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         if self.first_step_s is None:
             wait_for_device(loss)
             self.first_step_s = time.perf_counter() - self._run_began
@@ -52,7 +52,7 @@ class SteadyClock:
             self._end_run(time.perf_counter() - self._run_began)
 
     def result(self) -> StepTimes:
-        """Return what a step takes; there must have been one behind the first."""
+        """Return the times of steps; at least one after the first must have been recorded."""
         return step_times(self._runs)
 
     def _end_run(self, seconds: float) -> None:
@@ -64,16 +64,16 @@ class SteadyClock:
 
 
 class EpochClock:
-    """The rate at which a group trains the full batches of an epoch.
+    """Rate at which a group trains the full batches of an epoch.
 
-    The first step and the smaller last batch do not count: what they take beyond others is an epoch's own.
+    The first step and the smaller last batch do not count: their extra time is the epoch's own overhead.
 
     Parameters
     ----------
     samples : int
-        Of the epoch.
+        Samples of the epoch.
     chunk : int
-        Of a full batch of the whole group.
+        Samples of a full batch of the whole group.
     """
 
     def __init__(self, samples: int, chunk: int) -> None:
@@ -83,7 +83,7 @@ class EpochClock:
         self._ended: tuple[float, int] | None = None
 
     def note(self, position: int, loss: Any) -> None:
-        """Note that `position` samples of the epoch are done."""
+        """Record that `position` samples of the epoch are done."""
         is_last = self._samples - self._chunk < position <= self._samples
         if self._began is not None and not is_last:
             return
@@ -97,7 +97,7 @@ class EpochClock:
 
     @property
     def rate(self) -> float | None:
-        """Samples/s; None if there was no full batch between the first and the last."""
+        """Rate in samples/s; None if there was no full batch between the first and the last."""
         if self._began is None or self._ended is None:
             return None
         (began, start), (ended, stop) = self._began, self._ended

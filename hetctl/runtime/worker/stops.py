@@ -1,4 +1,4 @@
-"""Reasons for groups to leave: the driver's word, and SIGTERM to this rank."""
+"""Reasons for groups to stop: a message of the driver, and SIGTERM to this rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetctl.scheduling.rounds import SIGNAL
 
 
 class Stops:
-    """Reasons for groups to leave with a checkpoint, by the keys of the groups.
+    """Reasons for groups to stop with a checkpoint, by the keys of the groups.
 
     Parameters
     ----------
     report : callable
-        Tells the driver that this rank was signalled, so that the other ranks of its group hear of it.
+        Function that reports to the driver that this rank was signalled, so that it stops the other ranks.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
@@ -27,22 +27,22 @@ class Stops:
         self._to_report = False
 
     def add(self, stop: StopMessage) -> None:
-        """Note the driver's word; the first reason stands."""
+        """Record the driver's message; the first reason stands."""
         self._reasons.setdefault(stop.key, stop.reason)
 
     def reason(self, key: str) -> str | None:
-        """Return why a group is to leave, or None; called by the group at work, between two steps."""
+        """Return why a group has to stop, or None; the group at work calls it between two steps."""
         if self._to_report:
-            # A signal handler could not: it may have interrupted the sending of something else.
+            # A signal handler cannot send it: it may have interrupted the sending of another message.
             self._to_report = False
             self._report()
         return self._reasons.get(key)
 
     @contextmanager
     def heeding_sigterm(self, key: str) -> Iterator[None]:
-        """Let SIGTERM ask the group at work to leave; a second one ends the rank, as one does that is idle.
+        """Make SIGTERM stop the group at work; a second one ends the rank, as the first does if it is idle.
 
-        It also ends processes that the user's functions have forked, which inherit the handler.
+        SIGTERM also ends processes forked by the user's functions, which inherit the handler.
         """
         rank, asked = os.getpid(), False
 

@@ -1,4 +1,4 @@
-"""A member's epochs as TensorBoard shows them, where the package is installed."""
+"""Epochs of a member as TensorBoard events, if the package is installed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import make_private_folder
 
 VERSION = "brain.Event:2"
-"""Of TensorBoard's files, said in the first record of each."""
+"""Version of TensorBoard's files, in the first record of each."""
 HEADER = struct.Struct("<QI")
-"""Head of a record: the length of its content, and the checksum of that length."""
+"""Header of a record: the length of its content, and the checksum of that length."""
 FOOTER_BYTES = 4
-"""Foot of a record: the checksum of its content."""
+"""Bytes of a record's footer: the checksum of its content."""
 
 
 class Board:
-    """Appends to the one file of a member, whichever process trained it before.
+    """Writer that appends to the single file of a member, across the processes that train it.
 
     Parameters
     ----------
     path : Path
-        `board_in` the folder of the member's checkpoints.
+        File `board_in` the folder of the member's checkpoints.
     samples : int
-        Of an epoch.
+        Samples of an epoch.
     """
 
     def __init__(self, path: Path, samples: int) -> None:
@@ -36,7 +36,7 @@ class Board:
         self._records: Any = None
 
     def show(self, result: EpochResult) -> None:
-        """Add an epoch; without TensorBoard, do nothing.
+        """Add an epoch; do nothing without TensorBoard.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class Board:
 
 
 def _whole_records(file: BinaryIO) -> int:
-    """Return the bytes of whole records: TensorBoard reads nothing behind one that a crash cut short."""
+    """Return the bytes of complete records: TensorBoard reads nothing after one that a crash truncated."""
     size, end = os.fstat(file.fileno()).st_size, 0
     while end + HEADER.size <= size:
         file.seek(end)

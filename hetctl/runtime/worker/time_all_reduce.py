@@ -1,4 +1,4 @@
-"""The task of a rank in a job that tries a site: all-reduce with the others, and report the time."""
+"""Task of a rank in a job that tests a site: run all-reduces with the others, and report the time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9
 SEED = 0
 DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
-"""With 1, NCCL never goes from GPU to GPU directly."""
+"""Variable that, set to 1, disables direct transfers between GPUs in NCCL."""
 
 
 def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
-    """Form a group as training does, time its all-reduces, and write what this rank found.
+    """Form a group as training does, time its all-reduces, and write this rank's result.
 
     Raises
     ------
     BadInputError
-        If the framework, or what its groups take, cannot be imported.
+        If the framework, or a package that its groups need, cannot be imported.
     """
     folder = Path(assignment.task.folder)
     order, binding = read_order(folder), context.binding
@@ -74,7 +74,7 @@ def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> f
 
 
 def _unreached(framework: Framework, binding: Binding, devices: int) -> tuple[int, ...]:
-    """Return the GPUs to which NCCL cannot send directly; a job holds all of a node, in their order."""
+    """Return the GPUs to which NCCL cannot send directly; the job holds all GPUs of a node, in order."""
     if binding.device is None:
         return ()
     if os.environ.get(DIRECT_IS_OFF) == "1":

@@ -1,4 +1,4 @@
-"""Training one member in one round: from its last checkpoint to convergence, stop or deadline."""
+"""Training of one member in one round: from its last checkpoint to convergence, stop or deadline."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Note = Callable[[int, int, Any], None]
 
 
 class Reporter(Protocol):
-    """Where events go; ranks other than 0 report nothing."""
+    """Writer of events; ranks other than 0 report nothing."""
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one event."""
 
 
 class StopSignal:
-    """Reason to pause training now, if there is one: the driver's word, or the deadline.
+    """Reason to pause training now, if there is one: a message of the driver, or the deadline.
 
     Parameters
     ----------
     told : callable
-        Returns why the driver wants the group to leave; None while it does not.
+        Function that returns why the driver wants the group to stop; None if it does not.
     longest_s : float or None
-        What takes longer than this fits into no job, and is done in parts.
+        Longest time in seconds that fits into a job; work that takes longer is done in parts.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class StopSignal:
         self.reason: str | None = None
 
     def __call__(self) -> bool:
-        """Return true if it should."""
+        """Return true if training has to pause."""
         self.reason = self.reason or self._told() or ("deadline" if time.time() >= self._deadline else None)
         return self.reason is not None
 
     def leaves_room_for(self, seconds: float) -> bool:
-        """Whether something that takes `seconds` would end before the deadline, if it can at all."""
+        """Return true if work of `seconds` ends before the deadline, or has to be done in parts anyway."""
         now = time.time()
         in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
         if in_parts or now + seconds <= self._deadline:
@@ -75,21 +75,21 @@ class Trainer:
     Parameters
     ----------
     gpus : int
-        Ranks of the group, one on each GPU.
+        Number of ranks of the group, one on each GPU.
     expected_epoch_s : float
-        What the plan expects an epoch to take; measured ones take its place.
+        Expected seconds of an epoch in the plan; measured ones replace it.
     launched_at : float
-        When the task was given out, in seconds since the epoch.
+        Time of the task's assignment, in seconds since the epoch.
     gpu_type : str or None
-        Of the ranks' GPUs, if the site has several types and these are of one.
+        Type of the ranks' GPUs if the site has several types and these are of one; else None.
     restarted_at : float or None
-        When this rank turned to the member, in seconds since the epoch; None if it had to get the samples.
+        Start of this rank's work on the member, in seconds since the epoch; None if it had to load samples.
     sign : callable
-        Called after each step of training and of an evaluation: a sign of life.
+        Function called after each step of training and of an evaluation as a sign of life.
     note : callable
-        Told after each step of the epoch, of the samples of it that are done, and of the last loss.
+        Function called after each step with the epoch, its samples that are done, and the last loss.
     show : callable
-        Told of each finished epoch; on rank 0 alone, and not in the trainer's thread.
+        Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
     """
 
     member: Member
@@ -115,7 +115,7 @@ class Trainer:
         self._trained_at: float | None = None
 
     def run(self) -> None:
-        """Train until the member has converged or is told to stop; always leaves a checkpoint."""
+        """Train until the member has converged or is told to stop; its last state is then in a checkpoint."""
         with closing(self._saver):
             self._train()
 
@@ -156,7 +156,7 @@ class Trainer:
             self.events.write("epoch", **encode(self.state.epochs[-1]))
 
     def _rescale_learning_rate(self) -> None:
-        """Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
+        """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
         if self.member.rescale_learning_rate and self.gpus != self.state.gpus:
             self.network.scale_learning_rate(self.gpus / self.state.gpus)
         self.state = replace(self.state, gpus=self.gpus)
@@ -167,7 +167,7 @@ class Trainer:
         return seconds * (1 - self.state.part_samples / self.training.samples)
 
     def _train_epoch(self) -> bool:
-        """Train what is left of the epoch; False if told to stop before its end."""
+        """Train the rest of the epoch; return false if told to stop before its end."""
         number = len(self.state.epochs) + 1
         clock = EpochClock(self.training.samples, self.member.batch_size * self.group.size)
 
@@ -223,7 +223,7 @@ class Trainer:
         )
 
     def _finish_epoch(self, number: int, rate: float | None, last_s: float | None) -> None:
-        """Evaluate, and save and report the epoch, which has taken `last_s` with all that is not training."""
+        """Evaluate, save and report the epoch; `last_s` are its seconds including all overheads."""
         began = time.perf_counter()
         metrics = self.network.evaluate(held_out_batches(self.validation, number, self.sign))
         evaluate_s = time.perf_counter() - began
@@ -242,7 +242,7 @@ class Trainer:
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)
 
         def report(manifest: Manifest, seconds: float) -> None:
-            """Report the epoch, too, which is finished once it is in a checkpoint."""
+            """Report the checkpoint and the epoch, which is finished once it is in a checkpoint."""
             self._report_checkpoint(manifest, seconds)
             self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
             self.show(result)
@@ -268,12 +268,12 @@ class Trainer:
 
 
 def check_metrics(metrics: Mapping[str, float], wanted: str) -> None:
-    """Refuse results that no stop rule can work with.
+    """Reject results that no stop rule can use.
 
     Raises
     ------
     BadInputError
-        If the stop rule's metric is not among them, or one is not a finite number.
+        If the stop rule's metric is missing, or a metric is not a finite number.
     """
     if wanted not in metrics:
         raise BadInputError(

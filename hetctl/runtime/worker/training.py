@@ -1,4 +1,4 @@
-"""A member's training in one round, on one rank of its group."""
+"""Training of a member in one round, on one rank of its group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetctl.storage.paths import board_in
 
 
 def train(assignment: Assignment, context: WorkerContext) -> None:
-    """Train a member as its round says: until it has converged, or is told to stop."""
+    """Train a member as its round specifies: until it has converged, or is told to stop."""
     restarted_at = _restarted_at(assignment, context)
     spec, place = assignment.task.training, assignment.place
     assert spec is not None
@@ -35,7 +35,7 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
 
 
 def _restarted_at(assignment: Assignment, context: WorkerContext) -> float | None:
-    """Return since when this start is like any later one; None if that was the first of ranks that stay."""
+    """Return the time from which a restart counts; None for the first start of ranks that stay."""
     if assignment.own_step:
         return assignment.launched_at
     return time.time() if context.is_supplied else None
@@ -77,7 +77,7 @@ def _run(
 
 
 def _sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
-    """Say how this process comes by samples; a later member may want more preprocessors than this one."""
+    """Return how this process shares samples; later members may need more preprocessors than this one."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
     return Sharing(spec.sharing, folder_of(spec.run, node), most, spec.timeouts)
 

@@ -1,4 +1,4 @@
-"""The user's functions, imported from beside the ensemble file."""
+"""The user's functions, imported from the folder of the ensemble file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """CEREBRO's API (section 3): ``train_fn`` None means the framework's own."""
+    """Functions of CEREBRO's API (section 3); if ``train_fn`` is None, the framework's own is used."""
 
     input_fn: Callable[[str | None], Any]
     model_fn: Callable[[dict[str, Any]], Any]
@@ -22,7 +22,7 @@ class UserFunctions:
 
 
 def load_functions(ensemble: Ensemble) -> UserFunctions:
-    """Import the functions of an ensemble; its folder goes first on the module path.
+    """Import the functions of an ensemble; its folder becomes the first of the module path.
 
     Raises
     ------
@@ -40,12 +40,12 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
 
 
 def loss_of(result: Any) -> float:
-    """Return the mean training loss that a ``train_fn`` returned.
+    """Return the mean training loss in the result of a ``train_fn``.
 
     Raises
     ------
     BadInputError
-        If it returned anything else.
+        If the result has another form.
     """
     value = result.get("loss") if isinstance(result, Mapping) else result
     try:

@@ -1,7 +1,7 @@
-"""The rank on one GPU: does one task after another as the driver says.
+"""The rank on one GPU: runs one task after another as the driver assigns them.
 
-It ends with the driver, or with its first failure: a process in which something has failed is not to be
-trusted with another member.
+It ends with the driver, or with its first failure: after a failure its process may be damaged, and trains no
+other member.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from hetctl.runtime.worker.training import train
 from hetctl.storage.processes import name_process
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
-"""Number of the rank's own GPU or slot on the node, for the user's functions."""
+"""Variable with the number of the rank's GPU or slot on the node, for the user's functions."""
 PROCESS_NAME = "hetctl-rank-{}"
 ORPHANED = 76
-"""Exit code of a rank whose driver is gone."""
+"""Exit code of a rank whose driver has ended."""
 
 WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
@@ -47,11 +47,11 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     ALL_REDUCE: time_all_reduce,
 }
 LEAVES_A_CHECKPOINT = frozenset({TRAIN})
-"""Tasks in which SIGTERM need not end the rank."""
+"""Tasks that SIGTERM stops with a checkpoint instead of ending the rank."""
 
 
 def serve(binding: Binding, channel: socket.socket) -> int:
-    """Work until the driver lets go; the exit code is 0 if nothing has failed."""
+    """Run tasks until the driver releases the rank; the exit code is 0 if nothing has failed."""
     name_process(PROCESS_NAME.format(binding.gpu))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.sched_setaffinity(0, binding.cores)
@@ -88,12 +88,12 @@ def _heeding_sigterm(assignment: Assignment, stops: Stops) -> AbstractContextMan
 
 
 class Inbox:
-    """Messages that come over the connection; a rank at work ends when its driver is gone.
+    """Messages that arrive over the connection; a rank at work ends when its driver has ended.
 
     Parameters
     ----------
     stops : Stops
-        Takes the driver's word that a group is to leave.
+        Record of the driver's messages that a group has to stop.
     """
 
     def __init__(self, connection: Connection, stops: Stops) -> None:
@@ -104,7 +104,7 @@ class Inbox:
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield one after another, until the driver is gone."""
+        """Yield assignments until the driver has ended."""
         while (assignment := self._queue.get()) is not None:
             with self._at_work:
                 yield assignment
@@ -126,7 +126,7 @@ class Inbox:
 
 
 def work(assignment: Assignment, context: WorkerContext) -> int:
-    """Do one task, its output in its log; return what to exit with, or 0 to go on."""
+    """Run one task with its output in its log; return the exit code, or 0 to continue."""
     with output_to(assignment.task.log):
         reset_peak_memory()
         try:
@@ -144,7 +144,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
 
 @contextmanager
 def output_to(log: Path) -> Iterator[None]:
-    """Send standard output and errors, those of other threads and libraries too, to a log."""
+    """Redirect standard output and errors, also of other threads and libraries, to a log."""
     before = os.dup(1), os.dup(2)
     try:
         with private_log(log) as file:

@@ -1,1 +1,1 @@
-"""Shared batches of the trainers on one node: files in memory, no server process."""
+"""Shared batches of the trainers on one node: files in memory, without a server process."""

@@ -1,7 +1,7 @@
-"""Chunks between nodes (FLEET, section 5): each node prepares its share, and its leader broadcasts that.
+"""Chunks between nodes (FLEET, section 5): each node prepares its share, and its leader broadcasts it.
 
-A leader waits for nobody: it starts what can be started, asks what has arrived, and sleeps. A broadcast
-that blocks would keep a core busy.
+A leader never blocks: it starts the operations that can start, tests which have completed, and sleeps. A
+blocking broadcast would keep a core busy.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, Outlet
 
 PAUSE_S, IDLE_S = 0.0005, 0.005
-"""How long a leader sleeps while something is on its way, and while nothing is."""
+"""Sleep of a leader in seconds, while broadcasts are in flight and while none is."""
 LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
 class NodeStream(Stream):
-    """Of a stream's chunks those that one node prepares: every `nodes`-th, from number `node` on."""
+    """Chunks of a stream that one node prepares: every `nodes`-th, from number `node` on."""
 
     node: int = 0
     nodes: int = 1
 
     def at(self, position: int) -> Chunk:
-        """Return the chunk at a position among the node's own."""
+        """Return the chunk at a position of the node's own chunks."""
         return super().at(position * self.nodes + self.node)
 
 
@@ -47,20 +47,20 @@ class _Flight:
 class Exchange:
     """One leader's part in the broadcasts.
 
-    All leaders post all positions in the same order, as MPI demands, so one whose ring is full holds the
-    others back by what their rings hold. Whose trainers have all left goes on for the others' sake.
+    All leaders post all positions in the same order, as MPI demands, so a leader with a full ring stalls the
+    others once their rings are full. A leader whose trainers have all left continues for the others.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        Of the leaders; leader i prepares what `NodeStream` i has.
+        Communicator of the leaders; leader i prepares the chunks of `NodeStream` i.
     outbox : Ring
-        That stream's chunks; this is its only reader.
+        Ring with that stream's chunks; this is its only reader.
     watch : callable
-        Raises what has become of those that fill the outbox; called every `LOOK_S`.
+        Function called every `LOOK_S` seconds, which raises the error of the processes that fill the outbox.
     stall_s : float
-        Without any progress for so long an exchange fails; trainers, who are more patient, go on by
-        themselves.
+        Seconds without any progress after which an exchange fails; trainers, whose limit is longer, then
+        continue by themselves.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Exchange:
         self._moved_at = self._watched_at = time.monotonic()
 
     def run(self) -> int:
-        """Serve until no node has readers any more; return how many chunks went through.
+        """Serve until no node has readers any more; return the number of broadcast chunks.
 
         Raises
         ------
         HetctlError
-            If nothing has moved for `stall_s`, or `watch` says so. The others have to be ended then.
+            If there is no progress for `stall_s`, or `watch` raises it. The other leaders must be ended then.
         """
         while not self._all_have_left():
             moved = [self._land(), self._post()]
@@ -100,13 +100,13 @@ class Exchange:
         return self._position
 
     def _all_have_left(self) -> bool:
-        """Enter a barrier when our readers have left; it completes when everybody's have."""
+        """Enter a barrier once this node's readers have left; return true when all leaders have entered."""
         if self._farewell is None and self._outlet.left:
             self._farewell = self._votes.Ibarrier()
         return self._farewell is not None and bool(self._farewell.Test())
 
     def _land(self) -> bool:
-        """Publish what has arrived, in order."""
+        """Publish the chunks that have arrived, in order."""
         before = len(self._flying)
         while self._flying and self._flying[0].request.Test():
             flight = self._flying.popleft()
@@ -115,14 +115,14 @@ class Exchange:
         return len(self._flying) < before
 
     def _post(self) -> bool:
-        """Post the next position if there is room for it and, if it is ours, it has been prepared."""
+        """Post the next position if there is space for it and, if it is this node's, it is prepared."""
         own = self._position % self._ranks == self._rank
         if len(self._flying) == IN_FLIGHT or (own and self._prepared() is None):
             return False
         buffer = self._outlet.buffer(self._position)
         if buffer is None:
             if not self._flying:
-                self._moved_at = time.monotonic()  # our own readers may take their time
+                self._moved_at = time.monotonic()  # This node's readers may be slow, which is no error.
             return False
         if own:
             buffer[: self._size] = self._prepared()
@@ -147,7 +147,7 @@ class Exchange:
         return self._layout.bytes_of(len(self._stream.at(self._position).numbers))
 
     def _drain(self) -> None:
-        """Post what others have posted already, whatever is in it: nobody reads it any more."""
+        """Post the positions that others have posted already, with any content: no process reads them."""
         furthest = self._furthest()
         while self._flying or self._position < furthest:
             moved = self._land()

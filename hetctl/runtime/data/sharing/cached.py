@@ -1,4 +1,4 @@
-"""``cached``, our own way to share: samples are prepared once on the node, for all its members."""
+"""Sharing ``cached``, hetctl's own: samples are prepared once on the node, for all its members."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 
 
 class CachedSource:
-    """Takes samples out of a store, and prepares for all what is not in it yet.
+    """Source that reads samples from a store, and prepares those that are missing for all processes.
 
     Parameters
     ----------
     path : Path
-        Of the store; the first who comes makes it.
+        File of the store; the first process creates it.
     name : str
-        Says what the samples are.
+        Identification of the samples.
 
     Raises
     ------
     BadInputError
-        If there is too little room for it.
+        If there is too little space for it.
     """
 
     def __init__(self, source: SampleSource, path: Path, name: str) -> None:
@@ -36,7 +36,7 @@ class CachedSource:
 
     @property
     def spec(self) -> SampleSpec:
-        """What `prepare` returns."""
+        """Shapes and types of the arrays that `prepare` returns."""
         return self._source.spec
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class CachedSource:
         return len(self._source)
 
     def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y, which nobody may change: they are in the store."""
+        """Return one sample's x and y, which must not be changed: they are in the store."""
         if os.getpid() != self._launcher:
             # A claim belongs to an open file, which a forked process shares with its parent.
             self._store, self._launcher = self._opened(), os.getpid()
@@ -52,7 +52,7 @@ class CachedSource:
         return self._store.view(number)
 
     def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
-        """Do the random part, which nobody shares."""
+        """Return x after the random part, which is not shared."""
         return self._source.augment(x, rng, out)
 
     def _opened(self) -> SampleStore:

@@ -1,4 +1,4 @@
-"""How far the producers and readers of a ring have come, and which position may be claimed next."""
+"""Progress of the producers and readers of a ring, and the choice of the next position to claim."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 AWAITED, DROPPED, LEFT = 0, 2**64 - 2, 2**64 - 1
-"""Words of readers that are not there: never came, died, left in order."""
+"""Words of absent readers: not joined yet, died, and left in order."""
 
 ENDLESS = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to be had yet, and why."""
+    """State in which no position can be claimed yet, and its reason."""
 
     why: str
 
@@ -22,19 +22,19 @@ class Wait:
 class Cursors:
     """The words of a ring at one moment.
 
-    Words that name a position hold that position plus one, so that 0 names none. Positions are claimed
-    in order, so those of the slots are always the last `len(claimed)` ones of the stream.
+    Words for positions contain the position plus one, so that 0 means none. Positions are claimed in
+    order, so those in the slots are always the last `len(claimed)` ones of the stream.
 
     Parameters
     ----------
     claimed : sequence of int
-        For each slot the position that it was last claimed for.
+        Position for which each slot was last claimed, as a word.
     published : sequence of int
-        For each slot the position that it last held whole.
+        Position that each slot last held completely, as a word.
     readers : sequence of int
-        For each reader the first position that it still needs, or one of `AWAITED`, `DROPPED`, `LEFT`.
+        First position that each reader still needs, as a word, or one of `AWAITED`, `DROPPED`, `LEFT`.
     end : int
-        The first position that the stream does not have, `ENDLESS` until that is known.
+        First position after the end of the stream; `ENDLESS` until it is known.
     """
 
     claimed: Sequence[int]
@@ -44,12 +44,12 @@ class Cursors:
 
     @property
     def next(self) -> int:
-        """The first position that nobody has claimed."""
+        """First position that is not claimed yet."""
         return max(self.claimed)
 
     @property
     def oldest(self) -> int:
-        """The first position that no claim has overwritten."""
+        """First position that no claim has overwritten."""
         return max(0, self.next - len(self.claimed))
 
     def unpublished(self) -> list[int]:
@@ -58,25 +58,25 @@ class Cursors:
         return sorted(c - 1 for c, p in pairs if c != p and c <= self.end)
 
     def keeping(self, position: int) -> list[int]:
-        """Return the readers that need what lies in the slot of a position that is yet to be claimed."""
+        """Return the readers that still need the content that a claim of `position` would overwrite."""
         passed = position - len(self.claimed) + 1
         return [number for number, word in enumerate(self.readers) if word <= passed and passed > 0]
 
 
 def choose(cursors: Cursors, held: Collection[int], mine: bool, awaiting: bool) -> int | Wait | None:
-    """Choose the position that a producer may claim; None if there will be none any more.
+    """Return the position that a producer may claim; None if there will be none any more.
 
-    What a dead producer left goes first, since all readers come to it first. While no reader is there,
-    nothing is overwritten: one may come, or come back. If all left in order, none will.
+    Unfinished positions of dead producers come first, since all readers need them first. While no reader is
+    present, nothing is overwritten: one may join, or join again. If all have left in order, none will.
 
     Parameters
     ----------
     held : collection of int
-        The unpublished positions whose producers live.
+        Unpublished positions whose producers are alive.
     mine : bool
-        Whether the producer itself holds any of those, so that it must not wait for them.
+        True if the producer itself holds any of those, so that it must not wait for them.
     awaiting : bool
-        Whether readers that never came are still waited for.
+        True if readers that have not joined yet are still awaited.
     """
     unpublished = cursors.unpublished()
     left_over = [position for position in unpublished if position not in held]
@@ -91,7 +91,7 @@ def choose(cursors: Cursors, held: Collection[int], mine: bool, awaiting: bool) 
 
 
 def _obstacle(cursors: Cursors, position: int, unpublished: list[int], awaiting: bool) -> Wait | None:
-    """Return why the slot of the next position is not free, if it is not."""
+    """Return why the slot of the next position is not free; None if it is."""
     old = position - len(cursors.claimed)
     if old in unpublished:
         return Wait(f"its slot's last position, {old}, has not been published yet")

@@ -1,4 +1,4 @@
-"""Whether somebody else fills a ring: the leader of the node, who brings chunks from other nodes."""
+"""Lock that shows whether a ring is filled by the leader of the node, with chunks from other nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ POLL_S = 0.05
 
 
 def announce(ring: Path) -> ByteLocks:
-    """Say that this process fills a ring, until what is returned is closed or the process dies.
+    """Announce that this process fills a ring, until the result is closed or the process dies.
 
-    The file gets its name when it is locked: who sees one that is not knows that the service is over.
+    The file gets its name only after it is locked: if it is not locked, the service is over.
     """
     path = _file(ring)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -27,7 +27,7 @@ def announce(ring: Path) -> ByteLocks:
 
 
 def exchange_serves(ring: Path) -> bool:
-    """Whether a living leader fills the ring."""
+    """Return true if a living leader fills the ring."""
     try:
         locks = ByteLocks(_file(ring))
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def exchange_serves(ring: Path) -> bool:
 
 
 def await_exchange(ring: Path, timeout_s: float) -> bool:
-    """Wait for a leader who has not begun; return whether one fills the ring."""
+    """Wait for a leader that has not started; return true if one fills the ring."""
     limit = time.monotonic() + timeout_s
     while not _file(ring).exists() and time.monotonic() < limit:
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Folders in the memory of this node, for processes that share; the last one to leave removes its folder."""
+"""Folders in the memory of this node, for processes that share; the last user removes its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetctl.storage.atomic_io import make_private_folder
 
 MEMORY = Path("/dev/shm")
 LEAST_FREE = 2**29
-"""Bytes: with less, as in many containers, the node's disk serves instead of its memory."""
+"""Bytes of free memory below which, as in many containers, the node's disk is used instead."""
 USERS = ".users"
 
 
@@ -25,7 +25,7 @@ def _base(name: str) -> Path:
     Raises
     ------
     BadInputError
-        If somebody else has made one of that name.
+        If the folder belongs to another user, or others can access it.
     """
     own = f"hetctl-{os.getuid()}"
     in_use = (MEMORY / own / name).exists()
@@ -39,9 +39,9 @@ def _base(name: str) -> Path:
 
 @contextmanager
 def node_folder(name: str) -> Iterator[Path]:
-    """Use a folder together with others who use it by its name.
+    """Use a folder together with other processes that use the same name.
 
-    What processes that were killed have left behind is removed first.
+    Folders left by processes that were killed are removed first.
     """
     base = _base(name)
     _sweep(base, name)
@@ -61,7 +61,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _enter(folder: Path) -> int:
-    """Share the lock of a folder's users; the file may be removed before it is locked."""
+    """Acquire the shared lock of a folder's users; retry if the file was removed before it was locked."""
     while True:
         make_private_folder(folder)
         with suppress(FileNotFoundError):

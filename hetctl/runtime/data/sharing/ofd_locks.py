@@ -1,4 +1,4 @@
-"""Locks that the kernel drops when their holder dies, however it dies: one on each byte of a file."""
+"""Locks on single bytes of a file, which the kernel releases when their holder dies in any way."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from hetctl.model.errors import BadInputError
 
 FORM = "hhqqi"
-"""Of fcntl(2)'s ``struct flock``: type, whence, start, length, process (0 for these locks)."""
+"""Format of fcntl(2)'s ``struct flock``: type, whence, start, length, process (0 for these locks)."""
 
 CLOSED = -1
 
 
 class ByteLocks:
-    """Locks on single bytes of a file, held until dropped, the object is closed, or its process dies.
+    """Locks on single bytes of a file, held until released, the object is closed, or its process dies.
 
-    They are open file description locks of fcntl(2): they belong to the object rather than to the
-    process, so two objects of one process exclude each other, and closing one leaves the other alone.
+    They are open file description locks of fcntl(2): they belong to the object, not to the process,
+    so two objects of one process exclude each other, and closing one does not affect the other.
     A forked child would hold them as well, so its copy of the object is closed at once.
 
     Parameters
     ----------
     path : Path
-        On a file system of this machine. What the file holds does not matter, nor how long it is.
+        File on a local file system of this machine, with any content and length.
     """
 
     _descriptor = CLOSED
@@ -41,11 +41,11 @@ class ByteLocks:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is held any more."""
+        """True if the object is closed and holds no locks."""
         return self._descriptor == CLOSED
 
     def take(self, byte: int) -> bool:
-        """Lock a byte without waiting, unless it is ours already; False if another object has it."""
+        """Lock a byte without waiting, unless this object holds it; return false if another object does."""
         try:
             self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
         except BlockingIOError:
@@ -57,20 +57,20 @@ class ByteLocks:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 
     def held_by_another(self, byte: int) -> bool:
-        """Whether another object has a byte locked."""
+        """Return true if another object has locked a byte."""
         kind: int = struct.unpack(FORM, self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte))[0]
         return kind != fcntl.F_UNLCK
 
     def fence(self) -> None:
-        """Order what this thread reads and writes before and after, on processors that do not by themselves.
+        """Act as a memory barrier of this thread, for processors that reorder reads and writes.
 
-        While anything is held, asking for a lock takes a lock of the kernel's; nothing passes two of those.
+        While any lock is held, a query of a lock takes a lock of the kernel; two of those order all accesses.
         """
         self.held_by_another(0)
         self.held_by_another(0)
 
     def close(self) -> None:
-        """Drop all locks."""
+        """Release all locks."""
         if not self.closed:
             os.close(self._descriptor)
             self._descriptor = CLOSED

@@ -1,17 +1,18 @@
 """A ring of slots in shared memory: several producers, several readers, one order, no copies, no server.
 
-The ring is one memory-mapped file. Position p of the stream lies in slot ``p % slots``. Whoever claims a
-position holds a lock on its slot, and whoever reads holds one on its seat, until the kernel drops it at the
-holder's death: a claimed position that is neither published nor locked has lost its producer, and a reader
-without a lock is gone. Every step changes a single aligned word, which no death can tear.
+The ring is one memory-mapped file. Position p of the stream is in slot ``p % slots``. A producer holds a
+lock on the slot of a position that it has claimed, and a reader holds one on its seat, until the kernel
+releases it at the holder's death: a claimed position that is neither published nor locked has lost its
+producer, and a reader without a lock has died. Every step changes a single aligned word, so no death leaves
+it half written.
 
     producer                                            reader
     while (p := ring.claim(60)) is not None:            p = ring.join(number)
         used = fill(ring.buffer(p))                     while (view := ring.take(p, 60)) is not None:
         ring.publish(p, used)                               use(view); ring.release(p); p += 1
 
-Who waits looks again every `POLL_S` seconds. Claims, joining and ends exclude each other by one more lock,
-held for some microseconds; publishing, taking and releasing need none.
+Waiting processes check again every `POLL_S` seconds. Claims, joins and ends exclude each other by one more
+lock, held for some microseconds; publishing, taking and releasing need none.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Bytes = npt.NDArray[np.uint8]
 
 POLL_S = 0.001
 LOOK_S = 0.05
-"""How often a waiting producer also asks the kernel whether those it waits for are alive."""
+"""Seconds after which a waiting producer also asks the kernel whether the awaited processes are alive."""
 
 BRIEFLY_S = 10.0
-"""The longest wait of joins and ends for the lock of claims: its holder must have been stopped."""
+"""Longest wait of joins and ends for the lock of claims, in seconds; only a stopped holder exceeds it."""
 
 MAGIC = int.from_bytes(b"hetring1", "little")
 WORD = 8
@@ -48,19 +49,19 @@ PAGE = mmap.PAGESIZE
 
 
 class RingTimeoutError(HetctlError):
-    """What was waited for did not come in time."""
+    """Timeout of a wait for a position or a lock."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a ring is made for.
+    """Fixed dimensions of a ring.
 
     Parameters
     ----------
     slot_bytes : int
-        The most that one position holds.
+        Largest number of bytes of one position.
     readers : int
-        They have the numbers from 0.
+        Number of readers; they are numbered from 0.
     """
 
     slots: int
@@ -73,7 +74,7 @@ class Shape:
 
     @property
     def data_start(self) -> int:
-        """Byte at which the first slot begins."""
+        """Offset of the first slot in bytes."""
         return _whole_pages((HEAD + self.readers + 3 * self.slots) * WORD)
 
     @property
@@ -83,32 +84,32 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Length of the file."""
+        """Length of the file in bytes."""
         return self.data_start + self.slots * self.stride
 
 
 HEAD = 6
-"""Words before the tables: `MAGIC`, the shape's three, until when readers are awaited, the stream's end."""
+"""Words before the tables: `MAGIC`, the shape's three, the time until which readers are awaited, the end."""
 
 AWAITED_UNTIL, END = 4, 5
 
 
 class Ring:
-    """A ring that exists, as one thread of one process sees it. A forked child opens it anew.
+    """An existing ring, opened by one thread of one process. A forked child must open it again.
 
-    Claims, and the seat of a reader, last as long as this object.
+    Claims, and the seat of a reader, last as long as this object is open.
 
     Parameters
     ----------
     path : Path
-        Of the file.
+        File of the ring.
 
     Raises
     ------
     OSError
-        If it is not there.
+        If there is no such file.
     BadInputError
-        If it is no ring, or there is no room for all of it.
+        If it is no ring, or there is no space for all of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,14 +130,14 @@ class Ring:
 
     @classmethod
     def create(cls, path: Path, shape: Shape, join_timeout_s: float) -> Ring:
-        """Open a ring, which the first who comes creates: whole, or not at all.
+        """Open a ring; the first process creates it atomically.
 
         Parameters
         ----------
         path : Path
-            In a folder, on a file system of this machine, that only the owner can enter.
+            File in a folder, on a local file system, that only the owner can enter.
         join_timeout_s : float
-            Until so long after the creation nothing is overwritten before all readers have joined.
+            Seconds after the creation in which nothing is overwritten before all readers have joined.
 
         Raises
         ------
@@ -160,19 +161,19 @@ class Ring:
         self.close()
 
     def close(self) -> None:
-        """Give up all claims, and the seat as if by death; a reader that ends in order leaves first."""
+        """Release all claims, and the seat as by death; a reader that ends in order leaves first."""
         self._locks.close()
 
     def claim(self, timeout_s: float) -> int | None:
-        """Claim the next position that nobody has claimed, or has died over; None if there is none to come.
+        """Claim the next unclaimed position, or one of a dead producer; None if no more will come.
 
-        None comes when all positions before the end are published, but for those that this object holds
+        None is returned when all positions before the end are published, except those that this object holds
         itself, and when all readers have left.
 
         Raises
         ------
         RingTimeoutError
-            If readers or other producers took too long.
+            If readers or other producers take too long.
         """
         wait = _Waiting(self._path, timeout_s)
         next_look = 0.0
@@ -187,7 +188,7 @@ class Ring:
             wait.a_moment(f"no position could be claimed: {outcome.why}")
 
     def is_neglected(self) -> bool:
-        """Return whether a position could be claimed at this moment, though nobody has done so."""
+        """Return true if a position could be claimed now, but no process has claimed it."""
         with self._turn(_Waiting(self._path, BRIEFLY_S)):
             return isinstance(self._choice(), int)
 
@@ -197,7 +198,7 @@ class Ring:
         return self._slot(position, self.shape.slot_bytes)
 
     def publish(self, position: int, used_bytes: int) -> None:
-        """Let the readers have the first bytes of a position that this object has claimed."""
+        """Make the first bytes of a position that this object has claimed available to the readers."""
         self._check_claim(position)
         if not 0 <= used_bytes <= self.shape.slot_bytes:
             raise BadInputError(f"{used_bytes} bytes in a slot of {self.shape.slot_bytes} of {self._path}")
@@ -208,14 +209,14 @@ class Ring:
         self._give_up(position)
 
     def end(self, position: int) -> None:
-        """Say that the stream has the positions before this one alone; the least that anyone says holds.
+        """Set the end of the stream, the first position that does not exist; the least value set holds.
 
-        Claims of this object from there on are given up.
+        Claims of this object from this position on are released.
 
         Raises
         ------
         BadInputError
-            If readers may have seen it or a later one.
+            If readers may have seen this or a later position.
         """
         with self._turn(_Waiting(self._path, BRIEFLY_S)):
             if position < max(self._published):
@@ -232,9 +233,9 @@ class Ring:
         Raises
         ------
         BadInputError
-            If the ring has no such reader, or this object is one already.
+            If the ring has no such reader, or this object already is one.
         LockedError
-            If another living one has the number.
+            If another living reader has the number.
         """
         if self._number is not None or not 0 <= number < self.shape.readers:
             raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
@@ -249,14 +250,14 @@ class Ring:
     def take(self, position: int, timeout_s: float) -> Bytes | None:
         """Return a position's bytes, read-only and in place; None if the stream ends before it.
 
-        Positions are taken in order. Those that are passed over are needed no more.
+        Positions are taken in order; positions that are skipped count as released.
 
         Raises
         ------
         RingTimeoutError
             If it has not been published in time.
         BadInputError
-            If this object has passed it, or is no reader.
+            If this object has passed the position, or is no reader.
         """
         self._go_to(position)
         slot = position % self.shape.slots
@@ -273,14 +274,14 @@ class Ring:
         return view
 
     def release(self, position: int) -> None:
-        """Need a position that was taken no more: its view may change at any time from now on."""
+        """Release a position that was taken: its view may change at any time from now on."""
         if position not in self._taken:
             raise BadInputError(f"position {position} of {self._path} was not taken, or released before")
         self._taken.remove(position)
         self._show_progress()
 
     def leave(self) -> None:
-        """Be a reader no more; all views may change at any time from now on."""
+        """Stop being a reader; all views may change at any time from now on."""
         number = self._check_reader()
         self._readers[number] = LEFT
         self._locks.drop(self._seat_lock(number))
@@ -289,7 +290,7 @@ class Ring:
 
     @property
     def deserted(self) -> bool:
-        """Whether no reader is there, nor awaited; one that died counts until it is in a claim's way."""
+        """True if no reader is present or awaited; a dead one counts until a claim needs its slot."""
         absent = {DROPPED, LEFT} if self._awaiting else {AWAITED, DROPPED, LEFT}
         return all(word in absent for word in self._readers)
 
@@ -322,7 +323,7 @@ class Ring:
         for number in cursors.keeping(cursors.next):
             word = cursors.readers[number]
             alive = number == self._number or self._locks.held_by_another(self._seat_lock(number))
-            # Who leaves changes the word before it lets go of the seat.
+            # A reader that leaves changes its word before it releases the seat.
             if word != AWAITED and not alive and self._readers[number] == word:
                 self._readers[number] = DROPPED
 
@@ -383,7 +384,7 @@ class Ring:
 
 
 class _Waiting:
-    """Waits moment by moment, until a time-out."""
+    """Wait in short sleeps until a timeout."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path = path
@@ -404,7 +405,7 @@ def _whole_pages(size: int) -> int:
 
 
 def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
-    """Write the header and give it its name, unless somebody else has been quicker."""
+    """Write the header and link the file to its name, unless another process was faster."""
     own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     awaited_until = time.monotonic_ns() + int(join_timeout_s * 1e9)
     words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until, ENDLESS)
@@ -421,7 +422,7 @@ def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Map all of a file, once memory has been set aside: to write where there is none would kill us."""
+    """Map all of a file after its space is allocated: a write without free space would kill the process."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size

@@ -1,4 +1,4 @@
-"""Where a leader puts the chunks of all nodes: into the ring of its node, as long as anybody reads that."""
+"""Destination of the chunks of all nodes at a leader: the ring of its node, while it has readers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hetctl.runtime.data.sharing.leader_lock import announce
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 
 IN_FLIGHT = 10
-"""Chunks that are on their way at a time, FLEET's third queue."""
+"""Chunks in flight at a time, FLEET's third queue."""
 RETRY_S = 0.005
-"""How often a leader looks whether a full ring has room again."""
+"""Seconds between two attempts to claim a slot of a full ring."""
 
 
 class Outlet:
-    """Where the chunks go on this node: into its ring while that has readers, then where nobody reads.
+    """Destination of chunks on this node: its ring while that has readers, then unused memory.
 
-    This must be the ring's only producer. If there is another, trainers have given the leader up, and it
-    leaves the ring to them.
+    This must be the ring's only producer. If there is another, trainers no longer rely on the leader, which
+    then leaves the ring to them.
 
     Parameters
     ----------
     path : Path
-        Of the ring, which is announced to be filled for as long as it is.
+        File of the ring; the leader announces that it fills the ring as long as it does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,11 +38,11 @@ class Outlet:
 
     @property
     def left(self) -> bool:
-        """Whether the ring is no longer ours to fill."""
+        """True if this leader no longer fills the ring."""
         return self._service.closed
 
     def buffer(self, position: int) -> Bytes | None:
-        """Return room for the next position, None if there is none yet; of `IN_FLIGHT`, no two share it."""
+        """Return memory for the next position, None if there is none yet; `IN_FLIGHT` ones never overlap."""
         if self._read and position not in self._held and time.monotonic() >= self._retry_at:
             self._claim(position)
         if position in self._held:
@@ -50,7 +50,7 @@ class Outlet:
         return None if self._read else self._spare[position % IN_FLIGHT]
 
     def publish(self, position: int, used_bytes: int) -> None:
-        """Let readers have a position, if it has any."""
+        """Publish a position if it is in the ring."""
         if position in self._held:
             self._ring.publish(position, used_bytes)
             self._held.remove(position)
@@ -68,7 +68,7 @@ class Outlet:
         self._leave_if_done()
 
     def _leave_if_done(self) -> None:
-        """Leave the ring, but not before what is on its way there has come: others may fill it then."""
+        """Leave the ring after all positions in flight are published: others may fill it then."""
         if not self._read and not self._held:
             self._ring.close()
             self._service.close()

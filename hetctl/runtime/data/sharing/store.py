@@ -1,8 +1,8 @@
 """Prepared samples in a file that all processes of a node map: each is prepared once on the node.
 
 Any process may die at any instruction. A sample is claimed by a lock on one byte of a file beside the
-store, which the kernel drops with the process, and it counts only once its byte of state is set, which
-is the last thing to be written.
+store, which the kernel releases when the process dies, and it is valid only once its byte of state is set,
+which is written last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAGE = 4096
 READY = 1
 POLL_S = 0.005
 PATIENCE_S = 60.0
-"""So long other processes may take for any one of the samples that this one waits for."""
+"""Seconds that other processes may take for any one of the samples that this one waits for."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -39,29 +39,29 @@ Prepare = Callable[[int], tuple[Array, Array]]
 
 
 class SampleStore:
-    """The prepared samples of one source on this node, made by whichever process comes first.
+    """The prepared samples of one source on this node; the first process creates the store.
 
-    Claims belong to this object: a second thread, or a forked process, needs its own to fill the store.
+    Claims belong to this object: a second thread or a forked process needs its own object to fill the store.
 
     Parameters
     ----------
     path : Path
-        Of the file, in a folder that only the owner can enter, on a file system of this node. Claims lie
-        beside it, in ``<name>.lock``.
+        File in a folder that only the owner can enter, on a file system of this node. Claims are in
+        ``<name>.lock`` beside it.
     spec : SampleSpec
-        Of the samples.
+        Specification of the samples.
     samples : int
         Number of the samples.
     fingerprint : str
-        Says what the samples are and how they were prepared.
+        Identification of the samples and of their preparation.
 
     Raises
     ------
     BadInputError
-        If the file holds anything else, or if it would have to be made and there is too little space
-        for the whole of it; nothing is written then.
+        If the file holds other data, or if it has to be created and there is too little space for all of it;
+        nothing is written then.
     LockedError
-        If another process does not get the file made.
+        If another process does not finish creating the file.
     """
 
     def __init__(self, path: Path, spec: SampleSpec, samples: int, fingerprint: str) -> None:
@@ -77,16 +77,16 @@ class SampleStore:
 
     @staticmethod
     def bytes_needed(spec: SampleSpec, samples: int) -> int:
-        """Return the size of the file."""
+        """Return the size of the file in bytes."""
         return _records_at(samples) + samples * spec.record_bytes
 
     def ready(self, numbers: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Tell of each of the samples whether it can be read."""
+        """Return, for each of the samples, true if it can be read."""
         ready: npt.NDArray[np.bool_] = self._states[np.asarray(numbers)] == READY
         return ready
 
     def read(self, numbers: npt.ArrayLike) -> tuple[Array, Array]:
-        """Copy samples out of the store, in the order asked for.
+        """Copy samples out of the store, in the requested order.
 
         Returns
         -------
@@ -95,7 +95,7 @@ class SampleStore:
         Raises
         ------
         HetctlError
-            If one of them is not ready: `fill` comes first.
+            If one of them is not ready: call `fill` first.
         """
         chosen = np.asarray(numbers)
         absent = chosen[~self.ready(chosen)]
@@ -105,12 +105,12 @@ class SampleStore:
         return self._records["x"][chosen], self._records["y"][chosen]
 
     def view(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y where they are, read-only.
+        """Return one sample's x and y in place, read-only.
 
         Raises
         ------
         HetctlError
-            If it is not ready.
+            If the sample is not ready.
         """
         if self._states[number] != READY:
             raise HetctlError(f"sample {number} is read before it is prepared")
@@ -120,21 +120,21 @@ class SampleStore:
         return x, y
 
     def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = PATIENCE_S) -> None:
-        """Make samples ready: prepare those that nobody has, then wait for those that others prepare.
+        """Make samples ready: prepare those that are not claimed, then wait for those of other processes.
 
         Parameters
         ----------
         prepare : callable
-            ``prepare(number) -> (x, y)``. What it raises, this raises; its sample is left to others.
+            ``prepare(number) -> (x, y)``. Its exceptions are raised again; the sample is left to others.
         patience_s : float
-            How long to wait while not one of the others' samples becomes ready, in seconds.
+            Seconds to wait while none of the others' samples becomes ready.
 
         Raises
         ------
         BadInputError
-            If a sample does not fit the spec.
+            If a sample does not match the specification.
         LockedError
-            If the others take longer.
+            If the other processes take longer.
         """
         asked = np.asarray(numbers)
         absent = asked[~self.ready(asked)].tolist()
@@ -151,7 +151,7 @@ class SampleStore:
             awaited = left
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._claims.close()
         del self._states, self._records
         self._map.close()
@@ -165,13 +165,13 @@ class SampleStore:
         return _mapped(path, header, size)
 
     def _prepared(self, number: int, prepare: Prepare) -> bool:
-        """Make a sample ready; False if another process is about it."""
+        """Make a sample ready; return false if another process prepares it."""
         if self._states[number] == READY:
             return True
         if not self._claims.take(number):
             return False
         try:
-            # Somebody may have had the claim between the look and the lock.
+            # Another process may have prepared it between the check and the lock.
             if self._states[number] != READY:
                 self._write(number, *prepare(number))
         finally:
@@ -200,7 +200,7 @@ def _held(claims: ByteLocks, byte: int, what: str) -> Iterator[None]:
 
 
 def _fence() -> None:
-    """Keep what is before from being reordered with what is after, which some processors may do.
+    """Act as a memory barrier, since some processors reorder reads and writes.
 
     The state of a sample must be neither written before nor read after the sample itself.
     """
@@ -223,14 +223,14 @@ def _boot() -> bytes:
 
 
 def _of_an_earlier_boot(path: Path) -> bool:
-    """Whether it is a store from before the machine last started: what was written then may be torn."""
+    """Return true if a store is older than the last boot: its last writes may be incomplete."""
     with path.open("rb") as file:
         begin = file.read(len(MAGIC + _boot()))
     return begin.startswith(MAGIC) and not begin.endswith(_boot())
 
 
 def _lock_file(path: Path) -> Path:
-    """Return the file of claims, which lies beside the store; make what is missing."""
+    """Return the file of claims beside the store; create what is missing."""
     make_private_folder(path.parent)
     claims = path.with_name(f"{path.name}.lock")
     os.close(os.open(claims, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -238,7 +238,7 @@ def _lock_file(path: Path) -> Path:
 
 
 def _create(path: Path, header: bytes, size: int) -> None:
-    """Make the file with all of its space taken, so that a full disk shows here and nowhere else."""
+    """Create the file with all of its space allocated, so that a full disk can show only here."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     free = _free_bytes(path.parent)
