@@ -1,4 +1,4 @@
-"""Balancing: what unlike workers would make of one batch, with an algorithm that sets each one's share."""
+"""Simulation of balanced batches: an algorithm sets the shares of unequal workers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 
 @dataclass(frozen=True)
 class BalanceRequest:
-    """What is to be simulated.
+    """Input of a simulation of balanced batches.
 
     Parameters
     ----------
     workers : Path
-        What batches take.
+        File of batch times by worker.
     batch : int
-        Samples of all workers together.
+        Samples of all workers together per iteration.
     predictor : str
-        Of speeds; only Algorithm 1 (``cpu``) has one.
+        Name of the predictor of speeds; only Algorithm 1 (``cpu``) has one.
     changes : sequence of (int, Path)
-        From an iteration on, the workers that a file names take what it says.
+        Iterations from which on the workers in a file have the times given there.
     jitter : float
         Standard deviation of a worker's time, as a share of it.
     seed : int
-        Of jitter and predictor.
+        Seed of jitter and predictor.
     """
 
     workers: Path
@@ -50,14 +50,14 @@ class BalanceRequest:
 
 @dataclass(frozen=True)
 class Balancing:
-    """A simulation of balanced batches; `t_star_s`, `ratio` and `reached_at` are of its last phase.
+    """Result of a simulation of balanced batches; `t_star_s`, `ratio`, `reached_at` are of its last phase.
 
     Parameters
     ----------
     predictor : str or None
-        None: the algorithm has none.
+        Name of the predictor; None if the algorithm has none.
     seconds : float
-        Of all iterations.
+        Time of all iterations in seconds.
     """
 
     algorithm: str
@@ -84,12 +84,12 @@ MANAGERS: Mapping[str, Callable[[BalanceRequest, Caps], BatchSizeManager]] = {
 
 
 def simulate_balancing(request: BalanceRequest) -> Balancing:
-    """Simulate iterations that start with equal batches.
+    """Simulate iterations, starting with equal batches.
 
     Raises
     ------
     BadInputError
-        If a file is wrong, an option is, or there are fewer samples than workers.
+        If a file or an option is wrong, or there are fewer samples than workers.
     InfeasibleError
         If the workers' memory has no room for the batch.
     """
@@ -153,7 +153,7 @@ def _conditions(request: BalanceRequest, workers: Sequence[WorkerPoints]) -> lis
 
 
 def _changed(path: Path, known: Mapping[str, WorkerPoints]) -> dict[str, WorkerPoints]:
-    """Read the workers that change; their memory does not."""
+    """Read the workers that change; their memory limits do not."""
     changed = {worker.name: worker for worker in read_workers(path)}
     problems = [
         (worker.place, f"worker: there is no '{name}'" + suggestion(name, known))

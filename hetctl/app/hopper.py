@@ -1,4 +1,4 @@
-"""Hops of configurations over partitioned data: planned, and simulated."""
+"""Planning and simulation of hops of configurations over partitioned data."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from hetctl.scheduling.planners.base import nearest
 
 AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"
 OutageRequest = tuple[str, float, float]
-"""Worker, and from when to when it is not there, in seconds; the last may be infinite."""
+"""Worker, and the start and end of its absence in seconds; the end may be infinite."""
 MOST_TIMES = 50_000_000
-"""Configurations times partitions times workers that fit memory."""
+"""Largest product of configurations, partitions and workers that fits memory."""
 UNDONE = 1
-"""Exit code that stands for a worker's failure."""
+"""Exit code that represents a worker's failure."""
 
 
 @dataclass(frozen=True)
 class HopperRequest:
-    """What is to be planned.
+    """Input of planning hops.
 
     Parameters
     ----------
     unit_times : Path
         File of unit times.
     plan_seconds : float
-        How long a scheduler that searches may do so.
+        Largest search time of a scheduler in seconds.
     mode : str
         ``hopper``, ``hybrid``, ``data-parallel``, or ``auto``: the cheapest that the rule of CEREBRO's
-        appendix 12 leaves.
+        appendix 12 admits.
     efficiency : float
-        Share of the ideal rate that workers reach which train together.
+        Share of the ideal rate that workers reach when they train together.
     """
 
     unit_times: Path
@@ -60,7 +60,7 @@ class HopperRequest:
     efficiency: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse an unknown scheduler before anything is read."""
+        """Raise BadInputError on an unknown scheduler before any file is read."""
         if self.scheduler not in SCHEDULERS:
             raise BadInputError(
                 f"unknown scheduler {self.scheduler!r}", hint=nearest(self.scheduler, SCHEDULERS)
@@ -74,22 +74,22 @@ class HopperRequest:
 
 @dataclass(frozen=True)
 class HopperOutcome:
-    """Hops, and how far they are from the limit.
+    """Hops of configurations, with their distance from the lower bound.
 
     Parameters
     ----------
     scheduler : str
-        Where the order comes from; ``replay``: from a log.
+        Source of the order: a scheduler's name, or ``replay`` for a log.
     units : UnitTimes
-        What the hopper saw; its workers are groups where workers train together.
+        Unit times as seen by the hopper; its workers are groups if workers train together.
     stays : tuple of Stay
-        In the order of their starts.
+        Stays of configurations at workers, in the order of their starts.
     lower_bound_s : float
-        No schedule without preemption, on workers that never fail, has a smaller makespan.
+        Lower bound in seconds of the makespan without preemption and failures of workers.
     plan_seconds : float
-        What the scheduler took.
+        Time that the scheduler took, in seconds.
     prices : mapping of str to float
-        Planned makespan of an epoch by mode, of all that were looked at; none of a replay.
+        Planned makespan of an epoch in seconds, by mode, of all modes considered; empty for a replay.
     """
 
     scheduler: str
@@ -104,29 +104,29 @@ class HopperOutcome:
 
     @property
     def makespan_s(self) -> float:
-        """When the last unit is done."""
+        """Time when the last unit is done, in seconds."""
         return max(stay.end_s for stay in self.stays if not stay.lost)
 
     @property
     def ratio(self) -> float:
-        """The makespan over the bound; 1 is the limit."""
+        """Makespan divided by the bound; 1 is optimal."""
         return self.makespan_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     @property
     def lost_s(self) -> float:
-        """Seconds of workers that failures undid."""
+        """Seconds of workers whose results were lost by failures."""
         return math.fsum(stay.end_s - stay.start_s for stay in self.stays if stay.lost)
 
     @property
     def busy(self) -> float:
-        """Seconds of units that were done, over all workers' until the makespan."""
+        """Share of all workers' time until the makespan that was spent on completed units."""
         done_s = math.fsum(stay.end_s - stay.start_s for stay in self.stays if not stay.lost)
         whole_s = len(self.units.workers) * self.makespan_s
         return done_s / whole_s if whole_s else 1.0
 
     @property
     def steps(self) -> tuple[StepSpan, ...]:
-        """The stays as a chart of workers shows them."""
+        """Stays as steps for a chart of workers."""
         return tuple(_step(stay) for stay in self.stays)
 
 
@@ -136,7 +136,7 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
     Raises
     ------
     BadInputError
-        If the file is wrong, or its partitions have copies and the scheduler or mode takes none.
+        If the file is wrong, or its partitions have copies that the scheduler or mode does not support.
     """
     chosen = _choose(request)
     schedule = chosen.way.schedule
@@ -147,16 +147,16 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
 
 
 def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[OutageRequest] = ()) -> HopperOutcome:
-    """Plan, and run the hopper along the plan; with `randomized` it draws as it goes, as in CEREBRO.
+    """Simulate the hopper along a plan; with `randomized` the next hop is drawn each time, as in CEREBRO.
 
-    What is left is planned anew when workers fail, return or join late.
+    The remaining hops are planned again when workers fail, return or join late.
 
     Raises
     ------
     BadInputError
-        As `plan_hops`; also if a worker that is away is unknown.
+        As in `plan_hops`; also if an absent worker is unknown.
     InfeasibleError
-        If a partition is lost for good before everybody has visited it.
+        If a partition is lost for good before all configurations have visited it.
     """
     chosen = _choose(request)
     units = chosen.way.units
@@ -180,23 +180,23 @@ def replay_hops(
     seed: int = 0,
     away: Iterable[OutageRequest] = (),
 ) -> HopperOutcome:
-    """Run the hopper along the visits that a log has as done, however long they take this time.
+    """Simulate the hopper along the completed visits of a log, which take the unit times of the file.
 
     Parameters
     ----------
     log : Path
-        What `trace_of` returned.
+        Log in the format of `trace_of`.
     epochs : int or None
-        Of every configuration; None: as many as the log has.
+        Number of epochs of each configuration; None: as many as in the log.
     seed : int
-        Of what is drawn: visits that the log lacks, or has on a worker that is away.
+        Seed of the visits that are drawn: those missing in the log, or at an absent worker.
 
     Raises
     ------
     BadInputError
-        If a file is wrong, or a worker that is away is unknown.
+        If a file is wrong, or an absent worker is unknown.
     InfeasibleError
-        If a partition is lost for good before everybody has visited it.
+        If a partition is lost for good before all configurations have visited it.
     """
     table = read_unit_times(unit_times)
     units = _units(unit_times, table)
@@ -249,7 +249,7 @@ def _step(stay: VisitRecord) -> StepSpan:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The cheapest way with its schedule, beside all that were looked at."""
+    """The cheapest mode with its schedule, and all others considered."""
 
     workers: tuple[str, ...]
     priced: Sequence[ModeCost]
@@ -261,7 +261,7 @@ class _Chosen:
 
     @property
     def groups(self) -> Mapping[str, str]:
-        """The group that cannot go on without a worker, by the worker's name."""
+        """Groups that cannot continue without a worker, by the worker's name."""
         names = self.way.units.workers
         return {self.workers[k]: names[g] for g, part in enumerate(self.way.groups) for k in part}
 

@@ -1,4 +1,4 @@
-"""Starting a project from an example."""
+"""Start of a project from an example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def examples() -> list[str]:
 
 
 def start_project(folder: Path, example: str) -> list[Path]:
-    """Copy an example into a folder, which is made if need be; return the files.
+    """Copy an example into a folder, which is created if needed; return the files.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end: kept until it can be left without leaving anything half done."""
+"""Signals that ask a command to end, kept until it can end without leaving work half done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption(KeyboardInterrupt):
-    """A signal asks the command to end."""
+    """Request of a signal to end the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -19,7 +19,7 @@ class Interruption(KeyboardInterrupt):
 
 
 class Interruptions:
-    """Keeps signals within a ``with`` block, and raises them within `heeded` alone.
+    """Context manager that stores signals, and raises them only within `heeded`.
 
     A signal that was ignored before stays ignored, so that `nohup` works.
     """
@@ -45,7 +45,7 @@ class Interruptions:
 
     @contextmanager
     def heeded(self) -> Iterator[None]:
-        """Raise a signal that has come, or comes within the block, but only one.
+        """Raise a signal that has arrived, or arrives within the block, but only one.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class Interruptions:
             self._heeding = False
 
     def check(self) -> None:
-        """Raise a signal that has come.
+        """Raise a signal that has arrived.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The end of a log, as a person wants to see it."""
+"""Last lines of a log, for display."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The project that a command runs in: its folder, its home, its ensemble and its site.
+"""Project that a command runs in: its folder, its home, its ensemble and its site.
 
-Pydantic, which checks the files that people write, is only imported when one is read.
+Pydantic, which checks the users' files, is only imported when one is read.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Project:
 
     @classmethod
     def here(cls) -> Project:
-        """Return the project of the working directory; ``$HETCTL_HOME`` may lie elsewhere."""
+        """Return the project of the working directory; ``$HETCTL_HOME`` may be elsewhere."""
         folder = Path.cwd()
         home = Path(os.environ.get("HETCTL_HOME") or folder / ".hetctl")
         return cls(folder, Home(home.resolve()))
 
     @property
     def template_folders(self) -> tuple[Path, ...]:
-        """Where templates are looked for before the shipped ones."""
+        """Folders that are searched for templates before the shipped ones."""
         return self.folder / "templates", Path.home() / ".config" / "hetctl" / "templates"
 
     @contextmanager
     def reading(self) -> Iterator[Catalog]:
-        """Open the catalog to look at it, without the means to change it.
+        """Open the catalog for reading only.
 
         Raises
         ------
         BadInputError
-            If there is none yet.
+            If there is no catalog yet.
         """
         self._require_catalog()
         with Catalog.open_to_read(self.home.catalog) as catalog:
@@ -87,12 +87,12 @@ class Project:
         return self._ensemble_of_catalog(reference)
 
     def site(self, name: str | None) -> Site:
-        """Return a site by name or file; by default the one whose machine this is.
+        """Return a site by name or file; by default the site of this machine.
 
         Raises
         ------
         BadInputError
-            If there is no such site, or its file is wrong; or none is named and none fits, although
+            If there is no such site, or its file is wrong; or if none is named and none matches, although
             jobs could be submitted from this machine.
         """
         from hetctl.inputs.site_file import find_site
@@ -100,13 +100,13 @@ class Project:
         return find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
 
     def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
-        """Return a site by name or file, and where each of its keys stands."""
+        """Return a site by name or file, with the source of each of its keys."""
         from hetctl.inputs.site_file import trace_site
 
         return trace_site(name, project=self.folder, home=Path.home())
 
     def sites(self) -> list[tuple[str, Path]]:
-        """Return the names of all site files, and where each comes from."""
+        """Return the names and paths of all site files."""
         from hetctl.inputs.site_file import list_sites
 
         return list_sites(project=self.folder, home=Path.home())
@@ -150,7 +150,7 @@ class Project:
 
 
 def _refuse_login_node(host: str) -> None:
-    """Raise BadInputError where a batch system's submit command is on the PATH."""
+    """Raise BadInputError if a batch system's submit command is on the PATH."""
     those = [entry for entry in BATCH_SYSTEMS.values() if entry.commands]
     found = {entry.name: path for entry in those if (path := shutil.which(entry.commands[0]))}
     if not found:

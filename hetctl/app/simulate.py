@@ -1,4 +1,4 @@
-"""Simulating: what an ensemble would come to on a cluster that need not exist."""
+"""Simulation of an ensemble on a real or hypothetical cluster."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Sc
 from hetctl.scheduling.simulate.simulate_run import simulate
 
 GPUS_PER_NODE = 4
-"""Where neither a person nor the profile's site says how many."""
+"""Default number, if neither the user nor the profile's site gives one."""
 
 
 @dataclass(frozen=True)
 class SimulateRequest:
-    """What is to be simulated.
+    """Input of a simulation.
 
     Parameters
     ----------
     site : str or None
-        Where the rates were measured; None: the one place where they were.
+        Site where the rates were measured; None: the only one.
     gpus : mapping of str to int
-        By type of GPU; under "" if there is only one.
+        Numbers of GPUs by type; under "" if there is only one type.
     gpus_per_node : int or None
-        None: as at that site.
+        GPUs of a node; None: as at that site.
     planner : str
-        A planner's name, or ``auto``.
+        Name of a planner, or ``auto``.
     options : mapping
-        The planner's; their seed is that of everything that is drawn.
+        Options of the planner; their seed is used for all random draws.
     restart_s : float or None
-        What each start but the first takes, in place of all times that were measured beside the
-        rates. None: start-up, evaluation and checkpoints take as long as was measured.
+        Seconds of each start except the first, instead of all times that were measured beside the
+        rates. None: start-up, evaluation and checkpoints take as long as measured.
     round_limit_s : int or None
-        Wall-clock limit of each job.
+        Wall-clock limit of each job in seconds.
     jobs : int or None
-        So many members are drawn from the ensemble's; None: each is there once.
+        Number of members drawn from the ensemble's; None: each is there once.
     arrival_mean_s : float or None
-        Mean of the exponential gaps between arrivals; None: all are there from the start.
+        Mean of the exponential gaps between arrivals in seconds; None: all arrive at the start.
     node_mtbf_s : float or None
-        Mean time between failures of a node; None: none fails.
+        Mean time between failures of a node in seconds; None: no failures.
     predicted : bool
-        Planners know of the work left only what the loss so far tells.
+        True if planners know the work left only as predicted from the losses so far.
     """
 
     ensemble: Ensemble
@@ -74,22 +74,22 @@ class SimulateRequest:
     predicted: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no planner takes before anything is opened."""
+        """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
         check_planner(self.planner, self.options)
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """A simulation, and what it was made from.
+    """Result of a simulation, with its input.
 
     Parameters
     ----------
     site : str
-        Where the rates were measured.
+        Site where the rates were measured.
     arrivals : mapping
         Seconds from the start by member.
     work_errors : mapping
-        Median errors of the predicted work by the share of it that was done; empty where it was known.
+        Median errors of the predicted work by the share of it that was done; empty if it was known.
     """
 
     simulation: Simulation
@@ -99,14 +99,14 @@ class SimulationResult:
 
 
 def run_simulation(project: Project, request: SimulateRequest) -> SimulationResult:
-    """Simulate an ensemble on the rates that the catalog has of it.
+    """Simulate an ensemble with its rates in the catalog.
 
     Raises
     ------
     BadInputError
-        If there is no profile, several and no site was named, or a member's is missing.
+        If there is no profile, or several and no site was named, or a member's profile is missing.
     InfeasibleError
-        If the round limit is too short for some member to get anything done.
+        If the round limit is too short for some member to make any progress.
     """
     options = options_from(request.options)
     with project.reading() as catalog:
@@ -196,7 +196,7 @@ def _as_restarting(members: Sequence[Workload], restart_s: float | None) -> list
 
 
 def _arrivals(members: Sequence[Workload], request: SimulateRequest, seed: int) -> list[Arrival]:
-    """Draw jobs and gaps apart from each other: the same jobs come, however often."""
+    """Return drawn jobs and arrivals, with separate random streams: the gaps do not change the jobs."""
     jobs = list(members)
     if request.jobs is not None:
         drawn = random.Random(f"{seed}:jobs").choices(members, k=request.jobs)
@@ -229,7 +229,7 @@ def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> 
 
 
 def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
-    """Return the arrivals with their work as it can be known in the beginning."""
+    """Return the arrivals with their work as estimated at the start."""
     seen = _sight(arrivals, request, seed)
     if seen is None:
         return arrivals

@@ -14,7 +14,7 @@ from hetctl.cli.output import print_json
 @click.option("--chain-behind", type=int, help="Number of the job that calls this at its start.")
 @json_option
 def command(run: str | None, after_job: int | None, chain_behind: int | None, as_json: bool) -> None:
-    """Collect what happened in RUN (default: the newest) and submit its next job if one is needed.
+    """Collect the events of RUN (default: the newest) and submit its next job if one is needed.
 
     Job scripts call this at their end, so that a run needs no login session; those of a run that was
     submitted with --chain call it at their start, too.

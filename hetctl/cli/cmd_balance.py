@@ -17,7 +17,7 @@ MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
 
 
 class ChangeType(click.ParamType):  # type: ignore[type-arg]
-    """``150:slower.csv``: from iteration 150 on, workers take what that file says."""
+    """Option ``150:slower.csv``: from iteration 150 on, workers have the times in that file."""
 
     name = "change"
 
@@ -35,7 +35,7 @@ class ChangeType(click.ParamType):  # type: ignore[type-arg]
 
 @click.group("balance")
 def command() -> None:
-    """Balance the batches of workers that are not alike.
+    """Balance the batches of workers with different speeds.
 
     Example: hetctl balance simulate --workers workers.csv --batch 128 --iterations 100
     """
@@ -80,7 +80,7 @@ def command() -> None:
 @json_option
 @click.pass_context
 def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
-    """Run iterations of unlike workers under a virtual clock, and balance their batches.
+    """Simulate iterations of workers with different speeds, and balance their batches.
 
     All start with equal batches. After each iteration the algorithm sets those of the next one.
 

@@ -12,7 +12,7 @@ from hetctl.cli.output import print_json
 @click.argument("run", required=False)
 @json_option
 def command(run: str | None, as_json: bool) -> None:
-    """Cancel the jobs of RUN (default: the newest); `hetctl submit` goes on from the checkpoints.
+    """Cancel the jobs of RUN (default: the newest); `hetctl submit` continues from the checkpoints.
 
     Example: hetctl cancel digits-001
     """

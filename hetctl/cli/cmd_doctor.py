@@ -8,7 +8,7 @@ from hetctl.cli.options import json_option
 from hetctl.cli.output import leave, print_json, print_table
 
 FRAMEWORKS = ("tensorflow", "pytorch")
-"""Those of ensemble files, in the order in which they are looked for."""
+"""Frameworks of ensemble files, in the order of the search for them."""
 
 
 @click.command("doctor")
@@ -25,10 +25,10 @@ FRAMEWORKS = ("tensorflow", "pytorch")
 def command(
     site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None, as_json: bool
 ) -> None:
-    """Examine a site and say what to fix: commands, queue, limits, account, folders, Python.
+    """Check a site and say what to fix: commands, queue, limits, account, folders, Python.
 
-    With --job, a short job also tries whether ranks start, get their GPUs and find one another, and how fast
-    GPUs exchange data within a node and between nodes.
+    With --job, a short job also tests whether ranks start, get their GPUs and connect, and how fast GPUs
+    exchange data within a node and between nodes.
 
     Example: hetctl doctor --site slurm --job
     """

@@ -25,7 +25,7 @@ AWAY = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
 class OutageType(click.ParamType):  # type: ignore[type-arg]
-    """``WORKER@START-END`` or ``WORKER@START``: a worker's name and seconds, the last perhaps infinite."""
+    """Option ``WORKER@START-END``, or ``WORKER@START`` without return: a worker's absence."""
 
     name = "away"
 
@@ -45,14 +45,14 @@ class OutageType(click.ParamType):  # type: ignore[type-arg]
 
 @click.group("hopper")
 def command() -> None:
-    """Have configurations hop over partitioned data: plan an epoch, or simulate it with failures.
+    """Move configurations over partitioned data: plan an epoch, or simulate it with failures.
 
     Example: hetctl hopper plan --unit-times times.csv
     """
 
 
 def _shared_options(command: F) -> F:
-    """Add what both sub-commands take."""
+    """Add the options of both sub-commands."""
     options = [
         click.option(
             "--unit-times",
@@ -147,7 +147,7 @@ def simulate(
     as_json: bool,
     **wishes: Any,
 ) -> None:
-    """Run the hopper under a virtual clock, along a plan; with `randomized` it draws as it goes.
+    """Simulate the hopper along a plan; with `randomized` each hop is drawn when it is due.
 
     Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --outage w3@10m-30m --report hops.html
     """
@@ -162,7 +162,7 @@ def simulate(
 
 
 def _refuse_planning(context: click.Context) -> None:
-    """Refuse options that say how to plan; a replay plans nothing, and its workers hop alone."""
+    """Raise UsageError on options of planning: a replay plans nothing, and its workers form no groups."""
     given = PLANNING.intersection(given_options(context))
     if context.params["mode"] == "hopper":
         given -= {"mode"}

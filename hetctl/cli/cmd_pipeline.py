@@ -29,7 +29,7 @@ def command() -> None:
 
 
 def plan_options(function: F) -> F:
-    """Add what is planned, and how."""
+    """Add the options for the input and the method of planning."""
     options = [
         click.option(
             "--layers",
@@ -87,7 +87,7 @@ def plan_options(function: F) -> F:
 @plan_options
 @json_option
 def plan(as_json: bool, **wishes: Any) -> None:
-    """Compute the virtual workers, and which layers go to which GPU.
+    """Compute the virtual workers, and the layers of each GPU.
 
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml --policy ed
     """
@@ -111,7 +111,7 @@ def plan(as_json: bool, **wishes: Any) -> None:
 )
 @json_option
 def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
-    """Plan, and run the plan under a virtual clock: passes on every GPU, waves between virtual workers.
+    """Plan, and simulate the plan: passes on every GPU, waves between virtual workers.
 
     Example: hetctl pipeline simulate --layers vgg19.csv --cluster cluster.yaml --clock-distance 4
     """

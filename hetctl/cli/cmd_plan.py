@@ -33,7 +33,7 @@ from hetctl.cli.output import print_json, print_table
 @click.option("--explain", is_flag=True, help="Say why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:
-    """Compute the rounds until every member has converged, and keep the plan in the catalog.
+    """Compute the rounds until every member has converged, and store the plan in the catalog.
 
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """

@@ -46,10 +46,10 @@ def command(
     as_json: bool,
     **wishes: Any,
 ) -> None:
-    """Measure the training rate of every member, each on 1, 2, .. GPUs, many points to a job.
+    """Measure the training rate of every member on 1, 2, .. GPUs, with many points per job.
 
-    What is measured stays in the catalog, also when this is interrupted, and is not measured again. A
-    job that an earlier command left measuring is followed.
+    Measurements are kept in the catalog, also when this is interrupted, and are not repeated. A job of
+    an earlier command that is still measuring is followed.
 
     Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
     """
@@ -78,7 +78,7 @@ def command(
 @site_options
 @json_option
 def show(as_json: bool, **wishes: Any) -> None:
-    """Show what is known, and which jobs are measuring; stale points are marked.
+    """Show the known points, and the jobs that are measuring; stale points are marked.
 
     Example: hetctl profile show
     """
@@ -104,9 +104,9 @@ def show(as_json: bool, **wishes: Any) -> None:
 def import_table(
     context: click.Context, /, table: Path, name: str | None, as_json: bool, **wishes: Any
 ) -> None:
-    """Take over rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
+    """Import rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
 
-    With --name no ensemble and no site is needed, and the column samples is each member's work.
+    With --name neither ensemble nor site is needed, and the column samples is each member's work.
 
     Example: hetctl profile import rates.csv
     """
@@ -157,7 +157,7 @@ def export_table(output: Any, **wishes: Any) -> None:
 
 
 def _refuse_lost_options(context: click.Context) -> None:
-    """Refuse options that stand before the sub-command: they would be its own, behind it."""
+    """Raise UsageError on options before the sub-command, which must come after it."""
     name = context.invoked_subcommand
     _refuse(context, set(context.params), f"goes after the sub-command: {context.command_path} {name} ..")
 

@@ -28,7 +28,7 @@ from hetctl.cli.output import print_json
 def command(run: str, as_json: bool, **wishes: Any) -> None:
     """Print the batch script of a run's first job, and the command that would submit it.
 
-    Nothing is written, and no machine is asked: any site's script can be rendered anywhere.
+    Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
 
     Example: hetctl render --site summit --gpus 24 --time 2h --account ABC123
     """
@@ -44,7 +44,7 @@ def command(run: str, as_json: bool, **wishes: Any) -> None:
 
 
 def submission_fields(submission: Any) -> dict[str, Any]:
-    """Return a submission as JSON has it."""
+    """Return a submission as a mapping for JSON."""
     return {
         "run": submission.run,
         "path": str(submission.path),
@@ -59,7 +59,7 @@ def submission_fields(submission: Any) -> dict[str, Any]:
 
 
 def print_submission(submission: Any) -> None:
-    """Print a script on stdout, and around it, as comments, its path, steps, packing and command."""
+    """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
     click.echo(f"# {submission.path}", err=True)
     click.echo(submission.script, nl=False)
     for step in submission.steps:

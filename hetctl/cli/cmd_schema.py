@@ -10,7 +10,7 @@ import click
 @click.command("schema")
 @click.argument("kind", type=click.Choice(["ensemble", "site"]))
 def command(kind: str) -> None:
-    """Print the JSON Schema of ensemble or site files, for editors that check as one types.
+    """Print the JSON Schema of ensemble or site files, for checks in editors.
 
     Example: hetctl schema ensemble > ensemble.schema.json
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_GPUS = MOST_JOBS = 1_000_000
 LEAST_MTBF_S = 600
-"""Failures more frequent than checkpoints leave nothing to simulate."""
+"""Least mean time between failures in seconds: with less than a checkpoint interval no work is kept."""
 
 
 @click.command("simulate")
@@ -78,7 +78,7 @@ LEAST_MTBF_S = 600
 def command(
     context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **wishes: Any
 ) -> None:
-    """Run a planner on ensemble NAME of the catalog under a virtual clock.
+    """Simulate a planner on ensemble NAME of the catalog.
 
     NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
 

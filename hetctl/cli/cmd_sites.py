@@ -12,7 +12,7 @@ from hetctl.cli.output import print_json, print_table
 @json_option
 @click.pass_context
 def command(context: click.Context, /, as_json: bool) -> None:
-    """List the machines that hetctl knows; show one, or check a site file.
+    """List the sites that hetctl knows; show one, or check a site file.
 
     Example: hetctl sites
     """
@@ -25,7 +25,7 @@ def command(context: click.Context, /, as_json: bool) -> None:
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the machines that hetctl knows: the project's, your own, and those that come with it.
+    """List the sites that hetctl knows: the project's, your own, and those that come with it.
 
     Example: hetctl sites list
     """
@@ -36,7 +36,7 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show every key of site NAME as it counts, and the file and line that it comes from.
+    """Show every key of site NAME with its value, and the file and line that it comes from.
 
     Example: hetctl sites show summit
     """
@@ -54,10 +54,10 @@ def show(name: str, as_json: bool) -> None:
 @click.argument("site")
 @json_option
 def check(site: str, as_json: bool) -> None:
-    """Check that SITE, a name or a file, is well formed and that typical jobs can be rendered for it.
+    """Check that SITE, a name or a file, is valid and that typical jobs can be rendered for it.
 
     The jobs are one member, packed members, a member over two nodes, and a resumed round. No machine is
-    asked; `hetctl doctor` does that.
+    queried; `hetctl doctor` does that.
 
     Example: hetctl sites check site-configs/mycluster.yaml
     """

@@ -12,7 +12,7 @@ from hetctl.cli.options import json_option
 @click.option("--watch", is_flag=True, help="Go on showing it until the run ends.")
 @json_option
 def command(run: str | None, watch: bool, as_json: bool) -> None:
-    """Show how far RUN (default: the newest) has come, member by member.
+    """Show the progress of RUN (default: the newest), member by member.
 
     Example: hetctl status --watch
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hetctl.model.run import Budget
 
 WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue", "planner", "sharing"}
-"""The other shared options are the planner's own."""
+"""Shared options that are not the planner's own."""
 
 
 @click.command("submit")
@@ -60,10 +60,10 @@ def command(
     as_json: bool,
     **wishes: Any,
 ) -> None:
-    """Start a run: jobs that hold as many rounds as fit, one after the other, until all have converged.
+    """Start a run: jobs with as many rounds as fit, one after the other, until all members have converged.
 
-    If the ensemble has an unfinished run, that one goes on from its checkpoints, with what is given now and
-    may change.
+    If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
+    now that may change.
 
     Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
     """
@@ -88,7 +88,7 @@ def command(
 
 
 def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) -> Asked:
-    """Return what was said of a run, without the defaults of what was not."""
+    """Return the options given for a run, without the defaults."""
     from hetctl.app.run.request import Asked
 
     said = {name: context.params[name] for name in said_options(context)}
@@ -124,7 +124,7 @@ def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: boo
 
 
 def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, *, as_json: bool) -> None:
-    """Print the next job of an unfinished run; stdout has its script alone."""
+    """Print the next job of an unfinished run; only its script goes to stdout."""
     from hetctl.app.run.spec import preview_next
     from hetctl.cli.cmd_render import print_submission, submission_fields
     from hetctl.model.serialization import encode
@@ -141,7 +141,7 @@ def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, 
 
 
 def _tell(project: Project, outcome: RunTransition, *, wait: bool, as_json: bool) -> None:
-    """Say what was changed and submitted; with `wait`, follow the run."""
+    """Print the changes and the submitted job; with `wait`, follow the run."""
     if as_json and not wait:
         print_json(outcome)
         return

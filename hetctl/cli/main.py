@@ -1,4 +1,4 @@
-"""The ``hetctl`` command. Commands are imported when they are called, so that ``--help`` is quick."""
+"""Command line ``hetctl``; its commands are imported when they are called, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DISK_TROUBLES = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported by name when they are needed."""
+    """Group whose commands are imported by name when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names in the order of use."""
@@ -78,7 +78,7 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; every failure leaves by `fail`, with its exit code."""
+    """Run a command; every failure is reported by `fail` and ends with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     try:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _disk_trouble(error: OSError, *, as_json: bool) -> int:
-    """Report what no command can help, such as a full disk, as bad input; anything else is a bug."""
+    """Report errors of the disk, such as a full one, as bad input; anything else is a bug."""
     hint = DISK_TROUBLES.get(error.errno or 0)
     if hint is None:
         return _bug(error, as_json=as_json)

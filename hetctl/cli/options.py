@@ -1,4 +1,4 @@
-"""Options that several commands share. A flag comes before its ``HETCTL_*`` variable."""
+"""Options shared by several commands; a flag takes precedence over its ``HETCTL_*`` variable."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PLANNERS = (
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """``2h``, ``90m``, ``1:30:00``: seconds as an int."""
+    """Option ``2h``, ``90m`` or ``1:30:00``: seconds as an int."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse, with the file readers' own rule."""
+        """Parse by the rule of the file readers."""
         from hetctl.inputs.durations import parse_duration
 
         if isinstance(value, int):
@@ -48,12 +48,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """``500``, ``2.5``, ``10m``, ``30d``: seconds as a float.
+    """Option ``500``, ``2.5``, ``10m`` or ``30d``: seconds as a float.
 
     Parameters
     ----------
     least : float or None
-        The smallest that is allowed; None: anything above 0.
+        Smallest permitted value; None: anything above 0.
     """
 
     name = "seconds"
@@ -62,7 +62,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse a number, or whatever else is a time."""
+        """Parse a number, or any other form of a time."""
         try:
             seconds = float(value)
         except ValueError:
@@ -75,13 +75,13 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 class OutputFile(click.Path):
-    """A file to be written at the end, in a folder that is there."""
+    """Option for a file to be written at the end, in an existing folder."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse at once what could not be written later."""
+        """Raise BadInputError at once for a file that could not be written later."""
         path = Path(str(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
@@ -95,18 +95,18 @@ def said_options(context: click.Context) -> set[str]:
 
 
 def given_options(context: click.Context) -> list[str]:
-    """Return the names of the parameters that the command line gives, not a variable or a default."""
+    """Return the names of the parameters given on the command line, not by a variable or a default."""
     written = ParameterSource.COMMANDLINE
     return [name for name in context.params if context.get_parameter_source(name) is written]
 
 
 class GpusByType(click.ParamType):  # type: ignore[type-arg]
-    """``80``, or ``v100:40,p100:40``: GPUs by type, "" where there is only one."""
+    """Option ``80``, or ``v100:40,p100:40``: GPUs by type, "" if there is only one."""
 
     name = "gpus"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        """Parse, with the file readers' own rule."""
+        """Parse by the rule of the file readers."""
         from hetctl.inputs.gpu_spec import parse_gpus
 
         if isinstance(value, dict):
@@ -134,7 +134,7 @@ def ensemble_option(command: F) -> F:
 
 
 def site_options(command: F) -> F:
-    """Add what chooses the machine and how much of it."""
+    """Add the options for the site and the size of its jobs."""
     options = [
         click.option("-s", "--site", metavar="NAME|FILE", envvar="HETCTL_SITE", help="Where it runs."),
         click.option(
@@ -220,7 +220,7 @@ def plan_request(
     budget: Budget | None = None,
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
-    """Build what is to be planned from the values of all shared options."""
+    """Return the input of planning from the values of all shared options."""
     from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.plan.size_options import JobSizeRequest, sizing
     from hetctl.model.run import Budget
@@ -233,7 +233,7 @@ def plan_request(
 
 
 def warn(project: Project, request: PlanRequest) -> None:
-    """Say on stderr what is doubtful about the profile that a plan was made from."""
+    """Print warnings on stderr about the profile that a plan was made from."""
     from hetctl.app.profile.known import warnings_of
 
     for warning in warnings_of(project, request.ensemble, request.site):
@@ -250,7 +250,7 @@ def resolve(
     account: str | None,
     launch: str | None,
 ) -> tuple[Ensemble, Site, JobSize]:
-    """Find the ensemble and the site, and what of it a job may use where nothing is known of the work."""
+    """Return the ensemble, the site, and the size of a job if nothing is known of the work."""
     from hetctl.app.plan.job_request import job_size
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
@@ -260,12 +260,12 @@ def resolve(
 def _who_and_where(
     project: Project, ensemble: str | None, site: str | None, **keys: str | None
 ) -> tuple[Ensemble, Site]:
-    """Find the ensemble, and the site with the keys that were named.
+    """Return the ensemble, and the site with the given keys.
 
     Raises
     ------
     BadInputError
-        If the ensemble is a rate table: there is nothing to measure, plan or run at a site.
+        If the ensemble is a rate table, which cannot be measured, planned or run at a site.
     """
     from dataclasses import replace
 

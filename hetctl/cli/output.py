@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, or something for people."""
+"""Output of commands: one JSON object, or text and tables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCHEMA_VERSION = 1
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, as far as can be told when it could not be parsed."""
+    """Return true if a command line contains ``--json``, even one that could not be parsed."""
     return "--json" in arguments
 
 
 def print_json(value: Any, failure: HetctlError | None = None) -> None:
-    """Print one JSON object on stdout; what failed in spite of the result stands in it."""
+    """Print one JSON object on stdout, with the error of a partial failure."""
     body = encode(value)
     fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
@@ -33,7 +33,7 @@ def print_json(value: Any, failure: HetctlError | None = None) -> None:
 
 
 def leave(failure: HetctlError | None, *, as_json: bool) -> None:
-    """Leave with a failure's exit code, if there is one; as JSON it was printed with the result."""
+    """Exit with a failure's exit code, if there is one; as JSON it was printed with the result."""
     if failure and as_json:
         raise click.exceptions.Exit(failure.exit_code)
     if failure:
@@ -41,7 +41,7 @@ def leave(failure: HetctlError | None, *, as_json: bool) -> None:
 
 
 def print_table(renderable: RenderableType) -> None:
-    """Print a rich renderable; without colour where stdout is not a terminal."""
+    """Print a rich renderable; without colour if stdout is not a terminal."""
     console().print(renderable)
 
 
@@ -65,13 +65,13 @@ def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int
 
 
 def last_words(failure: HetctlError, *, as_json: bool) -> int:
-    """Report what a signal interrupted, if anybody is left to read it; return the exit code."""
+    """Report an interruption by a signal, if stdout and stderr are still open; return the exit code."""
     try:
         fail(failure.kind, failure.message, failure.hint, failure.exit_code, as_json=as_json)
         sys.stdout.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # or Python fails once more when it flushes them at its end
+        for stream in (1, 2):  # Python would otherwise fail again when it flushes them at exit
             os.dup2(nowhere, stream)
     return failure.exit_code
 

@@ -1,4 +1,4 @@
-"""Terminal output of ``hetctl profile`` while it follows its jobs, and its question after Ctrl-C."""
+"""Terminal output of ``hetctl profile`` during its jobs, and its question after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANCEL, DETACH = "c", "d"
 
 
 class ProfileDisplay(ProfileMonitor):
-    """A progress bar on a terminal, words on stderr, and a question after Ctrl-C where it can be answered."""
+    """Progress bar on a terminal, messages on stderr, and a question after Ctrl-C if there is a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -33,17 +33,17 @@ class ProfileDisplay(ProfileMonitor):
         self._stop()
 
     def adopted(self, ids: Sequence[str], points: int) -> None:
-        """Say that jobs are followed in place of new ones."""
+        """Print that earlier jobs are followed instead of new ones."""
         them = "it" if len(ids) == 1 else "them"
         self._say(naming(ids, "measures", "measure") + f" {points} of these points already: following {them}")
 
     def progressed(self, done: int, total: int) -> None:
-        """Move the bar."""
+        """Update the progress bar."""
         self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
 
     def cancels(self, ids: Sequence[str]) -> bool:
-        """Ask on stderr; the end of the input means that the jobs are left measuring."""
+        """Ask on stderr; at the end of the input the jobs continue to measure."""
         what = (
             "cancel the job, or leave it measuring"
             if len(ids) == 1
@@ -60,7 +60,7 @@ class ProfileDisplay(ProfileMonitor):
         click.echo(f"{text}{end}", nl=False, err=True)
 
     def _stop(self) -> None:
-        """Leave the bar as it is; a terminal that is gone shows nothing more."""
+        """Stop the bar in its present state; errors of a closed terminal are ignored."""
         if self._bar.live.is_started:
             with suppress(OSError):
                 self._bar.stop()

@@ -1,4 +1,4 @@
-"""Following a run on the terminal until it ends."""
+"""Display of a run on the terminal until it ends."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UNDER_WAY = ("queued", "running", *ADVANCED)
 def follow(
     project: Project, run: str, *, as_json: bool, advancing: bool, changed: Sequence[Change] | None = None
 ) -> None:
-    """Show a run until it ends; with `advancing`, submit its next jobs where nobody else does.
+    """Show a run until it ends; with `advancing`, submit its next jobs if no other process does.
 
     Parameters
     ----------
     changed : sequence of Change or None
-        What the run has otherwise by the command that follows it; JSON has it with the result.
+        Changes of the run by the command that follows it, printed with the result as JSON.
 
     Raises
     ------
@@ -51,12 +51,12 @@ def follow(
 
 
 def most_shown(*, as_json: bool) -> int | None:
-    """Return how many members are shown at most, None: all."""
+    """Return the largest number of members to show; None: all."""
     return None if as_json else MOST_MEMBERS
 
 
 def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None = None) -> None:
-    """Print a run.
+    """Print the status of a run.
 
     Raises
     ------
@@ -102,12 +102,12 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
 
 
 def _room(quiet: bool) -> int:
-    """Return how many members can be seen: no more than the terminal has lines, which may change."""
+    """Return the number of visible members: the terminal's lines, which may change."""
     return 0 if quiet else console().height
 
 
 def _advance(project: Project, run: str) -> None:
-    """Advance, unless the job's own script is doing so."""
+    """Advance the run, unless another process, such as the job's own script, has the lock."""
     from hetctl.app.run.lifecycle import advance
 
     try:

@@ -1,1 +1,1 @@
-"""Values in, rich tables and one HTML page out."""
+"""Reports: rich tables for the terminal, and self-contained HTML pages."""

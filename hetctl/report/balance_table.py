@@ -1,4 +1,4 @@
-"""Balanced batches in the terminal: how near to the limit, how soon, and who takes how many samples."""
+"""Terminal output of balanced batches: distance from the optimum, convergence, and samples by worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetctl.report.units import NONE, format_seconds, printable
 
 
 class PhaseFields(TypedDict):
-    """The fields of a phase that are shown, as in the JSON."""
+    """Fields of a phase to display, as in the JSON."""
 
     first: int
     last: int
@@ -27,13 +27,13 @@ class PhaseFields(TypedDict):
 
 
 class IterationFields(TypedDict):
-    """The fields of an iteration that are shown, as in the JSON."""
+    """Fields of an iteration to display, as in the JSON."""
 
     batches: Sequence[int]
 
 
 class BalanceFields(TypedDict):
-    """The fields of a simulation that are shown, as in the JSON."""
+    """Fields of a simulation to display, as in the JSON."""
 
     algorithm: str
     predictor: str | None
@@ -46,7 +46,7 @@ class BalanceFields(TypedDict):
 
 
 def balance_table(fields: BalanceFields) -> RenderableType:
-    """Show how each phase went, and the batches at its end beside the best ones."""
+    """Return a table of the phases, and of the batches at their ends beside the best ones."""
     parts: list[RenderableType] = [_header(fields), Text(), _phase_table(fields["phases"])]
     parts += [Text(), Text("batches at the start, and at the end of each phase beside the best", "bold")]
     parts += [_batch_table(fields)]

@@ -79,7 +79,7 @@ def _draw_curve(
 
 
 def comparable(status: RunStatus) -> list[MemberStatus]:
-    """Return the members whose measured time is final, so that their prediction can be judged."""
+    """Return the members whose measured time is final, so that their prediction can be evaluated."""
     return [
         m for m in status.members if m.state == "converged" and m.predicted_s is not None and m.measured_s
     ]
@@ -91,7 +91,7 @@ def accuracy_svg(members: Sequence[MemberStatus], colours: Mapping[str, str]) ->
     Parameters
     ----------
     members : sequence of MemberStatus
-        Those that are `comparable`.
+        Members in the result of `comparable`.
     """
 
     def draw(figure: Figure, tips: Tips) -> None:

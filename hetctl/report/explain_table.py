@@ -1,4 +1,4 @@
-"""A plan's reasons in the terminal: round by round, who got what, and who waits for whom."""
+"""Terminal output of a plan's reasons, by round: allocations, and waiting members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_WAITING = 6
 
 
 def explain_table(plan: Plan) -> RenderableType:
-    """Say of a plan's first rounds why each member got its GPUs, and why others wait."""
+    """Return tables of the reasons for allocations and waiting in a plan's first rounds."""
     parts: list[RenderableType] = []
     for planned in plan.rounds[:ROUNDS_SHOWN]:
         title = f"\nRound {planned.index}, from {format_seconds(planned.start_s)}"

@@ -1,4 +1,4 @@
-"""Matplotlib figures as SVG that stands in a page: scalable, small, the same for the same input."""
+"""Matplotlib figures as SVG within a page: scalable, small, and reproducible."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Tips:
         self.texts: list[str] = []
 
     def add(self, text: str) -> str:
-        """Keep a text and return the id that its artist must carry."""
+        """Store a text and return the id that its artist must have."""
         self.texts.append(text)
         return f"{TIP}{len(self.texts) - 1}"
 
     def element(self, match: re.Match[str]) -> str:
-        """Turn an artist's id into its title."""
+        """Replace an artist's id by its title."""
         name = match.group(1)
         if not name.startswith(TIP):
             return "<g>"
@@ -70,13 +70,13 @@ def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips]
     Parameters
     ----------
     name : str
-        Unique in the page; keeps the ids of its figures apart.
+        Unique name in the page; it keeps the ids of figures apart.
     title : str
-        What a screen reader says.
+        Text for screen readers.
     height : float
-        Inches.
+        Height in inches.
     draw : callable
-        Fills the empty figure.
+        A function that draws on the empty figure.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, tips, buffer = Figure(figsize=(WIDTH, height)), Tips(), io.StringIO()
@@ -87,7 +87,7 @@ def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips]
 
 
 def _inline(text: str, title: str, height: float, tips: Tips) -> str:
-    """Keep what a page needs of an SVG file: no links, no ids that nothing refers to, short numbers."""
+    """Reduce an SVG file to the needs of a page: no links, no unused ids, short numbers."""
     body = text[text.index("<svg") :].partition(">")[2]
     body = re.sub(r'<metadata>.*?</metadata>|<style.*?</style>|<g id="[^"]*"/>', "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="([^"]*)">', tips.element, body)
@@ -102,7 +102,7 @@ def _shorten(tag: re.Match[str]) -> str:
 
 
 def _shorten_numbers(attribute: re.Match[str]) -> str:
-    """Round to a tenth of a point, and drop the blanks that a path does not need."""
+    """Round to a tenth of a point, and remove the blanks that a path does not need."""
     text = NUMBER.sub(lambda number: f"{float(number.group()):.1f}".removesuffix(".0"), attribute.group())
     return re.sub(r"\s*([MLCQz])\s*", r"\1", text)
 
@@ -115,11 +115,11 @@ def rectangles(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
 
 
 def fits(text: str, points: float, size: float = 8) -> bool:
-    """Whether a text of a font size fits a width, both in points."""
+    """Return true if a text of a font size fits a width, both in points."""
     return len(text) * size * 0.62 + 4 <= points
 
 
 def time_unit(span: float) -> tuple[str, float]:
-    """Return the unit that suits an axis of so many seconds, and its length in seconds."""
+    """Return a suitable unit for an axis of so many seconds, and its length in seconds."""
     units = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
     return next(((u, s) for u, s in reversed(units.items()) if span >= 3 * s), ("s", 1.0))

@@ -1,4 +1,4 @@
-"""The chart of GPUs over time."""
+"""Gantt chart of GPUs over time."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Wording:
-    """What a chart says; names in braces are filled in.
+    """Texts and labels of a chart; names in braces are filled in.
 
     Parameters
     ----------
     step : str
-        The tip of a bar.
+        Tip of a bar.
     failed : str
-        The outcome of one that failed.
+        Outcome of a failed step.
     rounds : bool
-        Whether the starts of rounds are marked.
+        True if the starts of rounds are marked.
     numbered : bool
-        Whether the rows of a node have the numbers of its GPUs.
+        True if the rows of a node have the numbers of its GPUs.
     """
 
     title: str
@@ -78,18 +78,18 @@ class ChartLayout:
 
     @property
     def width(self) -> float:
-        """Points between the axes' left and right."""
+        """Width between the left and right ends of the axes, in points."""
         return WIDTH * 72 - self.left - RIGHT
 
     @property
     def row_height(self) -> float:
-        """Points."""
+        """Height of a row in points."""
         return self.height / max(1, len(self.rows))
 
 
 @dataclass(frozen=True)
 class Look:
-    """Steps that are drawn as one shape."""
+    """Appearance of steps that are drawn as one shape."""
 
     tip: str
     colour: str
@@ -98,7 +98,7 @@ class Look:
 
 
 def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) -> str:
-    """Draw which member held which GPU when; a grey row is idle, a hatched bar failed.
+    """Draw members by GPU over time; a grey row is idle, a hatched bar failed.
 
     Rows of nodes that a job did not hold stay white, as does the time between jobs.
     """
@@ -147,7 +147,7 @@ def _place(layout: ChartLayout) -> tuple[float, float, float, float]:
 
 
 def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
-    """Paint what each job held: all rows, unless they are more than a job's GPUs; then its nodes'."""
+    """Draw the GPUs of each job: all rows, unless they exceed a job's GPUs; then those of its nodes."""
     same_nodes = len(layout.rows) <= spans.gpus
     jobs = {span.index: span.job for span in spans.rounds}
     nodes: dict[int, set[str]] = {job: set() for job in jobs.values()}
@@ -199,7 +199,7 @@ def _describe(step: StepSpan, layout: ChartLayout, device: str, wording: Wording
 
 
 def _boxes(step: StepSpan, layout: ChartLayout) -> Iterator[Box]:
-    """Yield a box for every run of neighbouring rows."""
+    """Yield a box for every sequence of adjacent rows."""
     end = end_of(step, layout.now_s)
     rows = sorted(layout.rows[(step.node, gpu)] for gpu in step.gpus)
     first = 0
@@ -223,7 +223,7 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout,
 
 
 def _draw_rounds(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
-    """Mark where rounds start, and number as many as there is room for."""
+    """Mark the starts of rounds, with as many numbers as fit."""
     free_from = 0.0
     for span in spans.rounds:
         axes.axvline(span.start_s, color=INK, linewidth=0.6, alpha=0.55)

@@ -1,4 +1,4 @@
-"""A schedule of hops, or its simulation, as one self-contained HTML page."""
+"""Self-contained HTML page of a schedule of hops, or of its simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetctl.report.summary import Spans, one_round
 from hetctl.report.units import format_percent, format_seconds
 
 MOST_DRAWN = 20_000
-"""Hops that a chart has; more would be neither readable nor quick to load."""
+"""Largest number of hops in a chart; more would be neither readable nor quick to load."""
 
 TEMPLATE = """\
 {% extends "base" %}
@@ -90,10 +90,10 @@ def render_hopper(
     Parameters
     ----------
     configs, workers : sequence of str
-        In the order of the tables.
+        Configurations and workers in the order of the tables.
     steps : sequence of StepSpan
-        The hops: `member` is the configuration, `node` the worker, `round` the epoch; an exit code
-        other than 0 means that a failure undid it.
+        Hops: `member` is the configuration, `node` the worker, `round` the epoch; an exit code
+        other than 0 means that its result was lost by a failure.
     """
     colours = colours_of(configs)
     spans = Spans("slot", figures.workers, figures.makespan_s, steps, one_round(figures.makespan_s))

@@ -1,4 +1,4 @@
-"""Hops in the terminal: how long, how near to the limit, at what price."""
+"""Terminal output of hops: their duration, distance from the bound, and cost by mode."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hetctl.report.units import format_percent, format_seconds, printable
 
 @dataclass(frozen=True)
 class HopperFigures:
-    """What a schedule of hops, or its simulation, came to; ``--json`` prints just this.
+    """Figures of a schedule of hops, or of its simulation; ``--json`` prints exactly these.
 
     Parameters
     ----------
     mode : str
-        ``hopper``, ``hybrid`` or ``data-parallel``.
+        Mode of training: ``hopper``, ``hybrid`` or ``data-parallel``.
     configs, partitions, workers : int
-        How many; groups of workers that train together count as one.
+        Numbers of each; groups of workers that train together count as one.
     makespan_s, lower_bound_s : float
-        Seconds of all epochs.
+        Times of all epochs, in seconds.
     ratio : float
-        The makespan over the bound; 1 is the limit.
+        Makespan divided by the bound; 1 is optimal.
     gpu_busy_fraction : float
-        Seconds of units that were done, over all workers' until the makespan.
+        Share of all workers' time until the makespan that was spent on completed units.
     lost_s : float
-        Of units that a worker's failure undid, over all workers.
+        Seconds of units whose results were lost by failures of workers, over all workers.
     plan_seconds : float
-        What the scheduler took.
+        Time that the scheduler took, in seconds.
     prices : mapping of str to float
-        Planned makespan of an epoch by mode, of all that were looked at.
+        Planned makespan of an epoch in seconds, by mode, of all modes considered.
     """
 
     scheduler: str
@@ -53,7 +53,7 @@ class HopperFigures:
 
 
 def hopper_table(figures: HopperFigures) -> RenderableType:
-    """Show the figures."""
+    """Return a table of the figures."""
     table = ruled_table(
         ">makespan", ">lower\nbound", ">ratio", ">workers\nbusy", ">undone by\nfailures", ">planning", gap=1
     )
@@ -73,7 +73,7 @@ def hopper_table(figures: HopperFigures) -> RenderableType:
 
 
 def headline(figures: HopperFigures) -> str:
-    """Say what was scheduled, and how."""
+    """Return a description of the scheduled work and the scheduler."""
     counts = [(figures.configs, "configuration"), (figures.partitions, "partition")]
     counts += [(figures.workers, "worker"), (figures.epochs, "epoch")]
     words = [f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts]

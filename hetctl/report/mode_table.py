@@ -1,4 +1,4 @@
-"""How each network trains, in the terminal: the phases with their prices, and why."""
+"""Terminal output of training modes: the phases with their times, and the reasons for the modes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ QUICKER = (
 
 
 def mode_table(plan: Plan) -> RenderableType:
-    """Show a plan's phases, and each choice with its reason; members that share one are in one row."""
+    """Return tables of a plan's phases, and of the choices; members with the same reason are in one row."""
     notes = [Text(QUICKER, "dim")] if any(map(_would_be_quicker, plan.phases)) else []
     parts = [Text("\nPhases", "bold"), _phases(plan), *notes]
     return Group(*parts, Text("\nModes", "bold"), _choices(plan))
 
 
 def _would_be_quicker(phase: Phase) -> bool:
-    """Return whether members hop although the simulator finds them done sooner data-parallel."""
+    """Return true if members hop although data-parallel training is faster in the simulator."""
     return phase.mode == HOPPER and phase.prices.get(DATA_PARALLEL, math.inf) < phase.predicted_s
 
 
@@ -41,7 +41,7 @@ def _phases(plan: Plan) -> RenderableType:
 
 
 def _others(phase: Phase) -> str:
-    """Write what the same members would take in other modes."""
+    """Return a text on the same members' times in other modes."""
     others = {mode: seconds for mode, seconds in phase.prices.items() if mode != phase.mode}
     return ", ".join(f"{mode} {format_seconds(seconds)}" for mode, seconds in others.items())
 

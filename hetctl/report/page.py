@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page."""
+"""Self-contained HTML page of a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
     Parameters
     ----------
     values : Any
-        What the template needs; the base needs `title` and `cards` of (what, figure, remark).
+        Variables of the template; the base needs `title` and `cards` of (name, figure, remark).
     """
     swatches = {
         member: Markup(_swatch(i, colour)) for i, (member, colour) in enumerate(colours.items(), start=1)
@@ -95,7 +95,7 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
 
 
 def _cards(status: RunStatus) -> list[tuple[str, str, str]]:
-    """Return the key figures as (what, figure, remark)."""
+    """Return the key figures as (name, figure, remark)."""
     error = prediction_error(status.predicted_s, status.measured_s) if status.state == "finished" else None
     rounds = _count(len(status.rounds), "round")
     jobs = _count(len({span.job for span in status.rounds}), "job")

@@ -1,4 +1,4 @@
-"""The pages' HTML and CSS; Jinja escapes all that is put in."""
+"""HTML and CSS of the pages; Jinja escapes all inserted values."""
 
 BASE = """\
 <!DOCTYPE html>

@@ -1,4 +1,4 @@
-"""Pipelines in the terminal: each virtual worker's stages, and what all come to together."""
+"""Terminal output of pipelines: each virtual worker's stages, and the figures of all together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PASSES = ("forward", "backward", "receive")
 
 @dataclass(frozen=True)
 class StageRow:
-    """A stage of a virtual worker.
+    """Row of the table for a stage of a virtual worker.
 
     Parameters
     ----------
     layers : str
-        The first and the last one.
+        Names of the first and the last layer.
     memory_bytes : int
-        Of its GPU.
+        Memory of its GPU in bytes.
     busy : float or None
-        Share of the time; None where nothing was simulated.
+        Share of the time in which it was busy; None without simulation.
     """
 
     worker: int
@@ -42,12 +42,12 @@ class StageRow:
 def pipeline_table(
     title: str, figures: Sequence[tuple[str, str]], rows: Sequence[StageRow]
 ) -> RenderableType:
-    """Show a plan or a simulation of it.
+    """Return a table of a plan or of its simulation.
 
     Parameters
     ----------
     figures : sequence of (str, str)
-        What holds for all virtual workers, and its value.
+        Names and values of the figures of all virtual workers.
     """
     simulated = any(row.busy is not None for row in rows)
     headers = [
@@ -72,5 +72,5 @@ def pipeline_table(
 
 
 def format_ms(seconds: float) -> str:
-    """Write a time in milliseconds with three digits and no unit, for a column that names it."""
+    """Return a time in milliseconds with three digits and no unit, for a column that names it."""
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"

@@ -1,4 +1,4 @@
-"""A plan in the terminal: its rounds, and which member holds each GPU."""
+"""Terminal output of a plan: its rounds, and the member on each GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAP_WIDTH = 80
 
 
 def plan_table(plan: Plan, device: str) -> RenderableType:
-    """Show a plan's first rounds: who trains when, on which GPUs, and how good the plan is.
+    """Return tables of a plan's first rounds: members, times, GPUs, and the quality of the plan.
 
     Parameters
     ----------
     device : str
-        ``gpu`` or ``slot``, as the site calls them.
+        Device type of the site: ``gpu`` or ``slot``.
     """
     members = dict.fromkeys(a.member for planned in plan.rounds for a in planned.allocations)
     keys = dict(zip(members, _letters(), strict=False))
@@ -39,7 +39,7 @@ def plan_table(plan: Plan, device: str) -> RenderableType:
 
 
 def _letters() -> Iterator[str]:
-    """Yield a, b, .. z, aa, ab, .. for ever."""
+    """Yield a, b, .. z, aa, ab, .. without end."""
     for length in itertools.count(1):
         yield from map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length))
 
@@ -56,7 +56,7 @@ def _header(plan: Plan, device: str) -> Text:
 
 
 def more_rounds(plan: Plan) -> list[RenderableType]:
-    """Say how many rounds of a plan are not shown, if any."""
+    """Return a line with the number of rounds that are not shown, if any."""
     hidden = len(plan.rounds) - ROUNDS_SHOWN
     return [Text(f"and {hidden} more round{'s' * (hidden != 1)}", "dim")] if hidden > 0 else []
 
@@ -92,7 +92,7 @@ def _round_table(plan: Plan, device: str, keys: Mapping[str, str]) -> Table:
 
 
 def _maps(rounds: Sequence[Round], keys: Mapping[str, str]) -> list[RenderableType]:
-    """Draw nodes as rows and rounds as columns, as many rounds to a block as fit `MAP_WIDTH`."""
+    """Return maps with nodes as rows and rounds as columns, as many rounds to a block as fit `MAP_WIDTH`."""
     sizes: dict[str, int] = {}
     for placement in (p for planned in rounds for a in planned.allocations for p in a.placement):
         sizes[placement.node] = max(sizes.get(placement.node, 0), *(gpu + 1 for gpu in placement.gpus))

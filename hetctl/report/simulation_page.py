@@ -1,4 +1,4 @@
-"""A simulation as one self-contained HTML page."""
+"""Self-contained HTML page of a simulation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hetctl.report.summary import Spans, one_round
 from hetctl.report.units import format_percent, format_seconds
 
 MOST_DRAWN = 20_000
-"""Intervals that a chart has; more would be neither readable nor quick to load."""
+"""Largest number of intervals in a chart; more would be neither readable nor quick to load."""
 MOST_MARKED = 20
-"""Rounds whose starts are marked."""
+"""Largest number of rounds whose starts are marked."""
 
 TEMPLATE = """\
 {% extends "base" %}
@@ -74,7 +74,7 @@ def render_simulation(title: str, simulation: Simulation, arrivals: Mapping[str,
     Parameters
     ----------
     title : str
-        The ensemble's name.
+        Name of the ensemble.
     arrivals : mapping
         Seconds from the start by member.
     """
@@ -116,7 +116,7 @@ def _rounds(simulation: Simulation) -> tuple[RoundSpan, ...]:
 
 
 def _spans(simulation: Simulation) -> Spans:
-    """Return what the chart shows; many rounds are shown as one."""
+    """Return the spans for the chart; many rounds are shown as one."""
     steps = [_span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement]
     marked = simulation.rounds <= MOST_MARKED
     rounds = _rounds(simulation) if marked else one_round(simulation.makespan_s)

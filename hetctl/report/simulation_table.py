@@ -1,4 +1,4 @@
-"""A simulation in the terminal: how long, how near to the limit, at what price."""
+"""Terminal output of a simulation: times, distance from the bound, and cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hetctl.report.units import device_word, format_percent, format_seconds, pri
 def simulation_table(
     simulation: Simulation, source: str, work_errors: Mapping[float, float]
 ) -> RenderableType:
-    """Show the figures of a simulation.
+    """Return a table of the figures of a simulation.
 
     Parameters
     ----------
     source : str
-        The ensemble and where its rates come from.
+        Name of the ensemble and source of its rates.
     work_errors : mapping
-        Of the predicted work, as shares of it by how much of it was done.
+        Relative errors of the predicted work, by the share of it that was done.
     """
     table = ruled_table(
         ">makespan",

@@ -1,4 +1,4 @@
-"""What the terminal shows of a site: its keys, what was checked, and what was found."""
+"""Terminal output for a site: its keys, its check, and the findings about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FA
 
 
 def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
-    """Show every key of a site on a line or more, with where it stands, file by file."""
+    """Return a table of a site's keys with their sources, and a list of the files."""
     files = list(dict.fromkeys(key.file for key in keys if key.file))
     marks = {file: f"[{number}]" for number, file in enumerate(files, start=1)}
     table = ruled_table("key", "where", "value", gap=1, fold="value")
@@ -29,14 +29,14 @@ def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
 
 
 def check_table(site: str, cases: Sequence[str]) -> RenderableType:
-    """Say that a site is right, and what was tried."""
+    """Return a line that a site is valid, with the rendered cases."""
     return Text.assemble(
         (f"site {printable(site)} is right", "green"), f"; rendered for it: {', '.join(cases)}"
     )
 
 
 def findings_table(site: str, findings: Sequence[CheckResult]) -> RenderableType:
-    """Show what was found about a site, what to fix below each line that needs it."""
+    """Return a table of the findings about a site, with fixes below those that need one."""
     table = ruled_table("check", "outcome", f"site {printable(site)}", gap=1, fold=f"site {printable(site)}")
     for finding in findings:
         text = Text(printable(finding.found))

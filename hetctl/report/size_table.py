@@ -1,4 +1,4 @@
-"""The size of jobs in the terminal: what was chosen, and what else there was."""
+"""Terminal output of the size of jobs: the choice, and the alternatives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetctl.report.units import device_word, format_seconds
 
 
 def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> RenderableType:
-    """Say what each job asks for.
+    """Return a line on the resources of each job.
 
     Parameters
     ----------
     chosen : JobSizeOption or None
-        None if the user said it all.
+        Choice of the job planner; None if the user gave all values.
     """
     what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
     line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
@@ -29,7 +29,7 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> Rende
 
 
 def size_table(chosen: JobSizeOption, prospects: Sequence[JobSizeOption], device: str) -> RenderableType:
-    """List the sizes that were looked at; an arrow is at the one that was chosen."""
+    """Return a table of the sizes considered; an arrow marks the choice."""
     table = ruled_table(
         "", "queue", ">nodes", ">time asked", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
     )

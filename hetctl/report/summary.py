@@ -1,4 +1,4 @@
-"""The key figures of a run, for the tables and the page alike."""
+"""Key figures of a run, for the tables and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATES = ("converged", "training", "waiting", "failed")
 
 
 def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
-    """Return how far a prediction was off, as a fraction of the measured time; positive: too long."""
+    """Return the error of a prediction as a fraction of the measured time; positive: too long."""
     if predicted_s is None or not measured_s:
         return None
     return (predicted_s - measured_s) / measured_s
@@ -31,7 +31,7 @@ def describe_time(status: RunStatus) -> str:
 
 
 def describe_comparison(status: RunStatus) -> str:
-    """Say what the baseline would have taken; empty where nobody asked or the run has not finished."""
+    """Return the simulated time with the baseline; empty without comparison, as for unfinished runs."""
     beside = status.comparison
     if beside is None:
         return ""
@@ -44,21 +44,21 @@ def describe_comparison(status: RunStatus) -> str:
 
 
 def describe_error(error: float) -> str:
-    """Say in words how far a prediction was off."""
+    """Return a prediction's error in words."""
     percent = format_percent(abs(error))
     return "exact to 1 %" if percent == "0 %" else f"{percent} too {'long' if error > 0 else 'short'}"
 
 
 @dataclass(frozen=True)
 class Spans:
-    """From when to when members held GPUs, in a run or in a simulation of one.
+    """Intervals in which members held GPUs, in a run or in a simulation of one.
 
     Parameters
     ----------
     gpus : int
-        Of each job.
+        Number of GPUs of each job.
     measured_s : float
-        From the start to the end, or until now.
+        Seconds from the start to the end, or until now.
     """
 
     device: str
@@ -74,23 +74,23 @@ def spans_of(status: RunStatus) -> Spans:
 
 
 def one_round(seconds: float) -> tuple[RoundSpan, ...]:
-    """Return a round that stands for all of a simulation."""
+    """Return one round that covers all of a simulation."""
     return (RoundSpan(0, 0, 0.0, seconds, 0.0, None),)
 
 
 def now_s(spans: Spans) -> float:
-    """Return the last second that is known of, from the run's start; running steps last until then."""
+    """Return the last known second since the run's start; running steps last until then."""
     each: tuple[RoundSpan | StepSpan, ...] = (*spans.rounds, *spans.steps)
     return max([spans.measured_s, *(span.end_s or span.start_s for span in each)])
 
 
 def end_of(span: StepSpan | RoundSpan, now: float) -> float:
-    """Return when a step or round ended, or now."""
+    """Return the end of a step or round; `now` if it is running."""
     return now if span.end_s is None else span.end_s
 
 
 def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
-    """Return from when to when each job held its GPUs: its first round's start, its last one's end."""
+    """Return the time in which each job held its GPUs: from its first round's start to its last one's end."""
     now = now_s(spans)
     found: dict[int, tuple[float, float]] = {}
     for span in spans.rounds:
@@ -112,8 +112,8 @@ def busy_fraction(status: RunStatus) -> float | None:
 def ranked(status: RunStatus) -> list[MemberStatus]:
     """Return the members that share the first one's metric, best first.
 
-    Whether more is better is read off the history: a member's `best` is its largest or its smallest
-    value. Until two epochs differ nobody can tell, and nobody is ranked.
+    The direction of the metric follows from the history: a member's `best` is its largest or its smallest
+    value. Until two epochs differ it is unknown, and no member is ranked.
     """
     metric = status.members[0].metric if status.members else ""
     rivals = [member for member in status.members if member.metric == metric and member.best is not None]
@@ -134,7 +134,7 @@ def _direction(status: RunStatus, member: MemberStatus) -> int:
 
 
 def gpus_by_round(counts: Sequence[int], width: int) -> str:
-    """Write GPUs per round as ``1 · 2 2``; only the last rounds where all would be wider than `width`."""
+    """Return GPUs per round as ``1 · 2 2``; only the last rounds if all would be wider than `width`."""
     words = [str(count) if count else IDLE_MARK for count in counts]
     if len(" ".join(words)) <= width:
         return " ".join(words)
@@ -144,6 +144,6 @@ def gpus_by_round(counts: Sequence[int], width: int) -> str:
 
 
 def describe_states(status: RunStatus, states: Sequence[str] = STATES) -> str:
-    """Count the members by state, ``7 converged, 1 failed``; states that nobody is in are left out."""
+    """Return counts of members by state, ``7 converged, 1 failed``; states without members are left out."""
     counts = Counter(status.states.values())
     return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])

@@ -1,4 +1,4 @@
-"""The one style of table that hetctl prints."""
+"""Common style of hetctl's tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
 
 def ruled_table(*headers: str, gap: int = 0, fold: str = "") -> Table:
-    """Make an empty table.
+    """Return an empty table.
 
     Parameters
     ----------
     headers : str
-        A leading ``>`` puts the column to the right.
+        Titles of columns; a leading ``>`` aligns the column to the right.
     gap : int
-        Blanks between columns beside the first one.
+        Additional blanks between columns.
     fold : str
-        The header of the column whose cells may break; no other one's may.
+        Title of the only column whose cells may be broken into lines.
     """
     table = Table(box=RULED, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for header in headers:

@@ -1,4 +1,4 @@
-"""What the terminal shows: one value in, one rich renderable out, readable at 80 columns."""
+"""Terminal output: functions from one value to one rich renderable, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["plan_table", "profile_table", "sites_table", "status_table"]
 
 NARROW = 80
 WANTED_ERROR = 0.03
-"""Points whose rates are less exact than this are named."""
+"""Relative error of a rate above which its point is named in a warning."""
 ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
 COUNTS_PER_BLOCK = 8
 MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
@@ -39,12 +39,12 @@ RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
 
 
 def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
-    """Show a run: where it stands, one line per member, and why members failed.
+    """Return the status of a run: its state, one line per member, and the causes of failures.
 
     Parameters
     ----------
     width : int
-        Columns of the terminal; what goes beyond 80 shows more rounds.
+        Columns of the terminal; columns beyond 80 are used for more rounds.
     """
     failures = [_failure(member) for member in status.members if member.state == "failed"]
     rest = len(status.states) - len(status.members)
@@ -70,7 +70,7 @@ def profile_table(
     preprocess: Sequence[PreprocessPoint],
     device: str = "gpu",
 ) -> RenderableType:
-    """Show what was measured: rates by number of GPUs, and what each step costs besides.
+    """Return tables of a profile: rates by number of GPUs, and the other times of a step.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def profile_table(
 
 
 def _doubts(points: Sequence[ProfilePoint]) -> list[str]:
-    """Name the points whose steps were not steady."""
+    """Return texts on the points whose steps varied in time."""
     inexact = [
         f"{point.member} on {point.gpus} ±{format_percent(point.rate_error)}"
         for point in points
@@ -117,7 +117,7 @@ def _doubts(points: Sequence[ProfilePoint]) -> list[str]:
 
 
 def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
-    """List sites, each with where its file lies."""
+    """Return a table of sites with the paths of their files."""
     table = ruled_table("site", "batch", ">nodes", "", "launcher", "where", gap=1, fold="where")
     for site, where in sites:
         devices = f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}"
@@ -143,7 +143,7 @@ def _status_header(status: RunStatus) -> Text:
 
 
 def _early_ends(jobs: Sequence[Job]) -> str:
-    """Say which jobs ended before they were done, and why, on a line of its own; empty if none did."""
+    """Return a line on jobs that ended early, with the reasons; empty if there are none."""
     ends = [
         f"job {job.number} {job.state.value}{f' ({why})' if (why := job.why) else ''}"
         for job in jobs
@@ -184,7 +184,7 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
 
 
 def _live_table(status: RunStatus) -> list[RenderableType]:
-    """Show what those in training do just now; nothing if nobody is."""
+    """Return a table of live metrics of members in training; empty if there are none."""
     alive = [(member.member, member.pulse) for member in status.members if member.pulse]
     if not alive:
         return []
@@ -211,7 +211,7 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
 
 
 def _best_header(metric: str) -> str:
-    """Break ``best val_accuracy`` in two lines."""
+    """Return ``best val_accuracy`` broken into two lines."""
     head, underscore, tail = printable(metric).rpartition("_")
     return f">best {head}{underscore}\n{tail}"
 

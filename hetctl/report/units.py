@@ -1,4 +1,4 @@
-"""How hetctl writes quantities: one function per unit."""
+"""Formats of quantities: one function per unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = {"gpu": ("GPU", "GPUs"), "slot": ("slot", "slots")}
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Write a time as ``4.2 s``, ``42 s``, ``1:23 min``, ``2:05 h`` or ``3 d 04 h``."""
+    """Return a time as ``4.2 s``, ``42 s``, ``1:23 min``, ``2:05 h`` or ``3 d 04 h``."""
     if seconds is None:
         return NONE
     if 0 < seconds < 9.95:
@@ -30,7 +30,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_rate(rate: float | None) -> str:
-    """Write samples/s with three digits at least and no unit, for a column that names it."""
+    """Return samples/s with three digits at least and no unit, for a column that names it."""
     if rate is None:
         return NONE
     decimals = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2
@@ -38,7 +38,7 @@ def format_rate(rate: float | None) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Write a memory size in binary units, ``1.5 GiB``."""
+    """Return a memory size in binary units, ``1.5 GiB``."""
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1023.5 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -47,21 +47,21 @@ def format_bytes(size: int) -> str:
 
 
 def format_metric(value: float | None) -> str:
-    """Write a metric with four significant digits."""
+    """Return a metric with four significant digits."""
     return NONE if value is None else f"{value:.4g}"
 
 
 def format_percent(fraction: float | None) -> str:
-    """Write a fraction as whole percent, ``93 %``."""
+    """Return a fraction as whole percent, ``93 %``."""
     return NONE if fraction is None else f"{fraction * 100:.0f} %"
 
 
 def device_word(device: str, count: int = 2) -> str:
-    """Return what a site calls its GPUs, ``slot`` or ``GPU``, in the number that fits `count`."""
+    """Return a site's word for its GPUs, ``slot`` or ``GPU``, in the number that fits `count`."""
     return DEVICES[device][count != 1]
 
 
 def printable(text: str) -> str:
-    """Drop what would move a terminal's cursor or colour it; keep what a redrawn line ended with."""
+    """Remove characters that move a terminal's cursor or colour it; keep the end of a redrawn line."""
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return CONTROL.sub("", "\n".join(lines)).expandtabs(4)

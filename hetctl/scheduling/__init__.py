@@ -1,1 +1,1 @@
-"""The scheduling of a batch job: one state machine, which the driver and the simulator both carry out."""
+"""State machine that schedules one batch job; the driver and the simulator both carry out its commands."""

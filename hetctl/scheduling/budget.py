@@ -1,4 +1,4 @@
-"""When a run has used up what its owner granted it."""
+"""Limits of a run's budget: GPU-hours, rounds and jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hetctl.model.run import Budget, Usage
 
 
 def exceeded(budget: Budget, usage: Usage) -> str | None:
-    """Say which limit forbids another round, or None."""
+    """Return the limit that forbids another round, or None."""
     if budget.max_rounds is not None and usage.rounds >= budget.max_rounds:
         return f"--max-rounds {budget.max_rounds} is reached"
     hours = usage.gpu_seconds / 3600
@@ -16,7 +16,7 @@ def exceeded(budget: Budget, usage: Usage) -> str | None:
 
 
 def exceeded_by_jobs(budget: Budget, jobs: int) -> str | None:
-    """Say whether the number of jobs so far forbids another, or None."""
+    """Return the limit on jobs if it forbids another one, or None."""
     if budget.max_jobs is not None and jobs >= budget.max_jobs:
         return f"--max-jobs {budget.max_jobs} is reached"
     return None

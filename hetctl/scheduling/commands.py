@@ -8,7 +8,7 @@ from typing import Any
 from hetctl.model.plan import Allocation
 
 TRAIN = "train"
-"""The task of training a member until it has converged or is told to leave."""
+"""Kind of the task that trains a member until it has converged or gets a stop command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Task:
     Parameters
     ----------
     allocation : Allocation
-        Whose task it is, and on which GPUs.
+        Member of the task and its GPUs.
     kind : str
         `TRAIN`; tasks of other kinds are started, stopped and ended by the same commands and events.
     """
@@ -28,20 +28,20 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The member's name."""
+        """Name of the member."""
         return self.allocation.member
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start tasks as one round, on GPUs that are free.
+    """Command to start tasks as one round, on free GPUs.
 
     Parameters
     ----------
     predicted_s : float
-        Until the round ends or is stopped.
+        Predicted time until the round ends or is stopped, in seconds.
     planner_state : Any
-        What the planner remembers, for the job after this one.
+        State that the planner keeps, for the next job.
     """
 
     round: int
@@ -52,14 +52,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Have a member of a round, or all of it, write checkpoints and leave.
+    """Command to let one or all members of a round write checkpoints and exit.
 
     Parameters
     ----------
     member : str or None
-        None: all members of the round.
+        Member to stop; None stops all members of the round.
     at_once : bool
-        Whether the grace for leaving counts from now, and not from when a member can be expected to look.
+        True if the grace period for exiting begins now, not at the member's next expected poll.
     """
 
     round: int
@@ -70,7 +70,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class EndRound:
-    """Close a round that nobody is in any more."""
+    """Command to close a round in which no task runs any more."""
 
     round: int
     reason: str
@@ -78,19 +78,19 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """Send a `Tick` at that time, if nothing else happens before."""
+    """Command to send a `Tick` at time `at_s` if no other event comes before."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """End the job; nothing is under way any more.
+    """Command to end the job; no task runs any more.
 
     Parameters
     ----------
     refused : tuple of (str, float) or None
-        A member that could not be given any GPUs, since it would have needed so many seconds.
+        A member that was given no GPUs, and the seconds that its shortest step would have needed.
     """
 
     reason: str

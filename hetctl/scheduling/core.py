@@ -27,17 +27,17 @@ from hetctl.scheduling.pool import Pool
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running
 
 POLL_S = 0.05
-"""The planner is not asked again sooner: changes meanwhile count together."""
+"""Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
 LAUNCH_PAUSE_S = 5.0
-"""So long nothing is started after the batch system did not answer the launcher."""
+"""Pause in seconds before the next start if the batch system did not answer the launcher."""
 DEFER_SHARE = 0.005
-"""So much of a job passes before the planner is asked again about members that were left out.
+"""Share of a job's time during which the planner is not called for members that were left out.
 
-With thousands of members, asking takes long.
+With thousands of members, a call of the planner takes long.
 """
 FINISHED = "finished"
 RESIZE, PREEMPTED = "resize", "preempted"
-"""Reasons for which the planner takes a member's GPUs: to give it others, or to let it wait."""
+"""Reasons for which the planner takes a member's GPUs: to change their number, or to let it wait."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class JobOptions:
     Parameters
     ----------
     round_overhead_s : float
-        From the start of a round that is not the job's first to that of its steps.
+        Time from the start of a round, except the job's first, to the start of its steps, in seconds.
     """
 
     round_overhead_s: float = 0.0
@@ -57,17 +57,17 @@ Ask = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision,
 
 
 class Core:
-    """The scheduling of one job.
+    """State machine that schedules one job.
 
-    Send what has happened at a time by `handle`, one event after the other, the first of them a `Tick`;
-    then call `schedule`, which draws the conclusions. Carry out the commands of each call in their order.
+    Pass the events of one time to `handle` one by one, a `Tick` first; then call `schedule`, which
+    decides. Carry out the commands of each call in their order.
 
     Attributes
     ----------
     running : dict of str to Running
         Tasks by name.
     ending : str or None
-        Why the job ends; nothing is started any more.
+        Reason for which the job ends; then no task is started any more.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Core:
         self._commands: list[Command] = []
 
     def handle(self, event: Event) -> list[Command]:
-        """Take note of an event; return what follows at once."""
+        """Record an event and return the commands that follow at once."""
         _HANDLERS[type(event)](self, event)
         return self._take_commands()
 
     def schedule(self, now_s: float) -> list[Command]:
-        """Return what follows from all that has happened until now."""
+        """Return the commands that follow from all events until now."""
         self._stop_small_rounds(now_s)
         if not self.ending and now_s >= self._launch_from_s:
             if now_s >= self._plan_from_s and self._may_plan():
@@ -130,7 +130,7 @@ class Core:
         self._changed = True
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
-        """Go on with what is left: the members that trained there have ended, and are planned anew."""
+        """Continue on the remaining nodes; members of the lost node have ended and are planned again."""
         self._pool.remove(event.node)
         self._pending = [allocation for allocation in self._pending if self._pool.has(allocation)]
         self._changed = True
@@ -144,7 +144,7 @@ class Core:
         self.running[event.name].since_s = event.since_s
 
     def _on_step_signalled(self, event: events.StepSignalled) -> None:
-        """Let the whole group leave, unless it was told to before."""
+        """Stop the whole group, unless it is already leaving."""
         step = self.running[event.name]
         if not step.leaving:
             self._tell_one_to_leave(event.name, SIGNAL)
@@ -158,7 +158,7 @@ class Core:
         ended_round.failed |= event.why not in CLEAN_EXITS
         if event.why is not ExitReason.TOLD:
             del ended_round.held[event.name]
-        # That a member leaves whom the planner told to is nothing that it did not know.
+        # The planner stopped this member itself: its exit is no new information for it.
         by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
         self._changed |= event.why is not ExitReason.TOLD or not by_planner
         if event.no_room:
@@ -169,14 +169,14 @@ class Core:
             del self._rounds[ended.round]
 
     def _draw_consequences(self, event: events.StepEnded) -> None:
-        """Do what the end of a step means for the job."""
+        """End the job or delay the next launch if the end of a step requires it."""
         if event.why in JOB_FATAL:
             self._end(event.why.value)
         elif event.why is ExitReason.NOT_LAUNCHED:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:
-        """Let an elastic planner be asked again if a member trains at quite another rate than it was told."""
+        """Call an elastic planner again if a member's rate differs much from the planned one."""
         step = self.running.get(event.member)
         if step and self._planner.paradigm == "elastic" and is_noteworthy(step.rate, event.rate):
             step.rate, self._changed = event.rate, True
@@ -185,7 +185,7 @@ class Core:
         self._end(event.reason)
 
     def _end(self, reason: str) -> None:
-        """Start nothing more, and have everybody leave; the first reason stands."""
+        """Start no more tasks and stop all members; the first reason is kept."""
         if self.ending:
             return
         self.ending = reason
@@ -214,7 +214,7 @@ class Core:
     def _is_too_small(self, opened: OpenRound, left: Mapping[str, Workload]) -> bool:
         active = {name: gpus for name, gpus in opened.held.items() if name in left}
         waiting = len(left) > len(active)
-        # Where somebody waits, it does not matter what others may hold, and is long in coming.
+        # If members wait, the limits of the others do not matter, and they take long to compute.
         max_gpus = {} if waiting else {name: left[name].max_gpus for name in active}
         return should_stop(active, opened.allocated, self._alpha, waiting=waiting, max_gpus=max_gpus)
 
@@ -223,7 +223,7 @@ class Core:
         return not self._rounds and not self._pending
 
     def _may_plan(self) -> bool:
-        """Return true if something is new, nobody waits for GPUs, and the planner's paradigm allows it."""
+        """Return true if planning is due: a change, no pending start, and the paradigm permits it."""
         if self._is_idle:
             return True
         if self._pending or not self._changed:
@@ -235,7 +235,7 @@ class Core:
         }[self._planner.paradigm]
 
     def _plan(self, now_s: float) -> None:
-        """Ask the planner; tell those to leave whose GPUs it takes, and note who gets some."""
+        """Call the planner; stop the members whose GPUs it takes, and store its allocations."""
         self._changed = False
         seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
         request = self._request(seen, now_s)
@@ -271,9 +271,9 @@ class Core:
         )
 
     def _fits(self, left: Mapping[str, Workload], allocation: Allocation, now_s: float) -> bool:
-        """Return true if the member would get something done before the deadline, with all that may be left.
+        """Return true if the member could make progress before the deadline with all work it may have left.
 
-        Going by a guess, it might lose its GPUs and then find no room on others.
+        With an estimate of the work instead, it might lose its GPUs and then not fit on others.
         """
         if self._deadline_s == math.inf:
             return True
@@ -286,16 +286,16 @@ class Core:
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
-        """Ask no more about members without room for some time, or in this job where that is in vain.
+        """Leave members without room out of calls of the planner for some time, or for this job if in vain.
 
-        A planner that does not look at who else is there would give them the same GPUs again.
+        A local planner that does not share considers members one by one and would give the same GPUs again.
         """
         in_vain = self._planner.paradigm == "local" and not self._planner.shares
         until_s = math.inf if in_vain else now_s + self._defer_s
         self._deferred_until_s.update((name, until_s) for name in left_out if name not in self.running)
 
     def _deferred(self, now_s: float) -> set[str]:
-        """Return who is not asked about; if nobody trains, and the job might end, some time is no reason."""
+        """Return the members to leave out; temporary deferrals do not count while no member trains."""
         return {
             name
             for name, until_s in self._deferred_until_s.items()
@@ -315,7 +315,7 @@ class Core:
         self._commands.append(Stop(step.round, reason, name))
 
     def _start_pending(self, now_s: float) -> None:
-        """Start all whose GPUs are free by now as one round, but for those that got done, or too late."""
+        """Start one round with all whose GPUs are free, except members that are done or no longer fit."""
         ready: list[Allocation] = []
         waiting: list[Allocation] = []
         for allocation in self._pending:
@@ -350,7 +350,7 @@ class Core:
         self._fresh = False
 
     def _next_s(self, now_s: float) -> float:
-        """Return when something is due, if nothing happens before."""
+        """Return the time of the next action if no event comes before."""
         if self.ending:
             return math.inf
         if now_s < self._launch_from_s:

@@ -1,4 +1,4 @@
-"""Events of a batch job, the inputs of its scheduling; times are seconds on the clock of the caller."""
+"""Events of a batch job, the inputs of its scheduling; times are in seconds on the caller's clock."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hetctl.perf.epoch_timeline import PART_SHARE
 
 @dataclass(frozen=True, slots=True)
 class JobOpened:
-    """The first event of a job.
+    """First event of a job.
 
     Parameters
     ----------
     nodes : tuple of Node
-        With all their GPUs.
+        Nodes of the job with all their GPUs.
     deadline_s : float
-        When all training has to stop.
+        Time at which all training has to stop.
     first_round : int
         Number of the first round that the job starts.
     planner_state : Any
-        What the planner remembered when the last round before this job started.
+        State of the planner when the last round before this job started.
     """
 
     now_s: float
@@ -35,13 +35,13 @@ class JobOpened:
 
     @property
     def longest_s(self) -> float:
-        """Seconds of an epoch, its start-up included, above which it is trained in parts."""
+        """Longest epoch with its start-up, in seconds, that is not trained in parts."""
         return PART_SHARE * (self.deadline_s - self.now_s)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node that the job has from now on."""
+    """Node that becomes part of the job."""
 
     now_s: float
     node: Node
@@ -49,7 +49,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node that has failed; the ends of steps on it are events of their own, and come first."""
+    """Failure of a node; the ends of the steps on it are events of their own, and come first."""
 
     now_s: float
     node: str
@@ -57,7 +57,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberArrived:
-    """A member that needs training from now on."""
+    """Member that needs training from now on."""
 
     now_s: float
     member: str
@@ -65,12 +65,12 @@ class MemberArrived:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The group of a task is at work, or going to be.
+    """Start of a task's group, at once or shortly after the event.
 
     Parameters
     ----------
     since_s : float
-        Its beginning; ahead of now by what the start of a round takes.
+        Start time of the group; later than now by the overhead of a round's start.
     """
 
     now_s: float
@@ -80,7 +80,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepSignalled:
-    """A rank of the group of a task has got SIGTERM, and is to leave."""
+    """Arrival of SIGTERM at a rank of a task's group: the group has to leave."""
 
     now_s: float
     name: str
@@ -88,12 +88,12 @@ class StepSignalled:
 
 @dataclass(frozen=True, slots=True)
 class StepEnded:
-    """The group of a task is no more, and its GPUs are free.
+    """End of a task's group; its GPUs are free.
 
     Parameters
     ----------
     no_room : bool
-        Whether a member left by itself, since its next epoch would not fit before the deadline.
+        True if the member left by itself because its next epoch would not fit before the deadline.
     """
 
     now_s: float
@@ -104,7 +104,7 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpochDone:
-    """An epoch of a member in training, with its rate in samples/s."""
+    """End of an epoch of a member in training, with its rate in samples/s."""
 
     now_s: float
     member: str
@@ -113,14 +113,14 @@ class EpochDone:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but the time."""
+    """Passing of time without any other event."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnding:
-    """The job has to end, for a reason that lies outside of its scheduling."""
+    """Request to end the job for a reason outside of its scheduling."""
 
     now_s: float
     reason: str

@@ -1,4 +1,4 @@
-"""When a flotilla has freed so many GPUs that all of it is planned anew."""
+"""Stop rule of flotillas: the share of released GPUs at which a round is stopped and planned again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def should_stop(
     waiting: bool,
     max_gpus: Mapping[str, int],
 ) -> bool:
-    """Say whether all training of a round stops (FLEET, section 4.3.2, "Training").
+    """Return true if all training of a round has to stop (FLEET, section 4.3.2, "Training").
 
-    The paper stops a flotilla as soon as fewer than alpha * M GPUs are not released. Two things
-    differ: M is what this round was given, not the whole cluster, since a round that cannot fill the
-    cluster would otherwise stop at once; and nothing stops where planning anew can change nothing,
-    because nobody waits and each member holds all the GPUs it may.
+    The paper stops a flotilla as soon as fewer than alpha * M GPUs are not released. There are two
+    differences. M is the number of GPUs given to this round, not the whole cluster: a round that cannot
+    fill the cluster would otherwise stop at once. And the round continues if a new plan could change
+    nothing, because no member waits and each one holds all the GPUs it may.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ def should_stop(
     allocated : int
         GPUs that the round was given when it started.
     waiting : bool
-        Whether members outside the round still need training.
+        True if members outside the round still need training.
     max_gpus : mapping of str to int
-        The most GPUs that each active member may hold.
+        Largest number of GPUs that each active member may hold.
     """
     if not active or sum(active.values()) >= alpha * allocated:
         return False

@@ -1,4 +1,4 @@
-"""Knowledge that the scheduling of a job has from outside; the driver and the simulator each provide it."""
+"""Interface to the state of members and GPUs; the driver and the simulator each implement it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hetctl.scheduling.rounds import Running
 
 
 class ObservedMembers(Protocol):
-    """The members of a run at one moment."""
+    """Members of a run at one moment."""
 
     @property
     def left(self) -> Mapping[str, Workload]:
-        """All that need training, with what they have left by their finished epochs alone."""
+        """All members that need training, with the work left after their finished epochs."""
 
     @property
     def waiting(self) -> Sequence[Workload]:
-        """Those that hold no GPU, in the planner's order."""
+        """Members without GPUs, in the planner's order."""
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """Those in training that were not told to leave, with what they are likely to have left."""
+        """Members in training that were not told to leave, with the work they are likely to have left."""
 
 
 class Observer(Protocol):
-    """Knowledge of members, and of GPUs that cannot be used just now."""
+    """State of the members, and of GPUs that cannot be used at present."""
 
     def left(self, now_s: float) -> Mapping[str, Workload]:
-        """Return `Seen.left`."""
+        """Return the members that need training, by name, as `ObservedMembers.left`."""
 
     def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> ObservedMembers:
-        """Return all members as a planner may know them; of those that wait, without `deferred`."""
+        """Return all members as the planner may see them, without the waiting ones in `deferred`."""
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return nodes with those of their free GPUs that a group can use now."""
+        """Return nodes with those free GPUs that a group can use now."""
 
     def can_use(self, allocation: Allocation) -> bool:
         """Return true if a group can use all of these GPUs now."""

@@ -1,4 +1,4 @@
-"""The nodes of a job, and which of their GPUs nobody holds."""
+"""Nodes of a job, and their free GPUs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hetctl.model.site import Node
 class Pool:
     """GPUs of a job's nodes, in the order in which the nodes joined.
 
-    Of a large cluster, only the nodes that an allocation touches are looked at. GPUs of a node that has
-    been lost are held by nobody, and can be given to nobody.
+    An operation touches only the nodes of its allocation, which matters on a large cluster. GPUs of a
+    lost node are neither held nor free.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Pool:
         self._list()
 
     def remove(self, name: str) -> None:
-        """Forget a node that has been lost, and who holds its GPUs."""
+        """Remove a lost node and its GPUs."""
         if self._nodes.pop(name, None):
             self.free_gpus -= len(self._free.pop(name).gpus)
             self._list()
@@ -41,7 +41,7 @@ class Pool:
 
     @property
     def free(self) -> tuple[Node, ...]:
-        """The nodes with free GPUs, with those alone."""
+        """Nodes that have free GPUs, with these GPUs only."""
         return tuple(node for node in self._free.values() if node.gpus)
 
     def has(self, allocation: Allocation) -> bool:
@@ -61,7 +61,7 @@ class Pool:
             self._set_free(part.node, left)
 
     def release(self, allocation: Allocation) -> None:
-        """Give the GPUs of an allocation back."""
+        """Release the GPUs of an allocation."""
         for part in allocation.placement:
             if part.node in self._free:
                 self._set_free(part.node, {*self._free[part.node].gpus, *part.gpus})

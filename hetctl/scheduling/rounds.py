@@ -1,4 +1,4 @@
-"""Rounds that are open, and the tasks in them."""
+"""Open rounds and the tasks in them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hetctl.scheduling.commands import Task
 
 DEADLINE = "deadline"
 SIGNAL = "signal"
-"""Reason of a member to leave of which a rank has got SIGTERM."""
+"""Reason for stopping a member after one of its ranks got SIGTERM."""
 
 
 @dataclass
 class Running:
-    """A task on its GPUs.
+    """Task in execution.
 
     Parameters
     ----------
     rate : float
-        Samples/s, as the planner was told last.
+        Rate that the planner last knew, in samples/s.
     """
 
     task: Task
@@ -35,15 +35,15 @@ class OpenRound:
     Parameters
     ----------
     allocated : int
-        GPUs that it was given.
+        GPUs that the round was given.
     held : dict of str to int
         GPUs of members that have neither converged nor failed.
     running : set of str
-        Tasks that have not ended.
+        Names of the tasks that have not ended.
     reasons : dict of str to str
-        Of members that were told to leave each for itself.
+        Reasons of members that were stopped one by one.
     released : bool
-        Whether some have ended since the stop rule was looked at.
+        True if tasks have ended since the stop rule was last evaluated.
     """
 
     allocated: int
@@ -56,7 +56,7 @@ class OpenRound:
 
     @property
     def ended_by(self) -> str:
-        """Reason of its end: trainers see the deadline for themselves."""
+        """Reason of the end of the round; trainers notice the deadline themselves."""
         if self.stopped_by or self.failed:
             return self.stopped_by or "failed"
         reasons = [self.reasons.get(name, DEADLINE) for name in self.held]

@@ -1,1 +1,1 @@
-"""Use case: examine a site."""
+"""Use case: check of a site."""

@@ -1,4 +1,4 @@
-"""``hetctl doctor``: examine a site from here, and with a short job from inside."""
+"""``hetctl doctor``: check of a site from this machine, and with a short job on its nodes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ERRORS: dict[FaultDomain, type[HetctlError]] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found about a site, causes before consequences.
+    """Findings about a site, causes before consequences.
 
     Parameters
     ----------
     all_reduce : tuple of AllReduce
-        Speeds of the groups that a job formed.
+        All-reduce speeds of the groups that a job formed.
     """
 
     site: str
@@ -60,7 +60,7 @@ class Examination:
 
     @property
     def failure(self) -> HetctlError | None:
-        """The error to leave with, if anything failed: of the first failure, as it causes others."""
+        """Error of the first failure, which may have caused the others; None if nothing failed."""
         failed = first_failure(self.findings)
         if failed is None:
             return None
@@ -76,12 +76,12 @@ def examine(
     job: bool,
     framework: str | None = None,
 ) -> Examination:
-    """Examine a site; with `job`, run one there and wait for it.
+    """Check a site; with `job`, run a job there and wait for it.
 
     Parameters
     ----------
     framework : str or None
-        Whose groups all-reduce in that job; None: the first that is on the nodes.
+        Framework of the groups that all-reduce in that job; None: the first one found on the nodes.
 
     Raises
     ------
@@ -107,12 +107,12 @@ def examine(
 
 
 def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
-    """Ask nothing: jobs are processes."""
+    """Yield the finding for local jobs, which are processes."""
     yield CheckResult("batch system", CheckStatus.OK, "jobs are processes of yours")
 
 
 def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
-    """Ask Slurm about itself, its queues, its nodes and the user's accounts, and try a script."""
+    """Query Slurm about itself, its queues, its nodes and the user's accounts, and test a script."""
     answers = _answers(["scontrol", "ping"], "Slurm's controller answers")
     yield answers
     if answers.outcome is CheckStatus.FAILED:
@@ -132,7 +132,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
 
 
 def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
-    """Ask LSF about itself and its queues; it cannot try a script without submitting it."""
+    """Query LSF about itself and its queues; it cannot test a script without submitting it."""
     answers = _answers(["bqueues"], "LSF answers")
     yield answers
     if answers.outcome is not CheckStatus.FAILED:
@@ -140,7 +140,7 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
 
 
 def no_checks(_project: Project, _site: Site) -> Iterator[CheckResult]:
-    """Ask nothing of a batch system of which no questions are known."""
+    """Yield no findings, for a batch system without known queries."""
     yield from ()
 
 
@@ -152,7 +152,7 @@ BATCH_CHECKS: dict[str, Callable[[Project, Site], Iterator[CheckResult]]] = {
 
 
 def dry_run(project: Project, site: Site) -> CheckResult:
-    """Have sbatch say what would become of the script of a job on one node, which it does not submit."""
+    """Test the script of a job on one node with sbatch, without submitting it."""
     script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
@@ -165,7 +165,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
 
 
 def python_findings(site: Site) -> Iterator[CheckResult]:
-    """Look whether the compute nodes' Python can import what members need, as far as it is seen from here."""
+    """Check that the compute nodes' Python imports what members need, as far as visible from this machine."""
     python = site.python or sys.executable
     code = IMPORTABLE.format(names=list(PACKAGES))
     script = "\n".join([*site.setup, 'exec "$@"'])
@@ -228,5 +228,5 @@ def _answers(command: Sequence[str], well: str) -> CheckResult:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Run a question whose failure is an answer without facts."""
+    """Return the output of a query; a failed one gives output without facts."""
     return run_command(command).stdout

@@ -1,4 +1,4 @@
-"""Whether hetctl's folder is fit for it: where it lies, and what its file system can do."""
+"""Checks of the project folder: its file system and what that supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARED = (
     "wekafs",
     "9p",
 )
-"""How the names of file systems begin that several machines share."""
+"""Prefixes of the names of file systems that several machines share."""
 CHECK = "shared folder"
 ABILITIES = "file system"
 
@@ -46,7 +46,7 @@ def filesystem_of(path: Path, mounts: str) -> str:
 
 
 def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
-    """Say whether compute nodes are likely to see the folder; only a job can know."""
+    """Return a finding on access from compute nodes, by the file system; only a job can verify it."""
     found = f"{path} is on {kind}"
     if site.batch_system == "local" or kind.startswith(SHARED):
         return CheckResult(CHECK, CheckStatus.OK, found)
@@ -55,7 +55,7 @@ def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
 
 
 def ability_finding(path: Path) -> CheckResult:
-    """Write, rename, link and lock in a folder of our own beside the future one, and remove it."""
+    """Test writing, renaming, linking and locking in a temporary folder beside the future one."""
     parent = next(each for each in (path, *path.parents) if each.is_dir())
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hetctl-doctor-", dir=parent))

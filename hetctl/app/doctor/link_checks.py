@@ -16,7 +16,7 @@ NO_NCCL = {
     "tensorflow": "install a TensorFlow that sees the GPUs, and Horovod with HOROVOD_GPU_OPERATIONS=NCCL",
     "pytorch": "install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
 }
-"""By framework, what to do if its groups do not exchange by NCCL."""
+"""Fixes by framework for groups that do not communicate through NCCL."""
 NOT_DIRECT = (
     "ranks must see all GPUs of the node: check --gpu-bind and CUDA_VISIBLE_DEVICES, and NCCL_P2P_DISABLE"
 )
@@ -25,14 +25,14 @@ NOT_DIRECT = (
 def link_findings(
     site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], last_words: str
 ) -> Iterator[CheckResult]:
-    """Judge how groups all-reduced; say nothing of a single GPU, or if ranks did not even start.
+    """Yield findings from all-reduces; none for a single GPU, or if ranks did not start.
 
     Parameters
     ----------
     speeds, ranks
-        Of all groups that ended well.
+        Speeds and times of all groups that ended without error.
     last_words : str
-        Of the log of the last group.
+        Last lines of the log of the last group.
     """
     if end.exit_code != 0 or end.ranks == 1:
         return
@@ -42,7 +42,7 @@ def link_findings(
 
 
 def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -> CheckResult:
-    """Say how fast groups all-reduce."""
+    """Return a finding on the all-reduce speed of the groups."""
     if not end.groups:
         choices = " or ".join(" with ".join(packages) for packages in PACKAGES_OF_GROUPS.values())
         found = "not measured: the Python of the nodes has no framework that trains on several GPUs"
@@ -62,7 +62,7 @@ def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -
 
 
 def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[CheckResult]:
-    """Warn where GPUs of a node exchange through the node's memory."""
+    """Warn about GPUs of a node that communicate through the node's memory."""
     first = speeds[0]
     if first.backend != NCCL:
         found = f"GPUs exchange through host memory ({_listed(speeds)}): {first.framework} goes over "
@@ -76,7 +76,7 @@ def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> I
 
 
 def _detour(within: AllReduce, between: AllReduce | None, ranks: Sequence[RankTime]) -> str:
-    """Say which GPUs of a node do not send to one another directly, and why that is known; "" if none."""
+    """Return which GPUs of a node do not communicate directly, with the evidence; "" if none."""
     node = within.nodes[0]
     compared = f"{_number(within)} GB/s" + (f", and {_number(between)} between nodes" if between else "")
     if cut_off := sorted({rank.gpu for rank in ranks if rank.unreached}):

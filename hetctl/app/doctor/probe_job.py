@@ -1,4 +1,4 @@
-"""A short job that tries a site: agents, ranks on all GPUs, their links, the MPI world of node leaders."""
+"""Short job that tests a site: agents, ranks on all GPUs, their links, the MPI world of node leaders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Probe:
     Parameters
     ----------
     all_reduce : tuple of AllReduce
-        Of the groups on each node, then of all GPUs.
+        All-reduce speeds of the groups on each node, then of all GPUs.
     """
 
     findings: tuple[CheckResult, ...]
@@ -72,7 +72,7 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
     Parameters
     ----------
     framework : str or None
-        Whose groups all-reduce; None: the first that is on the nodes.
+        Framework of the groups that all-reduce; None: the first one found on the nodes.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def _waits(job: str) -> CheckResult:
 
 
 def _read(site: Site, job: str, folder: Path) -> Probe:
-    """Read what the job has left in its folder."""
+    """Read the results of the job from its folder."""
     if not (folder / END_FILE).exists():
         log = Home(folder).run("doctor").job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
@@ -173,7 +173,7 @@ def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
 def job_findings(
     site: Site, end: ProbeEnd, reports: Sequence[RankReport], agents_said: str, leaders_said: str
 ) -> Iterator[CheckResult]:
-    """Judge what ranks and node leaders found.
+    """Yield findings from the reports of ranks and node leaders.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def job_findings(
 
 
 def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> CheckResult:
-    """Check that every rank started and ended well, where it should."""
+    """Return a finding on the start and end of every rank on the expected nodes."""
     per_node = Counter(report.node for report in reports)
     spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
     found = f"{len(reports)} of {end.ranks} ranks, by agents that {site.launcher} started: {spread}"
@@ -200,7 +200,7 @@ def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], las
 
 
 def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> CheckResult:
-    """Check that the leaders of the nodes, which serve rounds in lockstep, are one MPI world."""
+    """Return a finding on the MPI world of the node leaders, which serve rounds in lockstep."""
     nodes = len(end.nodes)
     if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
         return CheckResult("MPI", CheckStatus.OK, f"the leaders of the nodes are one world of {nodes}")
@@ -213,9 +213,9 @@ def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> CheckResult:
 
 
 def gpu_finding(site: Site, reports: Sequence[RankReport]) -> CheckResult:
-    """Check that every rank sees all GPUs of its node, and none but its own is its own.
+    """Check that every rank sees all GPUs of its node.
 
-    NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable nothing hides one.
+    NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable no GPU is hidden.
     """
     seen = "; ".join(sorted({f"{report.node}: {_visible(report)}" for report in reports}))
     found = f"{site.visible_devices} by node: {seen}"
@@ -240,7 +240,7 @@ def _tail(log: Path) -> str:
 
 
 def probed(project: Project, site: Site, framework: str | None) -> Probe:
-    """Probe a site; a batch system that refuses is a finding, too."""
+    """Run the probe job; a refusal by the batch system is a finding, too."""
     try:
         return probe(project, site, framework)
     except BatchSystemError as error:

@@ -1,6 +1,6 @@
-"""Typical jobs on a site: the script, and the steps of agents that the driver starts in it.
+"""Typical jobs on a site: the script, and the agent steps that the driver starts in it.
 
-The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check`` tries them with any site.
+The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check`` renders them for a site.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WHAT_STARTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A job that stands for many.
+    """A typical job.
 
     Parameters
     ----------
     shares : tuple of tuple of int
-        For each member, how many GPUs it has on each of its nodes.
+        GPUs of each member on each of its nodes.
     """
 
     name: str
@@ -63,12 +63,12 @@ def cases_of(site: Site) -> tuple[Case, ...]:
 
 
 def script_of(site: Site, case: Case) -> JobScript:
-    """Return the job of a case, of the length that hetctl would choose.
+    """Return the job of a case, with the length that hetctl would choose.
 
     Raises
     ------
     InfeasibleError
-        If no queue of the site takes it.
+        If no queue of the site accepts it.
     """
     size = job_size(site, case.nodes * site.gpus_per_node, None, None)
     home = Home(HOME)
@@ -92,7 +92,7 @@ def script_of(site: Site, case: Case) -> JobScript:
 
 
 def steps_of(site: Site, case: Case) -> Iterator[LaunchSpec]:
-    """Return the steps that start the agents of a case.
+    """Yield the steps that start the agents of a case.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def nodes_of(site: Site, case: Case) -> list[Node]:
 
 
 def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
-    """Place the members of a case one after the other, none on a node without room for its share."""
+    """Place the members of a case one after the other, each share on a node with enough room."""
     node, free = 0, 0
     for number, share in enumerate(case.shares, start=1):
         placements = []
@@ -126,7 +126,7 @@ def allocations_of(case: Case, site: Site) -> Iterator[Allocation]:
 
 
 def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> str:
-    """Write a case out: the script, and behind its end the agents' steps and the packing of a round."""
+    """Return a case as text: the script, then the agents' steps and the packing of a round."""
     script = render_job(script_of(site, case), template_folders)
     steps = "".join(map(_step_text, steps_of(site, case)))
     packing = packing_lines(tuple(allocations_of(case, site)), nodes_of(site, case))

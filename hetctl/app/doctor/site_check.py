@@ -1,4 +1,4 @@
-"""Check a site file without asking any machine."""
+"""Check of a site file without access to any machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """A site that is right, and the cases that were rendered for it."""
+    """A valid site, and the cases that were rendered for it."""
 
     site: str
     cases: tuple[str, ...]
@@ -25,7 +25,7 @@ def check_site(project: Project, name: str) -> SiteCheck:
     ------
     BadInputError
         If anything in its file is wrong, with a line for each problem: ``FILE:LINE: key: rule``; or if a
-        case cannot be rendered, with the case, the key that must have caused it, and its place.
+        case cannot be rendered, with the case, the most likely key, and its place.
     """
     site, keys = project.traced_site(name)
     where = {key.key: f"{key.file}:{key.line}: " for key in keys if key.file}
@@ -50,7 +50,7 @@ CAUSES = {
     "nodes; the launcher": "launcher",
     "jsrun needs equally": "launcher",
 }
-"""What an error says, and the key to blame for it."""
+"""Keys of the site file that cause errors, by words in the message."""
 
 
 def _placed(message: str, where: Mapping[str, str]) -> str:

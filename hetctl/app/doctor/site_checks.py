@@ -1,4 +1,4 @@
-"""What is wrong between a site file and what the batch system says of itself: pure decisions."""
+"""Comparison of a site file with the facts from the batch system, as pure functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hetctl.model.site import Queue, Site
 MEBIBYTE = 2**20
 
 NO_LAUNCHER = "local"
-"""The driver itself starts the agent of a local job."""
+"""Launcher of local jobs, whose agent the driver starts itself."""
 
 
 def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[CheckResult]:
-    """Say which commands are there."""
+    """Yield findings on the commands of the batch system."""
     entry = BATCH_SYSTEMS[site.batch_system]
     missing = [name for name in entry.commands if not which(name)]
     if missing:
@@ -43,7 +43,7 @@ def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> Chec
 
 
 def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:
-    """Compare a queue's limits with the site file's; what is wrong with a queue not in use only warns."""
+    """Compare a queue's limits with the site file's; problems with a queue not in use are only warnings."""
     check = f"{'QOS' if site.queue_option == 'qos' else 'queue'} {name}"
     bad = CheckStatus.FAILED if used else CheckStatus.WARNING
     if facts is None:
@@ -59,7 +59,7 @@ def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -
 
 
 def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
-    """Compare a partition's nodes with what the site file says of each."""
+    """Compare a partition's nodes with the site file."""
     check = f"nodes of {name}"
     cores, memory = site.gpus_per_node * site.cores_per_gpu, site.memory_per_node // MEBIBYTE
     gpus = site.gpus_per_node if site.device == "gpu" else 0
@@ -78,7 +78,7 @@ def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckRes
 
 
 def account_finding(account: str | None, accounts: Sequence[str]) -> CheckResult:
-    """Say whether the account is one of the user's."""
+    """Return a finding on the account: one of the user's, or not."""
     yours = f"yours: {', '.join(accounts) or 'none'}"
     if account is None:
         return CheckResult(
@@ -97,7 +97,7 @@ def account_finding(account: str | None, accounts: Sequence[str]) -> CheckResult
 
 
 def _beyond(facts: QueueFacts, bins: Iterable[Queue]) -> Iterator[str]:
-    """Say where the site file allows what the queue does not."""
+    """Yield the limits in the site file that exceed the queue's."""
     bins = list(bins)
     nodes = [queue.max_nodes for queue in bins]
     if facts.max_nodes and any(each is not None and each > facts.max_nodes for each in nodes):

@@ -1,4 +1,4 @@
-"""From layer and cluster files to what pipelines are planned with."""
+"""Conversion of layer and cluster files to the input of pipeline planning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster_of(file: ClusterFile) -> PipelineCluster:
 
 
 def fitted(links: NodeLinks) -> Links:
-    """Return a model of the links, fitted to what was measured where no numbers are given."""
+    """Return a model of the links; parameters that are not given are fitted to measurements."""
     intra, inter = links.intra_node, links.inter_node
     scaling = fit_scaling(intra.bytes_per_s, intra.points) if intra.scaling is None else intra.scaling
     if inter.latency_s is None or inter.bytes_per_s is None:
@@ -38,14 +38,14 @@ def fitted(links: NodeLinks) -> Links:
 
 
 def profile_of(rows: Sequence[LayerRow], file: ClusterFile) -> LayerProfile:
-    """Return the layers; where they name no GPU type, with times by the cluster's ratios.
+    """Return the layers; if their file names no GPU type, with times by the cluster's ratios.
 
     Raises
     ------
     BadInputError
-        If a GPU type of the cluster's nodes has no ratio then, or no times, or no layer takes any.
+        If a type of the cluster's GPUs has no ratio or no times, or no layer takes any time on it.
     InfeasibleError
-        If a layer needs more memory than the largest GPU of the nodes has, or all need more than all.
+        If a layer does not fit the largest GPU of the nodes, or all layers do not fit all GPUs.
     """
     profile = measured_profile(rows)
     if not any(row.gpu_type for row in rows):
@@ -56,7 +56,7 @@ def profile_of(rows: Sequence[LayerRow], file: ClusterFile) -> LayerProfile:
 
 
 def measured_profile(rows: Sequence[LayerRow]) -> LayerProfile:
-    """Return the layers with what was measured of them; under `UNNAMED` if no type of GPU is named."""
+    """Return the layers with their measurements; under `UNNAMED` if no type of GPU is named."""
     by_layer: dict[str, list[LayerRow]] = {}
     for row in rows:
         by_layer.setdefault(row.layer, []).append(row)
@@ -113,7 +113,7 @@ def refuse_large_layers(
     Parameters
     ----------
     memory_bytes : mapping of str to int
-        Of a GPU, by type.
+        Memory of a GPU in bytes, by type.
     """
     places = {row.layer: row.place for row in reversed(rows)}
     largest = max(memory_bytes, key=lambda name: memory_bytes[name])

@@ -1,4 +1,4 @@
-"""Members as pipelines at a site: their layers, the GPUs' memory and links, and what it all comes to."""
+"""Members as pipelines at a site: their layers, the GPUs' memory and links, and the resulting times."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
 
 
 def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
-    """Return the bytes of a GPU by type; None where the site does not say."""
+    """Return the memory of a GPU in bytes by type; None if the site does not give it."""
     return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
 
 
 @dataclass(frozen=True)
 class MemberLayers:
-    """The layers of a member, and the lines of the file that they come from."""
+    """Layers of a member, and the lines of their file."""
 
     profile: LayerProfile
     rows: Sequence[LayerRow]
 
     @property
     def needed_bytes(self) -> int:
-        """What a GPU needs that has all of them."""
+        """Bytes of memory of a GPU with all layers."""
         return int(least_bytes(self.profile).sum())
 
 
 def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | None:
     """Return the layers of a member with times on all types of GPU; None if it names no layer profile.
 
-    A profile that names no type is taken to be of the only one there is.
+    A profile without a type applies to the only type of the nodes.
 
     Raises
     ------
     BadInputError
-        If the file is wrong, lacks a type, or no layer takes any time on one.
+        If the file is wrong or lacks a type, or no layer takes any time on one.
     """
     if member.layers is None:
         return None
@@ -74,12 +74,12 @@ def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | No
 
 
 def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
-    """Return a job's nodes as pipelines see them.
+    """Return a job's nodes as a cluster for pipelines.
 
     Raises
     ------
     BadInputError
-        If the site says nothing of its GPUs' memory or links.
+        If the site does not give its GPUs' memory or links.
     """
     memory = {gpu_type: size for gpu_type, size in memory_in(site, cluster).items() if size is not None}
     missing = [] if len(memory) == len(types_in(site, cluster)) else ["gpu_memory"]
@@ -103,9 +103,9 @@ class PipelineMember:
     Parameters
     ----------
     samples_per_epoch : int
-        Training samples.
+        Number of training samples.
     profile : MemberProfile or None
-        What evaluation and checkpoints take; None: not known, they are left out.
+        Profile with the times of evaluation and checkpoints; None: unknown, they are left out.
     """
 
     member: Member
@@ -115,15 +115,15 @@ class PipelineMember:
 
     @property
     def epochs(self) -> int:
-        """Epochs that it is expected to take."""
+        """Planned number of epochs."""
         return self.member.stop.planned_epochs
 
     def most_gpus(self, gpus: int) -> int:
-        """Return how many of so many GPUs it may have."""
+        """Return the number of GPUs that it may have, out of `gpus`."""
         return min(gpus, self.member.max_gpus or gpus)
 
     def ideal(self, gpus: int) -> Workload:
-        """Return the member as no pipeline is faster: no layer waits, and each is where it takes least."""
+        """Return an upper bound of any pipeline's rate: no layer waits, each on its fastest type of GPU."""
         layers = self.layers.profile
         times = [layers.forward_s(kind) + layers.backward_s(kind) for kind in layers.gpu_types]
         rate = self.member.batch_size / float(np.min(times, axis=0).sum())
@@ -135,17 +135,17 @@ class PipelineMember:
         )
 
     def simulated_s(self, site: Site, cluster: Cluster, seconds: float) -> float:
-        """Return how long it takes on the nodes of a job, evaluation and checkpoints included.
+        """Return its time in seconds on the nodes of a job, evaluation and checkpoints included.
 
         Parameters
         ----------
         seconds : float
-            How long the best pipeline is looked for.
+            Search time for the best pipeline, in seconds.
 
         Raises
         ------
         BadInputError
-            If the site says nothing of its GPUs' memory or links.
+            If the site does not give its GPUs' memory or links.
         InfeasibleError
             If the GPUs have no room for it.
         """
@@ -164,9 +164,9 @@ class PipelineMember:
 
 
 def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float) -> float:
-    """Return the minibatches/s of the best pipelines that are found, in the simulator.
+    """Return the simulated rate of the best pipelines found, in minibatches/s.
 
-    Virtual workers are in step (D = 0), and each layer's server is where most of them have it.
+    Virtual workers are in step (D = 0); parameter servers are where most virtual workers have the layer.
     """
     waves = Waves()
     planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds, waves=waves))

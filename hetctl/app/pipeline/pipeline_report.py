@@ -1,4 +1,4 @@
-"""What is said of a pipeline plan, and of how it ran."""
+"""Reports of a pipeline plan and of its simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.methods.pipeline.simulate import PipelineRun
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """A stage, with what there is on its GPU; `busy_fraction` is None where nothing was simulated."""
+    """A stage and its use of a GPU; `busy_fraction` is None without simulation."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ class StageOutcome:
 
 @dataclass(frozen=True)
 class WorkerOutcome:
-    """A virtual worker; `rate` in minibatches/s is None where nothing was simulated."""
+    """A virtual worker; `rate` in minibatches/s is None without simulation."""
 
     in_flight: int
     bottleneck_s: float
@@ -43,16 +43,16 @@ class WorkerOutcome:
 
 @dataclass(frozen=True)
 class PlanOutcome:
-    """A plan.
+    """A pipeline plan and its predicted rate.
 
     Parameters
     ----------
     ratio : float
-        Of its slowest stage to the lower bound.
+        Ratio of its slowest stage to the lower bound.
     throughput : float
-        Minibatches/s of all virtual workers.
+        Rate of all virtual workers in minibatches/s.
     synchronisation_s : float
-        What sending a wave's updates takes, and fetching the weights as well.
+        Seconds to send a wave's updates and to fetch the weights.
     """
 
     policy: str
@@ -69,18 +69,18 @@ class PlanOutcome:
 
 @dataclass(frozen=True)
 class SimulationOutcome:
-    """A plan as it ran.
+    """Simulated run of a pipeline plan.
 
     Parameters
     ----------
     throughput, planned_throughput : float
-        Minibatches/s of all virtual workers.
+        Rates of all virtual workers in minibatches/s.
     efficiency : float
-        The first over what there would be if the slowest stage were never idle.
+        Ratio of `throughput` to the rate without idle time of the slowest stage.
     synchronisation_s : float
-        What sending a wave's updates takes, and fetching the weights as well.
+        Seconds to send a wave's updates and to fetch the weights.
     minibatches : int
-        Completed by all virtual workers until `end_s`.
+        Minibatches completed by all virtual workers until `end_s`.
     """
 
     policy: str
@@ -104,7 +104,7 @@ class SimulationOutcome:
 def outcomes_of(
     planned: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, run: PipelineRun | None = None
 ) -> tuple[WorkerOutcome, ...]:
-    """Return the virtual workers of a plan, and how busy they were if it was simulated."""
+    """Return the virtual workers of a plan, with busy fractions if it was simulated."""
     outcomes = []
     for number, worker in enumerate(planned.virtual_workers):
         busy: Sequence[float | None] = run.busy_fractions(number) if run else [None] * len(worker.stages)

@@ -1,4 +1,4 @@
-"""Pipelines: which layers go to which GPU, and what that comes to under a virtual clock."""
+"""Planning of pipelines: layers by GPU, and the outcome under a virtual clock."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hetctl.model.errors import InfeasibleError
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """What is to be planned.
+    """Input of planning pipelines.
 
     Parameters
     ----------
     in_flight : int or None
-        Minibatches in flight; None: as many as are best.
+        Minibatches in flight; None: the best number.
     clock_distance : int
-        By how many waves a virtual worker may be ahead of the slowest.
+        Largest number of waves that a virtual worker may be ahead of the slowest.
     placement : str
-        Of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
+        Placement of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
     """
 
     layers: Path
@@ -41,7 +41,7 @@ class PipelineRequest:
 
     @property
     def waves(self) -> Waves:
-        """How virtual workers are synchronised."""
+        """Synchronisation of virtual workers."""
         return Waves(self.clock_distance, self.placement)
 
 
@@ -51,7 +51,7 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
     Raises
     ------
     BadInputError
-        If a file is wrong, or says nothing of some GPU type.
+        If a file is wrong, or lacks a GPU type.
     InfeasibleError
         If the network does not fit the GPUs' memory.
     """
@@ -71,12 +71,12 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
 
 
 def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) -> SimulationOutcome:
-    """Plan, and run the plan under a virtual clock; errors are those of `plan_pipeline`.
+    """Plan, and simulate the plan under a virtual clock; errors are those of `plan_pipeline`.
 
     Parameters
     ----------
     minibatches : int or None
-        That each virtual worker completes at least; None: enough for a steady state.
+        Least number of minibatches per virtual worker; None: enough for a steady state.
     """
     layers, cluster, planned = _planned(request)
     run = simulate_plan(planned, layers, cluster, request.waves, _waves(planned, request, minibatches))
@@ -119,7 +119,7 @@ def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, P
 
 
 def _easier(request: PipelineRequest, hint: str) -> str:
-    """Return what else to change so that there is a plan."""
+    """Return further changes that may make a plan possible."""
     wishes = []
     if request.in_flight is not None and request.in_flight > 1:
         wishes.append("lower --in-flight")

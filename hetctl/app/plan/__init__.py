@@ -1,1 +1,1 @@
-"""Use case: from profiles to a plan, offline."""
+"""Use case: offline planning from profiles."""

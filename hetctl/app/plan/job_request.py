@@ -1,4 +1,4 @@
-"""How large and how long a job is: what the user asks for, within what the queues allow."""
+"""Size and time of a job: the user's values within the limits of the queues."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEVICES = {"gpu": "GPUs", "slot": "slots"}
 
 
 def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str | None) -> JobSize:
-    """Choose the first queue that takes the job; without wishes, the whole site for two hours at most.
+    """Return the size in the first queue that accepts it; by default the whole site for at most two hours.
 
     Raises
     ------
     BadInputError
         If the site has no such queue.
     InfeasibleError
-        If no queue takes so many nodes for so long.
+        If no queue accepts so many nodes for so long.
     """
     bins = _bins(site, queue_name)
     wanted = gpus or bins[0].most_nodes * site.gpus_per_node
@@ -45,14 +45,14 @@ def planned_size(
     queue_name: str | None,
     budget: Budget,
 ) -> tuple[JobSizeOption, list[JobSizeOption]]:
-    """Choose what the user leaves open by the work that is left; return all that was looked at, too.
+    """Return the size for the work left, with the user's values, and all sizes considered.
 
     Raises
     ------
     BadInputError
         If the site has no such queue.
     InfeasibleError
-        If no queue takes what the user asks for.
+        If no queue accepts the user's values.
     """
     bins = _bins(site, queue_name)
     if gpus is not None:

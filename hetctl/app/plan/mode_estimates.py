@@ -1,4 +1,4 @@
-"""Phases of a plan, and what the simulator says of the other modes that their members could have."""
+"""Phases of a plan, and simulated times of the other modes that their members could use."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hetctl.scheduling.simulate.scenario import Scenario
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What is to be planned, in any modes.
+    """Input of planning in several modes.
 
     Parameters
     ----------
     profiles : mapping of str to MemberProfile
-        By member; those that fit no GPU may have none.
+        Profiles by member; members that fit no GPU may have none.
     planner : str
-        Its name.
+        Name of the planner.
     data_parallel : callable
-        Has it plan workloads that train data-parallel.
+        A function that plans workloads for data-parallel training.
     """
 
     ensemble: Ensemble
@@ -45,25 +45,25 @@ class PlanContext:
 
     @property
     def gpus(self) -> int:
-        """GPUs of a job."""
+        """Number of GPUs of a job."""
         return self.world.cluster.gpus
 
     @property
     def partitions(self) -> int:
-        """Parts of the data; 0 if it is not partitioned."""
+        """Number of partitions of the data; 0 if it is not partitioned."""
         return self.ensemble.partitions or 0
 
 
 @dataclass(frozen=True)
 class PhaseDraft:
-    """A phase before it is known when it begins.
+    """A phase without its start time.
 
     Parameters
     ----------
     prices : mapping of str to float
-        As in `Phase`.
+        Simulated times by mode, as in `Phase`.
     plan : Plan or None
-        Of a data-parallel phase.
+        Plan of a data-parallel phase.
     """
 
     mode: str
@@ -78,7 +78,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
     Raises
     ------
     BadInputError
-        If nobody says how many samples an epoch has.
+        If the number of samples in an epoch is unknown.
     """
     known = [question.ensemble.samples_per_epoch, *(p.samples_per_epoch for p in question.profiles.values())]
     samples_per_epoch = next((samples for samples in known if samples), None)
@@ -93,7 +93,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
 
 
 def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
-    """Return the phase of members that are pipelines, one after another, each on all its GPUs."""
+    """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
     site, cluster = question.site, question.world.cluster
     each_s = question.options.plan_seconds / len(pipes)
     seconds = {pipe.member.name: pipe.simulated_s(site, cluster, each_s) for pipe in pipes}
@@ -102,7 +102,7 @@ def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDr
 
 
 def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
-    """Return the phase of members that hop, beside what they would take data-parallel."""
+    """Return the phase of members that hop, with the data-parallel time for comparison."""
     run = _hop_run(question, hopping)
     prices = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
@@ -126,7 +126,7 @@ def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
 def data_parallel(
     question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> PhaseDraft:
-    """Return the phase of members that train data-parallel, in equal batches or, if faster, balanced ones."""
+    """Return the data-parallel phase, with equal batches or, if faster, balanced ones."""
     plans = _data_parallel_plans(question, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
     plan = plans[mode]
@@ -152,7 +152,7 @@ def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
 
 
 def _may_be_balanced(question: PlanContext, rest: Sequence[Workload]) -> bool:
-    """Return whether there are GPUs of several types, and all were measured on each."""
+    """Return true if there are GPUs of several types, and all members were measured on each."""
     types = {node.gpu_type or "" for node in question.world.cluster.nodes}
     return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
 
@@ -160,7 +160,7 @@ def _may_be_balanced(question: PlanContext, rest: Sequence[Workload]) -> bool:
 def _balanced(
     question: PlanContext, rounds: Iterable[Round], members: Iterable[Workload]
 ) -> tuple[Round, ...]:
-    """Return rounds with the batches of those that have GPUs of several types."""
+    """Return rounds with batches for members that have GPUs of several types."""
     gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
     by_name = {member.name: member for member in members}
     batch_sizes = {member.name: member.batch_size for member in question.ensemble.members}
@@ -179,7 +179,7 @@ def _balanced(
 def _other_prices(
     question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
-    """Return what the other modes come to, as far as the members could have them."""
+    """Return the simulated times of the other modes, as far as they are possible for the members."""
     prices = {}
     if question.partitions:
         with suppress(InfeasibleError):

@@ -1,4 +1,4 @@
-"""One plan for all: each network in the mode that suits it, every phase priced by the simulator."""
+"""Plan in several modes: a suitable mode for each network, and simulated times of each phase."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_modes(question: PlanContext) -> Plan:
     Raises
     ------
     BadInputError
-        If a member has no profile, a layer profile is wrong, or nothing is known of the site's links.
+        If a member has no profile, a layer profile is wrong, or the site does not give its links.
     InfeasibleError
         If a member fits neither a GPU nor a pipeline, or a job is too short for any progress.
     """
@@ -85,7 +85,7 @@ def _room(question: PlanContext) -> ModeLimits:
 
 
 def _demands(question: PlanContext, layers: Mapping[str, MemberLayers]) -> list[Demand]:
-    """Return the memory of each member on a GPU: as it was measured, or else as its layers add up."""
+    """Return the memory of each member on one GPU: measured, or else the sum over its layers."""
     measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
     summed = {name: own.needed_bytes for name, own in layers.items()}
     names = [member.name for member in question.ensemble.members]
@@ -103,7 +103,7 @@ def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], roo
 
 
 def _candidates(question: PlanContext, without: Collection[str]) -> tuple[Workload, ...]:
-    """Return the members that one GPU can take, as planners see them."""
+    """Return the workloads of the members that fit one GPU."""
     ensemble = question.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return active_workloads(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
@@ -114,7 +114,7 @@ def _epochs(members: Iterable[Workload]) -> dict[str, int]:
 
 
 def _split(question: PlanContext, members: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
-    """Return what hops, as long as there are enough configurations, and what is left to do then."""
+    """Return the work for hops, while there are enough configurations, and the work left after that."""
     epochs = _epochs(members)
     most = hopper_epochs(list(epochs.values()), question.gpus) if question.partitions else 0
     hopping, rest = [], []
@@ -131,7 +131,7 @@ def _split(question: PlanContext, members: Sequence[Workload]) -> tuple[list[Wor
 def _assembled(
     question: PlanContext, parts: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
 ) -> Plan:
-    """Return the plan in which each phase begins when the last one is over."""
+    """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
     for part in parts:
         starts_s.append(starts_s[-1] + part.run.seconds + question.world.clock.job_overhead_s)
@@ -165,7 +165,7 @@ def _assembled(
 
 
 def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[PhaseDraft, float]]) -> tuple[Forecast, ...]:
-    """Return when each member is done, in the last of its phases, and how long it trains in all."""
+    """Return each member's end in the last of its phases, and its total training time."""
     done_s = {name: start_s + end_s for part, start_s in begun for name, end_s in part.run.done_s.items()}
     training_s = {name: sum(part.run.training_s.get(name, 0.0) for part, _ in begun) for name in done_s}
     names = (member.name for member in ensemble.members)

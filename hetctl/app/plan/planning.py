@@ -1,4 +1,4 @@
-"""Planning: from the profiles in the catalog to a plan, offline."""
+"""Offline planning from the profiles in the catalog."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.select_planner import PlannerChoice, choose
 
 AUTO = "auto"
-"""Stands for the planner that a simulation finds best, or for the mode that suits a member."""
+"""Name for the planner with the best simulation, or for the mode that suits a member."""
 ROUND_OVERHEAD_S = 0.5
-"""From the end of one round to the launch of the next, in the same job."""
+"""Seconds from the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
-"""From the end of one job to the start of the next, waiting in the queue left out."""
+"""Seconds from the end of one job to the start of the next, without waiting in the queue."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is asked for.
+    """Input of planning.
 
     Parameters
     ----------
     planner : str
-        A planner's name, or ``auto``.
+        Name of a planner, or ``auto``.
     options : mapping
-        The planner's, as in `planners.base.Options`.
+        Options of the planner, as in `planners.base.Options`.
     explain : bool
-        Say of each round why its members got their GPUs and the others wait.
+        True to add to each round the reasons for its allocations and for waiting.
     sharing : str
-        As in `RunSpec`.
+        Sharing of data, as in `RunSpec`.
     mode : str
-        ``data-parallel`` for all members, or ``auto``: for each the one that suits it.
+        ``data-parallel`` for all members, or ``auto`` for the mode that suits each.
     """
 
     ensemble: Ensemble
@@ -66,14 +66,14 @@ class PlanRequest:
     mode: str = DATA_PARALLEL
 
     def __post_init__(self) -> None:
-        """Refuse what no planner takes before anything is opened."""
+        """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
         check_planner(self.planner, self.options)
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
-    """Make a plan and keep it in the catalog.
+    """Make a plan and store it in the catalog.
 
-    There may be none yet if members need no profile: those that fit no GPU.
+    There may be no catalog yet if no member needs a profile, because none fits a GPU.
     """
     first = None
     if request.mode == AUTO and not project.home.catalog.exists():
@@ -87,7 +87,7 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
 
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
-    """Make a plan from what the catalog has; errors are those of `plan_from`."""
+    """Make a plan from the profiles in the catalog; errors are those of `plan_from`."""
     profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, request.site)}
     return plan_from(profiles, request)
 
@@ -102,10 +102,10 @@ def plan_from(
     Raises
     ------
     BadInputError
-        If a member has no profile, the planner or an option is unknown, or the planner's members cannot
-        share as they are to.
+        If a member has no profile, the planner or an option is unknown, or the planner does not support
+        the requested sharing.
     InfeasibleError
-        If the site, the wall-clock limit or a member's `max_gpus` leave no plan.
+        If the site, the wall-clock limit or a member's `max_gpus` permit no plan.
     """
     site, size = request.site, request.size
     _refuse_too_large(request.ensemble, site)
@@ -136,7 +136,7 @@ def _data_parallel(
 
 
 def _refuse_unknown_nodes(request: PlanRequest) -> None:
-    """Refuse lockstep, in which all on a node share a stream, where the launcher chooses members' nodes."""
+    """Refuse lockstep, in which members of a node share a stream, if the launcher chooses members' nodes."""
     site = request.site
     chosen_by_launcher = site.launch == MEMBERS and site.launcher in CHOOSE_NODES
     if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
@@ -155,7 +155,7 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
 
 
 def chosen(name: str, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> PlannerChoice:
-    """Return the planner of that name, or for ``auto`` the one that does best."""
+    """Return the planner of that name, or for ``auto`` the best one in simulations."""
     return choose(arrivals, world, options) if name == AUTO else PlannerChoice(planner_named(name))
 
 

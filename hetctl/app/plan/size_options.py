@@ -1,4 +1,4 @@
-"""The size of a run's jobs: what the user says, and the job planner for the rest."""
+"""Size of a run's jobs: the user's values, and the job planner's for the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetctl.perf.workloads import active_workloads
 
 @dataclass(frozen=True)
 class JobSizeRequest:
-    """What the user says of a job's size; None leaves it to the job planner."""
+    """User's values for the size of a job; None leaves one to the job planner."""
 
     gpus: int | None = None
     wall_s: int | None = None
@@ -27,7 +27,7 @@ class JobSizeRequest:
 
 @dataclass(frozen=True)
 class JobSizeChoice:
-    """The size of a run's jobs, and the others that were looked at, if any were."""
+    """Size of a run's jobs, and the other sizes considered, if any."""
 
     size: JobSize
     chosen: JobSizeOption | None = None
@@ -37,14 +37,14 @@ class JobSizeChoice:
 def sizing(
     project: Project, ensemble: Ensemble, site: Site, wishes: JobSizeRequest, budget: Budget
 ) -> JobSizeChoice:
-    """Choose by the profile; where there is none yet, the whole site for two hours at most.
+    """Choose the size by the profile; without a profile, the whole site for at most two hours.
 
     Raises
     ------
     BadInputError
         If the site has no such queue.
     InfeasibleError
-        If no queue takes such a job.
+        If no queue accepts such a job.
     """
     members = _members(project, ensemble, site)
     if not members or (wishes.gpus and wishes.wall_s):
@@ -54,7 +54,7 @@ def sizing(
 
 
 def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workload]:
-    """Return the members as planners see them; nothing if one has no profile."""
+    """Return the members as workloads; nothing if one has no profile."""
     if not project.home.catalog.exists():
         return ()
     with project.reading() as catalog:

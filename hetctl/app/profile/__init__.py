@@ -1,1 +1,1 @@
-"""Use case: measured rates of an ensemble at a site."""
+"""Use case: measurement of an ensemble's rates at a site."""

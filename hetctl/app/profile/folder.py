@@ -1,4 +1,4 @@
-"""Points of a profiling folder: those that it is for, that are measured, and that have failed."""
+"""Points of a profiling folder: the requested, the measured and the failed ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events_of(folder: Path) -> list[Event]:
 
 
 def last_sign_of(folder: Path) -> float | None:
-    """Return when the job was last seen at work, in seconds since the epoch; None if it has not started."""
+    """Return the time of the job's last activity, in seconds since the epoch; None if it has not started."""
     events = folder / "events"
     if not events.exists():
         return None
@@ -42,7 +42,7 @@ def last_sign_of(folder: Path) -> float | None:
 
 
 def measurements_in(folders: Iterable[Path]) -> list[tuple[Path, Measurements]]:
-    """Return what folders are for; those are left out whose files a crash kept from being written."""
+    """Return the measurements of folders, except those without the file because of a crash."""
     return [(folder, read_measurements(folder)) for folder in folders if measurements_file(folder).exists()]
 
 
@@ -57,14 +57,14 @@ def preprocess_in(folder: Path) -> list[PreprocessPoint]:
 
 
 def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
-    """Return those points of a job whose members are as they are now."""
+    """Return those points of a job whose members have not changed since."""
     now = {member.name: member.fingerprint for member in ensemble.members}
     then = {member.name: member.fingerprint for member in measurements.ensemble.members}
     return {point for point in measurements.points if now.get(point.member) == then[point.member]}
 
 
 def measured_in(folder: Path) -> set[ProfileTarget]:
-    """Return the points that are measured, by name."""
+    """Return the targets of the points that are measured."""
     return {ProfileTarget(point.member, point.gpus) for point in points_in(folder)}
 
 
@@ -74,12 +74,12 @@ def ended_in(folder: Path) -> set[str]:
 
 
 def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:
-    """Return which of the points have failed.
+    """Return the failed ones of the points.
 
     Parameters
     ----------
     lost : bool
-        Whether points count that the job came to its end without.
+        True if points without a result count as failed, after the job's end.
     """
     errors = {event.source: str(event.data["error"]) for event in events_of(folder) if event.kind == "failed"}
     return [
@@ -94,7 +94,7 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
 
 
 def ingest(catalog: Catalog, folder: Path) -> None:
-    """Keep what is measured in the catalog, as often as one likes."""
+    """Store the measurements in the catalog; this may be repeated."""
     for _, measurements in measurements_in([folder]):
         ensemble, site = measurements.ensemble.name, measurements.site.name
         catalog.save_points(ensemble, site, points_in(folder))

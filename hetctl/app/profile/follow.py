@@ -1,4 +1,4 @@
-"""Following profiling jobs to their end, or until a signal says to leave them."""
+"""Monitoring of profiling jobs until they end or a signal arrives."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hetctl.model.errors import InterruptedCommandError
 from hetctl.storage.profile_request import ProfileTarget
 
 LOOK_S = 0.5
-"""Between two looks at the files of a job."""
+"""Seconds between two reads of a job's files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Between two questions to the batch system; each pause is twice the one before it."""
+"""Least and largest seconds between two queries of the batch system; each pause is twice the last one."""
 
 
 class ProfileMonitor:
-    """Progress of a profiling command, and the decision after Ctrl-C; this one is silent, and cancels."""
+    """Interface for progress and for the decision after Ctrl-C; this default is silent, and cancels."""
 
     can_ask = False
     """True if `cancels` asks a person, who may press Ctrl-C once more."""
@@ -43,13 +43,13 @@ class ProfileMonitor:
         """Report how many points are measured or have failed."""
 
     def cancels(self, ids: Sequence[str]) -> bool:  # noqa: ARG002
-        """Decide whether the jobs are cancelled, or left measuring."""
+        """Return true if the jobs are to be cancelled, false if they continue to measure."""
         return True
 
 
 @dataclass(frozen=True)
 class Attending:
-    """Submitting and following jobs such that a signal may come at any time."""
+    """Submission and monitoring of jobs that may be interrupted by a signal at any time."""
 
     batch: BatchSystem
     catalog: Catalog
@@ -58,21 +58,21 @@ class Attending:
     profiles: Path
 
     def submit(self, request: MeasureRequest) -> JobGroup:
-        """Submit jobs, unless a signal has come; one that comes meanwhile is kept."""
+        """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
         self.interruptions.check()
         try:
             return submit(self.batch, self.profiles, request)
         except SubmissionInDoubtError:
-            self.interruptions.check()  # Ctrl-C ends sbatch as well
+            self.interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
             raise
 
     def under_way(self, ensemble: str, site: str) -> list[JobGroup]:
-        """Return the groups of earlier commands that have a job under way."""
+        """Return the groups of earlier commands that have unfinished jobs."""
         with self.interruptions.heeded():
             return groups_under_way(self.batch, self.catalog, self.profiles, ensemble, site)
 
     def attend(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
-        """Follow jobs until they are over, or a signal comes; keep what is measured by then."""
+        """Wait for jobs until they end or a signal arrives; store what is measured by then."""
         jobs = [job for group in groups for job in group.jobs]
         try:
             with self.interruptions.heeded():
@@ -86,7 +86,7 @@ class Attending:
             group.close(self.catalog)
 
     def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
-        """Cancel the jobs, or leave them measuring."""
+        """Cancel the jobs, or let them continue."""
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)
             leave(interruption, naming(ids, "is cancelled", "are cancelled"), "what was measured is kept")
@@ -97,7 +97,7 @@ class Attending:
         )
 
     def _cancels(self, ids: Sequence[str]) -> bool:
-        """Ask where there is somebody to answer; a second signal means that the jobs are left measuring."""
+        """Ask the user if possible; a second signal means that the jobs continue."""
         if not self.observer.can_ask:
             return True
         try:
@@ -113,12 +113,12 @@ def follow(
     points: Iterable[ProfileTarget],
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Look at the jobs' files until all are over; ask the batch system now and then.
+    """Poll the jobs' files until all jobs are over; query the batch system at growing intervals.
 
     Parameters
     ----------
-    points : iterable of Point
-        Those whose progress is reported.
+    points : iterable of ProfileTarget
+        Points whose progress is reported.
     """
     sources = {point.source for point in points}
     waiting = list(jobs)
@@ -132,7 +132,7 @@ def follow(
 
 
 def moments_to_ask() -> Iterator[bool]:
-    """Say of each look at the files whether it is time to ask the batch system as well."""
+    """Yield true at each poll of the files at which the batch system is to be queried as well."""
     pause, asked_at = FIRST_PAUSE_S, time.monotonic()
     while True:
         due = time.monotonic() >= asked_at + pause
@@ -142,17 +142,17 @@ def moments_to_ask() -> Iterator[bool]:
 
 
 def leave(interruption: Interruption, what: str, hint: str) -> NoReturn:
-    """End the command as a signal asks.
+    """End the command because of a signal.
 
     Raises
     ------
     InterruptedCommandError
-        Always.
+        In every case.
     """
     name = signal.Signals(interruption.number).name
     raise InterruptedCommandError(interruption.number, f"{name}: {what}", hint) from None
 
 
 def naming(ids: Sequence[str], one: str, several: str) -> str:
-    """Begin a sentence about jobs: ``job 4711 is cancelled``."""
+    """Return the beginning of a sentence about jobs: ``job 4711 is cancelled``."""
     return f"job {ids[0]} {one}" if len(ids) == 1 else f"jobs {', '.join(ids)} {several}"

@@ -1,8 +1,8 @@
-"""Profiling jobs: submitted so that a crash at any instruction neither loses nor doubles them.
+"""Profiling jobs, submitted so that a crash at any instruction neither loses nor doubles them.
 
-Before anything is submitted, ``jobs.json`` says under which name it is going to be. What a crash leaves
-without ids, the next command looks for by that name: jobs that the batch system has are adopted. Of
-others ``measurements.json`` is removed, so that one that comes late after all measures nothing.
+Before a submission, ``jobs.json`` records the name of the jobs. If a crash leaves them without ids, the
+next command searches by that name: jobs that the batch system has are adopted. Of the others
+``measurements.json`` is removed, so that one that is submitted late after all measures nothing.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from hetctl.storage.profile_request import (
 )
 
 SETTLE_S = 3.0
-"""The request of a command that was killed may still be on its way for so long."""
+"""Seconds in which a request of a killed command may still reach the batch system."""
 START_PATIENCE_S = 120
-"""After this long, a job that nobody knows and that has not started is taken for gone."""
+"""Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
 POINT_S = 60
-"""Allowed for each point, in turn, when the job's time limit is chosen."""
+"""Seconds allowed for each point, one after another, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600
 CALLS = "submitit"
-"""Folder of the calls, in that of the first job."""
+"""Subfolder of the first job's folder for the calls."""
 
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """Points that profiling jobs are to measure, and the resources that they get.
+    """Points for profiling jobs to measure, and the jobs' resources.
 
     Parameters
     ----------
-    shares : tuple of tuple of Point
-        The points of each job.
+    shares : tuple of tuple of ProfileTarget
+        Points of each job.
     preprocess_cores : tuple of int
-        As in `Measurements`, for the first job.
-    at_once : int or None
-        At most so many jobs run at the same time.
+        Numbers of cores as in `Measurements`, for the first job.
+    max_concurrent : int or None
+        Largest number of jobs that run at the same time.
     """
 
     ensemble: Ensemble
@@ -68,13 +68,13 @@ class MeasureRequest:
 
     @property
     def nodes(self) -> int:
-        """Nodes of each job: what its largest point needs."""
+        """Nodes of each job, as needed by its largest point."""
         most_gpus = max(point.gpus for share in self.shares for point in share)
         return -(-most_gpus // self.site.gpus_per_node)
 
     @property
     def wall_s(self) -> int:
-        """Limit of each job."""
+        """Time limit of each job in seconds."""
         wanted_s = max(SHORTEST_JOB_S, POINT_S * max(len(share) for share in self.shares))
         return min(wanted_s, self.queue.max_wall_s or wanted_s)
 
@@ -91,11 +91,11 @@ class ProfileJob:
 
     @property
     def has_returned(self) -> bool:
-        """Return true if its function has returned or raised."""
+        """True if its function has returned or raised."""
         return has_result(self.calls, self.id)
 
     def is_over(self, status: JobStatus) -> bool:
-        """Return true if it measures nothing more; of a forgotten job the files tell."""
+        """Return true if it measures nothing more, by its files if the batch system forgot it."""
         if status.state is not JobState.UNKNOWN:
             return status.state.over
         last = last_sign_of(self.folder)
@@ -105,14 +105,14 @@ class ProfileJob:
 
 @dataclass(frozen=True)
 class JobGroup:
-    """Profiling jobs that were submitted together; `profiles` is where their folders lie."""
+    """Profiling jobs that were submitted together; `profiles` is the parent of their folders."""
 
     profiles: Path
     record: ProfileJobs
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders of all jobs."""
+        """Folders of all jobs."""
         return tuple(self.profiles / name for name in self.record.folders)
 
     @property
@@ -122,7 +122,7 @@ class JobGroup:
 
     @property
     def jobs(self) -> list[ProfileJob]:
-        """The jobs that the batch system has, or had."""
+        """Jobs that the batch system has, or had."""
         record = self.record
         pairs = zip(record.ids, self.folders, strict=False)
         return [
@@ -138,27 +138,27 @@ class JobGroup:
 
     @property
     def has_returned(self) -> bool:
-        """Return true if the functions of all jobs have returned."""
+        """True if the functions of all jobs have returned."""
         return bool(self.record.ids) and all(job.has_returned for job in self.jobs)
 
     def ingest(self, catalog: Catalog) -> None:
-        """Keep what is measured so far."""
+        """Store what is measured so far."""
         for folder in self.folders:
             ingest(catalog, folder)
 
     def close(self, catalog: Catalog) -> None:
-        """Keep what was measured by jobs that are over, which nobody needs to ask about any more."""
+        """Store the measurements of jobs that are over, and close the group: it is not queried again."""
         self.ingest(catalog)
         self.noted(over=True)
 
     def withdraw(self) -> None:
-        """Take back what jobs were to measure that the batch system does not have."""
+        """Withdraw the measurements of jobs that the batch system does not have."""
         for folder in self.folders:
             _withdraw(folder)
         self.noted(over=True)
 
     def noted(self, *, ids: tuple[str, ...] | None = None, over: bool = False) -> JobGroup:
-        """Write down what has become known."""
+        """Write a changed record of the group, and return the group with it."""
         known = self.record.ids if ids is None else ids
         group = replace(self, record=replace(self.record, ids=known, over=over))
         write_jobs(group.folders[0], group.record)
@@ -171,7 +171,7 @@ def submit(batch: BatchSystem, profiles: Path, request: MeasureRequest) -> JobGr
     Raises
     ------
     SubmissionInDoubtError
-        If the batch system did not answer in time; the next command will find out.
+        If the batch system did not answer in time; the next command will find out the result.
     BatchSystemError
         If it refused.
     """
@@ -188,19 +188,19 @@ def submit(batch: BatchSystem, profiles: Path, request: MeasureRequest) -> JobGr
 
 
 def open_groups(profiles: Path) -> list[JobGroup]:
-    """Return the groups, the oldest first, that are not known to be over."""
+    """Return the groups that are not known to be over, the oldest first."""
     return [group for group in _groups(profiles) if not group.record.over]
 
 
 def unread_folders(profiles: Path) -> list[Path]:
-    """Return the folders that may have what the catalog lacks: all but those of groups that are over."""
+    """Return the folders with possibly unsaved measurements: all except those of groups that are over."""
     over = {name for group in _groups(profiles) if group.record.over for name in group.record.folders}
     found = sorted(profiles.glob(f"*/{measurements_file(Path()).name}"))
     return [path.parent for path in found if path.parent.name not in over]
 
 
 def ingest_all(catalog: Catalog, profiles: Path) -> None:
-    """Keep what is measured and not yet in the catalog; close the groups that have returned."""
+    """Store measurements that are not in the catalog; close the groups that have returned."""
     returned = [group for group in open_groups(profiles) if group.has_returned]
     for folder in unread_folders(profiles):
         ingest(catalog, folder)
@@ -211,7 +211,7 @@ def ingest_all(catalog: Catalog, profiles: Path) -> None:
 def groups_under_way(
     batch: BatchSystem, catalog: Catalog, profiles: Path, ensemble: str, site: str
 ) -> list[JobGroup]:
-    """Return the groups of an ensemble at a site that have a job under way; close the others."""
+    """Return the groups of an ensemble at a site with unfinished jobs; close the others."""
     groups = [g for g in open_groups(profiles) if (g.record.ensemble, g.record.site) == (ensemble, site)]
     groups = [found for found in (_with_ids(batch, group) for group in groups) if found]
     alive = {job.folder for job in under_way(batch, [job for group in groups for job in group.jobs])}
@@ -222,9 +222,9 @@ def groups_under_way(
 
 
 def _with_ids(batch: BatchSystem, group: JobGroup) -> JobGroup | None:
-    """Find the jobs of a group whose submission was cut short; None if the batch system has none of them.
+    """Return a group with its ids if its submission was interrupted; None if it has no job at all.
 
-    What the crash left out is made good; of a job that is not there, what it was to measure is removed.
+    Files that the crash prevented are written; the measurements file of a job that does not exist is removed.
     """
     if group.record.ids:
         return group
@@ -244,7 +244,7 @@ def _with_ids(batch: BatchSystem, group: JobGroup) -> JobGroup | None:
 
 
 def under_way(batch: BatchSystem, jobs: Iterable[ProfileJob]) -> list[ProfileJob]:
-    """Return the jobs that are not over; the batch system is asked once, if at all."""
+    """Return the jobs that are not over; the batch system is queried at most once."""
     waiting = [job for job in jobs if not job.has_returned]
     statuses = batch.statuses([job.id for job in waiting])
     return [job for job in waiting if not job.is_over(statuses[job.id])]
@@ -257,7 +257,7 @@ def _groups(profiles: Path) -> list[JobGroup]:
 
 
 def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
-    """Write down under which name the jobs are about to be submitted."""
+    """Record the name under which the jobs are about to be submitted."""
     token = uuid.uuid4().hex[:12]
     record = ProfileJobs(
         name=f"hetctl-profile-{request.ensemble.name}-{token}",
@@ -273,7 +273,7 @@ def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
 
 
 def _write(group: JobGroup, request: MeasureRequest) -> None:
-    """Write what each job is to measure; the first takes the preprocessing."""
+    """Write the measurements of each job; the first one also measures the preprocessing."""
     cores = request.preprocess_cores
     for folder, share in zip(group.folders, request.shares, strict=True):
         make_private_folder(folder)
@@ -296,6 +296,6 @@ def _call(group: JobGroup, request: MeasureRequest) -> FunctionCall:
 
 
 def _withdraw(folder: Path) -> None:
-    """Remove what a job was to measure, unless it ran: what it measured is still to be read."""
+    """Remove a job's measurements file, unless the job ran: its results are still to be read."""
     if not events_of(folder):
         measurements_file(folder).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the catalog knows of members: their profiles, and what is doubtful about them."""
+"""Profiles of members in the catalog, and warnings about them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.perf.seen_rates import seen_overhead_s, seen_rates
 
 IMPORTED = "imported"
-"""The framework, and the site, of an ensemble that is a rate table and nothing else."""
+"""Framework, and site, of an ensemble that consists of a rate table only."""
 DAY_S = 86400
 OLD_S = 90 * DAY_S
-"""A profile of this age is warned of."""
+"""Age of a profile in seconds from which on there is a warning."""
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
-    """Return the profiles of the members as they are now; points of other batch sizes do not count."""
+    """Return the profiles of the members as they are now; points of other batch sizes are ignored."""
     return profiles_at(catalog, ensemble, site.name)
 
 
@@ -45,9 +45,9 @@ def current_points(points: Iterable[ProfilePoint], ensemble: Ensemble, member: s
 
 
 def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site) -> set[tuple[str, int]]:
-    """Return (member, GPUs) of points whose member has changed, or that were not measured as the newest.
+    """Return (member, GPUs) of points whose member has changed, or whose machine differs from the newest.
 
-    That is on another type of GPU, unless the site has both, or with other software.
+    A machine differs by its software, or by its type of GPU unless the site has both types.
     """
     points = sorted(points, key=lambda point: point.measured_at)
     types = {node_type.gpu_type for node_type in site.node_types}
@@ -65,7 +65,7 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
 
 
 def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
-    """Say what is doubtful about the profile that a plan would be made from."""
+    """Return warnings about the profile that a plan would be made from."""
     with project.reading() as catalog:
         every = catalog.points(ensemble.name, site.name)
     points = [p for member in ensemble.members for p in current_points(every, ensemble, member.name)]
@@ -83,7 +83,7 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
 
 
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
-    """Return the epochs that all runs at a site have trained of the members as they are now, by time."""
+    """Return the epochs of all runs at a site that trained the members as they are now, by time."""
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
     fingerprints = {member.name: member.fingerprint for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
@@ -96,7 +96,7 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[
 
 
 def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> list[EpochResult]:
-    """Return the epochs that were trained after the point on as many GPUs of their type was measured."""
+    """Return the epochs that are newer than the point with as many GPUs of their type."""
     measured = {(point.machine.gpu_type, point.gpus): point.measured_at for point in points}
     types = {gpu_type for gpu_type, _ in measured}
     only = next(iter(types)) if len(types) == 1 else ""

@@ -24,13 +24,13 @@ class JobUnderWay:
     Parameters
     ----------
     job : str
-        Its id; its name as long as nobody knows whether the batch system has it.
+        Id of the job; its name while it is unknown whether the batch system has it.
     state : str
-        A `JobState`.
+        Name of a `JobState`.
     detail : str
-        Why it waits, or why its state is not known.
+        Reason why it waits, or why its state is not known.
     points, measured : int
-        Points that it is for, and those of them that are on the disk.
+        Numbers of its points, and of those that are measured on the disk.
     """
 
     job: str
@@ -42,12 +42,12 @@ class JobUnderWay:
 
 @dataclass(frozen=True)
 class ProfileOutcome:
-    """Known rates, and the deeds of a profiling command.
+    """Known rates, and the results of a profiling command.
 
     Parameters
     ----------
     measured, known : int
-        Points measured now, and points that were there already.
+        Numbers of points measured now, and of points known before.
     """
 
     points: tuple[ProfilePoint, ...]
@@ -59,7 +59,7 @@ class ProfileOutcome:
 
 
 def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOutcome:
-    """Return what the catalog has of an ensemble at a site, and what its jobs have on the disk besides."""
+    """Return the rates of an ensemble at a site from the catalog, and from its jobs' folders."""
     with project.reading() as catalog:
         points = catalog.points(ensemble.name, site.name)
         preprocess = catalog.preprocess(ensemble.name, site.name)
@@ -85,7 +85,7 @@ def _folders_of(profiles: Path, ensemble: Ensemble, site: Site) -> list[Path]:
 
 
 def _newest(points: Iterable[ProfilePoint]) -> list[ProfilePoint]:
-    """Keep what the catalog would: of one member, fingerprint, number of GPUs and GPU type the newest."""
+    """Return the newest point of each member, fingerprint, number and type of GPUs, as the catalog does."""
     newest: dict[tuple[str, int, str, str], ProfilePoint] = {}
     for point in sorted(points, key=lambda point: point.measured_at):
         newest[point.member, point.gpus, point.fingerprint, point.machine.gpu_type] = point
@@ -110,7 +110,7 @@ def _under_way(project: Project, ensemble: Ensemble, site: Site) -> tuple[JobUnd
 
 
 def _statuses(batch: BatchSystem, jobs: Sequence[ProfileJob]) -> Mapping[str, JobStatus]:
-    """Ask once; a batch system that does not answer is no failure."""
+    """Return the jobs' states; if the batch system does not answer, they are unknown."""
     try:
         return batch.statuses([job.id for job in jobs])
     except BatchSystemError as error:

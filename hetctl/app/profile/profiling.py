@@ -1,4 +1,4 @@
-"""Profiling: which points are missing, few jobs for many of them, what came of it."""
+"""Profiling: selection of missing points, few jobs for many of them, and their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hetctl.storage.profile_request import ProfileTarget
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Over how many jobs the points are spread, and how many of these may run at the same time."""
+    """Number of jobs for the points, and of jobs that may run at the same time."""
 
     jobs: int = 1
     max_concurrent: int | None = None
@@ -42,11 +42,11 @@ def profile(
     force: bool = False,
     observer: ProfileMonitor | None = None,
 ) -> ProfileOutcome:
-    """Measure what is missing of FLEET's profile (appendix B.3) and keep it in the catalog.
+    """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
-    First each member on 1 to M_b GPUs; then, where the rates on one GPU differ more than that, up
-    to M_a. Points that a job of an earlier command is measuring are left to that job. Whatever was
-    measured stays, also when this is interrupted.
+    First each member on 1 to M_b GPUs; then, if the rates on one GPU differ more than that, up to M_a.
+    Points that a job of an earlier command is measuring are left to that job. All measurements are kept,
+    also if this is interrupted.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
 
 
 class _Session:
-    """One profiling command: knows what is measured, has jobs measure the rest."""
+    """State of one profiling command: the known points, and the jobs that measure the others."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Session:
         return largest_profile(single, self._site.gpus_per_node)
 
     def measure(self, points: Sequence[ProfileTarget]) -> None:
-        """Follow jobs under way that measure some of the points, then have new ones measure the rest."""
+        """Wait for earlier jobs that measure some of the points, then submit jobs for the others."""
         if not points:
             return
         self._adopt(points)
@@ -132,7 +132,7 @@ class _Session:
         self._take([group], left, lost=True)
 
     def outcome(self) -> ProfileOutcome:
-        """Return what is known now."""
+        """Return the known points, and the results of this command."""
         ensemble, site = self._ensemble.name, self._site.name
         points = self._catalog.points(ensemble, site)
         return ProfileOutcome(
@@ -148,7 +148,7 @@ class _Session:
         return [point for point in points if point not in tried]
 
     def _current(self) -> list[ProfilePoint]:
-        """Return what the catalog has of the members as they are now."""
+        """Return the points in the catalog of the members as they are now."""
         points = self._catalog.points(self._ensemble.name, self._site.name)
         return [
             point
@@ -157,7 +157,7 @@ class _Session:
         ]
 
     def _adopt(self, points: Sequence[ProfileTarget]) -> None:
-        """Follow the jobs of earlier commands that measure some of the points."""
+        """Wait for the jobs of earlier commands that measure some of the points."""
         if self._earlier is None:
             self._earlier = self._attending.under_way(self._ensemble.name, self._site.name)
         shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
@@ -177,7 +177,7 @@ class _Session:
         return set().union(*found)
 
     def _take(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget], *, lost: bool) -> None:
-        """Take over what jobs measured that have ended, and what failed there."""
+        """Add the measured points of jobs that have ended, and their failures."""
         for folder, measurements in measurements_in(path for group in groups for path in group.folders):
             share = wanted_of(measurements, self._ensemble).intersection(points)
             measured = measured_in(folder) & share
@@ -196,7 +196,7 @@ class _Session:
         )
 
     def _missing_cores(self) -> tuple[int, ...]:
-        """Return the numbers of cores on which the preprocessing neither was nor is being measured."""
+        """Return the numbers of cores without a measurement of the preprocessing, finished or in progress."""
         known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
         folders = [folder for group in self._earlier or () for folder in group.folders]
         known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
@@ -204,7 +204,7 @@ class _Session:
 
 
 def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget]]:
-    """Split points into at most so many shares of about as many GPUs; the points with most come first."""
+    """Split points into at most `jobs` shares with similar numbers of GPUs; the largest points come first."""
     shares: list[list[ProfileTarget]] = [[] for _ in range(min(jobs, len(points)))]
     for point in sorted(points, key=lambda point: -point.gpus):
         min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)

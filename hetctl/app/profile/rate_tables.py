@@ -1,4 +1,4 @@
-"""Rate tables: profiles that come from a file, or go into one."""
+"""Import and export of rate tables, which are profiles in files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetctl.model.site import Site
 
 
 def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -> int:
-    """Keep the rates of a table as an ensemble's profile; return how many.
+    """Store the rates of a table as an ensemble's profile; return their number.
 
     Raises
     ------
@@ -44,11 +44,11 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
 
 
 def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, int]:
-    """Make an ensemble of the members of a rate table; return it, and how many rates it has.
+    """Create an ensemble from the members of a rate table; return it, and the number of its rates.
 
-    It can be simulated, but has no networks to train. One that was imported under this name before
-    is replaced: what a member's rates are is part of its configuration, so that no rate of another
-    table counts for it. Until the ensemble is saved, last, the earlier one stands.
+    It can be simulated, but has no networks to train. An earlier import under this name is replaced: a
+    member's rates are part of its configuration, so that no rate of another table applies to it. The
+    ensemble is saved last; until then the earlier one is valid.
 
     Raises
     ------
@@ -68,12 +68,12 @@ def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, 
 
 
 def export_rates(project: Project, ensemble: Ensemble, site: Site, file: TextIO) -> int:
-    """Write an ensemble's profile as a rate table; return how many rows.
+    """Write an ensemble's profile as a rate table; return the number of rows.
 
     Raises
     ------
     BadInputError
-        If nothing is known of the ensemble at this site.
+        If the ensemble has no profile at this site.
     """
     with project.reading() as catalog:
         points = catalog.points(ensemble.name, site.name)

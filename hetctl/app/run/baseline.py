@@ -1,4 +1,4 @@
-"""The time that a run's members would have taken with other planners, at the rates that were seen."""
+"""Simulated time of a run with other planners, at the rates that were measured in training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import JobTiming, Scenario
 
 BASELINE = "independent"
-"""A GPU for each member, and the next one as soon as one is done."""
+"""Planner that gives each member one GPU, and each free GPU the next member."""
 
 
 def comparison_of(
@@ -28,12 +28,12 @@ def comparison_of(
 ) -> Comparison | None:
     """Simulate a finished run with its own planner and with the baseline.
 
-    Both know the rates that were seen, and train the epochs that were trained.
+    Both know the rates measured in training, and train the same epochs as the run.
 
     Returns
     -------
     Comparison or None
-        None if the run is not finished, or its members, as they were seen, fit no job of its size.
+        None if the run is not finished, or its members at these rates fit no job of its size.
     """
     if not progress or any(not member.converged for member in progress.values()):
         return None
@@ -58,7 +58,7 @@ def comparison_of(
 
 
 def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workload]:
-    """Return the members as they were in the beginning, with the work and the rates that they had."""
+    """Return the members in their initial state, with the work and the rates of the run."""
     profiles = {profile.member: profile for profile in spec.profiles}
     restarted = {
         name: replace(member, converged=None, failed=None, part_samples=0)
@@ -73,7 +73,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
 
 
 def _starting_s(spec: RunSpec, events: Sequence[Event]) -> float:
-    """Return what the run's first step took longer to start than was profiled: the ranks' own start."""
+    """Return the start-up of the run's first step beyond the profiled one: the start of the ranks."""
     startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
     for event in events:
         if event.kind == "first_step" and event.source in startup_s:

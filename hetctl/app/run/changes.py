@@ -1,4 +1,4 @@
-"""Tables of what may change of a run from one job to the next, and of what it keeps; their comparison."""
+"""Rules for changes of a run from one job to the next, and comparison of a run with new input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
 """Limits: members in a line, lines in a message, and characters in a value."""
 TIME = "time"
 MANY = "*"
-"""Stands for the members in the name of what has changed of several."""
+"""Placeholder for the members in a change that concerns several."""
 
 
 class ChangeRule(NamedTuple):
-    """Rule for a key: it may change or not, and why."""
+    """Permission to change a key, with its reason."""
 
     may: bool
     why: str
@@ -118,12 +118,12 @@ STOP: Mapping[str, ChangeRule] = {
 
 @dataclass(frozen=True)
 class Change:
-    """Something that a run has otherwise from now on.
+    """Change of a run from now on.
 
     Parameters
     ----------
     what : str
-        ``account``, ``max_epochs of d017``, ..: an option or a key. Times are in seconds.
+        Name of the option or key: ``account``, ``max_epochs of d017``, .. Times are in seconds.
     """
 
     what: str
@@ -136,14 +136,14 @@ class Change:
 
 
 class Difference(NamedTuple):
-    """Something that is not as it was.
+    """Difference between a run and new input.
 
     Parameters
     ----------
     member : str
-        Whose it is; empty if it is the run's.
+        Member with the difference; empty if it concerns the run.
     given : bool
-        It comes from the command line or a variable, and not from a file.
+        True if it comes from the command line or a variable, not from a file.
     """
 
     what: str
@@ -155,7 +155,7 @@ class Difference(NamedTuple):
 
 
 def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
-    """Compare a run with what it would be by the options, the site file and the ensemble file of now."""
+    """Return the differences of a run from the present options, site file and ensemble file."""
     planned = (_values(options_from(each.options)) for each in (spec, now))
     given = [*_compared(RUN, _options(spec), _options(now)), *_compared(PLANNER, *planned)]
     return [
@@ -167,14 +167,14 @@ def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
 
 
 def changes_among(found: Iterable[Difference]) -> tuple[Change, ...]:
-    """Return what may change; the same of several members at once."""
+    """Return the permitted changes; equal ones of several members are combined."""
     return tuple(
         Change(what, one.now, one.was) for what, one in _grouped(one for one in found if one.rule.may)
     )
 
 
 def refuse_what_is_kept(found: Iterable[Difference], run: str) -> None:
-    """Raise BadInputError with a line for each thing that may not change."""
+    """Raise BadInputError with a line for each change that is not permitted."""
     kept = [one for one in found if not one.rule.may]
     if not kept:
         return
@@ -213,7 +213,7 @@ def _compared(
 
 
 def _of_sites(was: Site, now: Site) -> list[Difference]:
-    """Compare two descriptions of one site; of another one only the name matters."""
+    """Compare two descriptions of one site; of another site only the name is compared."""
     if was.name != now.name:
         return [Difference("site", now.name, was.name, SITE["name"], given=True)]
     found = _compared(SITE, _values(was), _values(now))
@@ -221,7 +221,7 @@ def _of_sites(was: Site, now: Site) -> list[Difference]:
 
 
 SITE_WORDS = {"queue": "the site's queue"}
-"""Keys of site files that are something else among a run's options."""
+"""Keys of site files whose names mean something else among a run's options."""
 
 
 def _of_members(was: Ensemble, now: Ensemble) -> Iterator[Difference]:
@@ -245,7 +245,7 @@ def _of_one(was: Member, now: Member) -> Iterator[Difference]:
 
 
 def _grouped(found: Iterable[Difference]) -> Iterator[tuple[str, Difference]]:
-    """Name what differs; the same of several members is named once."""
+    """Yield names and differences; equal ones of several members have one name."""
     groups: dict[str, list[Difference]] = defaultdict(list)
     for one in found:
         groups[json.dumps([one.what, encode(one.now), encode(one.was)], default=str)].append(one)
@@ -259,7 +259,7 @@ def _named(members: Sequence[str]) -> str:
 
 
 def _contrast(one: Difference) -> str:
-    """Say what is otherwise: of mappings and the like, the keys that are."""
+    """Return a text on the new and the old value; for mappings, only of the keys that differ."""
     was, now = encode(one.was), encode(one.now)
     if not isinstance(was, Mapping) or not isinstance(now, Mapping):
         return f"{_in_words(now)}, was {_in_words(was)}"

@@ -1,4 +1,4 @@
-"""Collecting: from the files of a run into the catalog, as often as one likes."""
+"""Collection of events from the files of a run into the catalog; this may be repeated."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_facts import OF_JOBS
 
 START_PATIENCE_S = 120
-"""After this long, a job that nobody knows and that has not started is taken for gone."""
+"""Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
 
 
 def collect(catalog: Catalog, folder: RunFolder) -> None:
-    """Ingest every event of a run that the catalog does not have yet."""
+    """Store every event of a run that the catalog does not have yet."""
     catalog.ingest(folder.name, events_in(folder))
 
 
 def refresh_jobs(
     catalog: Catalog, batch: BatchSystem, folder: RunFolder, ending: int | None = None
 ) -> tuple[Job, ...]:
-    """Bring the jobs of a run up to date.
+    """Update the jobs of a run in the catalog, and return them.
 
     Parameters
     ----------
     ending : int or None
-        Number of a job that is about to end, and counts as finished. It is not stored as that: only the
-        batch system will know why it ended.
+        Number of a job that is about to end, and counts as finished. It is not stored as finished: only
+        the batch system will know why it ended.
     """
     jobs = current_jobs(catalog.jobs(folder.name), batch, job_events(folder), ending)
     for job in jobs:
@@ -43,19 +43,19 @@ def refresh_jobs(
 
 
 def job_events(folder: RunFolder) -> list[Event]:
-    """Read what the drivers of a run have reported of its jobs, in order of time."""
+    """Read the drivers' events about the jobs of a run, in order of time."""
     return in_order(event for event in read_events(folder.events_of(DRIVER)) if event.kind in OF_JOBS)
 
 
 def current_jobs(
     jobs: Sequence[Job], batch: BatchSystem, events: Sequence[Event], ending: int | None = None
 ) -> tuple[Job, ...]:
-    """Ask the batch system once for all jobs that were not over, and the run's files for the unknown.
+    """Return the jobs with states by one query of the batch system, or by files for those that it forgot.
 
     Parameters
     ----------
     events : sequence of Event
-        As `job_events` returns them.
+        Events as returned by `job_events`.
     """
     alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
     statuses = batch.statuses(alive)
@@ -83,17 +83,17 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
 def ended_by_files(
     jobs: Sequence[Job], events: Sequence[Event], *, done: bool, silent: bool
 ) -> tuple[Job, ...]:
-    """Return the jobs, those FINISHED that have ended by the run's own files.
+    """Return the jobs, with FINISHED for those that have ended by the run's own files.
 
     Parameters
     ----------
     events : sequence of Event
-        All of the run, in order of time.
+        All events of the run, in order of time.
     done : bool
-        No member needs any more training.
+        True if no member needs any more training.
     silent : bool
-        The batch system does not answer, so that the jobs are as they were last seen. Where it does
-        answer, files decide only about those that it has forgotten.
+        True if the batch system does not answer, so that the states are the last known ones. If it does
+        answer, files decide only about the jobs that it has forgotten.
     """
     return tuple(
         _ended_by_files(job, events, done) if silent or job.state is JobState.UNKNOWN else job for job in jobs
@@ -101,7 +101,7 @@ def ended_by_files(
 
 
 def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
-    """Finish a job whose driver has reported its end, or that has started and has nothing left to do."""
+    """Finish a job whose driver has reported its end, or that has started and has no work left."""
     own = {event.kind: event for event in events if event.data.get("job") == job.number}
     end = own.get("job_ended") or (events[-1] if done and "job_started" in own else None)
     if job.state.over or end is None:
@@ -110,13 +110,13 @@ def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
 
 
 def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:
-    """Return the nodes that ended the job, or steps of it that the job outlived."""
+    """Return the nodes that ended the job or one of its steps."""
     seen = [str(node) for event in events if event.kind == "node_failed" for node in event.data["nodes"]]
     return tuple(dict.fromkeys([*status.failed_nodes, *seen]))
 
 
 def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
-    """Say what the run's own files tell of a job that the batch system has forgotten."""
+    """Return the state, by the run's own files, of a job that the batch system has forgotten."""
     if any(event.kind == "job_ended" for event in events):
         return JobState.FINISHED
     started = max((event.time for event in events), default=None)

@@ -1,4 +1,4 @@
-"""Going on with an unfinished run: as it is, but for what was asked for now and may change."""
+"""Continuation of an unfinished run: unchanged except for new options and files that may change."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ T = TypeVar("T", Ensemble, Site)
 def continued(
     project: Project, spec: RunSpec, ensemble: Ensemble, asked: Asked
 ) -> tuple[RunSpec, tuple[Change, ...]]:
-    """Return what a run is from now on, and what of that is new; nothing is written.
+    """Return the run's specification from now on, and its changes; nothing is written.
 
     Parameters
     ----------
     ensemble : Ensemble
-        As its file is now.
+        The ensemble as its file is now.
 
     Raises
     ------
     BadInputError
-        If anything differs that a run keeps, with a line for each.
+        If anything differs that a run keeps, with a line for each difference.
     InfeasibleError
-        If jobs would have a size that no queue takes, or in which nothing gets done.
+        If no queue accepts the size of the jobs, or no progress is possible in them.
     """
     site = _site_now(project, spec, asked)
     now = replace(
@@ -68,7 +68,7 @@ def is_done(folder: RunFolder, spec: RunSpec) -> bool:
 
 
 def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:
-    """Read the run's site as its file is now; an account and a launch that were named hold."""
+    """Return the run's site from its present file; an account or a launch given by the user has priority."""
     site = _as_stored(project.site(asked.site or spec.given.get("site") or spec.site.name))
     return replace(
         site,
@@ -78,12 +78,12 @@ def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:
 
 
 def _planner_now(spec: RunSpec, asked: Asked) -> str:
-    """Return the planner that is asked for; the run's stands for the ``auto`` by which it was chosen."""
+    """Return the requested planner; if it is still ``auto``, the one that was chosen for the run."""
     return spec.planner if asked.planner in (None, spec.given.get("planner")) else asked.planner
 
 
 def _queue_now(spec: RunSpec, site: Site, asked: Asked) -> str:
-    """Return the queue: as named, or else as the site file says if it says otherwise than before."""
+    """Return the given queue, or else the site file's if it was edited since, or else the run's."""
     edited = site.queue not in (None, spec.site.queue) and "queue" not in spec.given
     return asked.queue or (site.queue if edited and site.queue else spec.queue)
 
@@ -91,7 +91,7 @@ def _queue_now(spec: RunSpec, site: Site, asked: Asked) -> str:
 def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
     """Return the ensemble as a run would have stored it, its members in the run's order.
 
-    Paths that lead to the same place are the same: a home has other names on other login nodes.
+    Paths to the same place count as equal: a home may have other names on other login nodes.
     """
     now = _as_stored(now)
     order = {member.name: position for position, member in enumerate(then.members)}
@@ -116,12 +116,12 @@ def _same_place(then: str | None, now: str | None) -> str | None:
 
 
 def _as_stored(value: T) -> T:
-    """Return a value as it is read from ``run.json``, where all keys are texts and all lists alike."""
+    """Return a value as read from ``run.json``, which has only text keys and one type of sequence."""
     return decode(type(value), json.loads(json.dumps(encode(value))))
 
 
 def _refuse_what_gets_nothing_done(project: Project, spec: RunSpec, size: JobSize) -> None:
-    """Plan what is left: it must be possible in such jobs."""
+    """Plan the remaining work to check that it is possible in such jobs."""
     request = PlanRequest(spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing)
     progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
     plan_from({profile.member: profile for profile in spec.profiles}, request, progress)

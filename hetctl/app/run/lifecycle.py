@@ -1,4 +1,4 @@
-"""Runs: submit, advance, cancel. A run goes from job to job until every member has converged."""
+"""Submission, advance and cancellation of runs, which take one or more jobs until all members converged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
 
 @dataclass(frozen=True)
 class RunTransition:
-    """What became of a run.
+    """New state of a run after a command.
 
     Parameters
     ----------
     job : Job or None
-        The job that was submitted now.
+        Job that was submitted now.
     changed : tuple of Change
-        What the run has otherwise from now on.
+        Changes of the run from now on.
     """
 
     run: str
@@ -74,29 +74,29 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
 
 
 def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
-    """Go on with an unfinished run, with what was asked for now as far as it may change.
+    """Continue an unfinished run, with the new options that may change.
 
     Raises
     ------
     BadInputError, InfeasibleError
-        As `continued` does; nothing is then changed.
+        As in `continued`; nothing is then changed.
     LockedError
         If another process is submitting, or a job of the run is queued or running.
     BatchSystemError
-        If the batch system cannot be reached or refuses; the run is then as it was.
+        If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
         return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
 
 
 def advance(project: Project, run: str | None, *, after_job: int | None = None) -> RunTransition:
-    """Collect a run's events and submit its next job, if there is work left and none is under way.
+    """Collect a run's events and submit its next job, if there is work left and no job is queued or running.
 
     Parameters
     ----------
     after_job : int or None
-        Number of the job that is calling, at its end. It waits for a process that has the lock:
-        nobody would submit the next job in its place.
+        Number of the job that calls this at its end. It waits for the lock up to `LOCK_PATIENCE_S`:
+        no other process would submit the next job in its place.
     """
     patience_s = 0.0 if after_job is None else LOCK_PATIENCE_S
     with _writing(project, patience_s) as catalog:
@@ -121,7 +121,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
 
 @contextmanager
 def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
-    """Open the catalog for writing, waiting for a process that has the lock."""
+    """Open the catalog for writing, and wait while another process has the lock."""
     end = time.monotonic() + patience_s
     with ExitStack() as stack:
         while True:
@@ -136,14 +136,14 @@ def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:
-    """Cancel a run's jobs; its checkpoints stay, and `submit` goes on from them."""
+    """Cancel a run's jobs; its checkpoints are kept, and `submit` continues from them."""
     with project.writing() as catalog:
         record = record_of(catalog, run)
         spec = record.spec
         batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
         if record.state in (FINISHED, FAILED):
             return RunTransition(spec.run, record.state, "there is nothing left to cancel")
-        # First the state: a job that ends now must not submit the next one.
+        # Set the state first: a job that ends now must not submit the next one.
         catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
         _settle(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
@@ -189,7 +189,7 @@ def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None
 
 @contextmanager
 def _kept_if_refused(project: Project, catalog: Catalog, spec: RunSpec) -> Iterator[None]:
-    """Have a run as it was if the batch system does not take its next job."""
+    """Restore a run's specification if the batch system refuses its next job."""
     try:
         yield
     except SubmissionInDoubtError:
@@ -244,7 +244,7 @@ def _advance(
 
 
 def _are_queued(jobs: Sequence[Job]) -> bool:
-    """Whether none of them has started: what a chained job would find done, it need not start for."""
+    """Return true if none of them has started: a chained job without work need not start."""
     return all(job.state is JobState.PENDING for job in jobs)
 
 
@@ -257,13 +257,13 @@ def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequen
 def _settle(
     project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
 ) -> RunTransition | None:
-    """Finish a submission that was cut short; None if there is none, or the run has been ended since.
+    """Finish an interrupted submission; return None if there is none, or the run has been ended since.
 
     Parameters
     ----------
     changed : RunSpec or None
-        What the run is to be from now on: a job that the batch system does not have is submitted so, and
-        one that it has is left to the caller.
+        Specification of the run from now on: a job that the batch system does not have is submitted with
+        it, and one that it has is left to the caller.
     """
     spec, jobs = record.spec, catalog.jobs(record.spec.run)
     if not in_submission(jobs):

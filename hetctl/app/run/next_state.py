@@ -1,4 +1,4 @@
-"""Where a run goes when its jobs are over."""
+"""Next state of a run after the end of its jobs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ALL_CONVERGED = "every member has converged"
 
 
 def next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool) -> tuple[str, str]:
-    """Say where a run goes when its jobs are over; ``queued`` asks for another job.
+    """Return the state of a run after its jobs, and the reason; ``queued`` requests another job.
 
     Parameters
     ----------
     taken_up : bool
-        Whether the user has just taken the run up, and so has seen to what stopped it.
+        True if the user has just continued the run: trouble of earlier jobs does not count then.
     """
     events = events_in(folder)
     progress = progress_of(spec.ensemble, events, spec.retries)
@@ -40,7 +40,7 @@ def next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: 
 
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
-    """Say why another job would fare no better than the last ones; empty if it may."""
+    """Return why another job would fail as the last ones did; empty if it may succeed."""
     if reasons_of_jobs(events)[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space, then `hetctl submit` goes on"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))

@@ -1,4 +1,4 @@
-"""The rates of a run: as the plan had them, and as they were seen in training."""
+"""Rates of a run: as planned, and as measured in training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rates_of(
 
 
 def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
-    """Say which of a member's planned rates were off by more than `NOTEWORTHY`."""
+    """Return texts on a member's planned rates that were wrong by more than `NOTEWORTHY`."""
     return [
         f"{member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
         for rate in rates
@@ -40,12 +40,12 @@ def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
 
 
 def rate_warnings(wrong: Iterable[str]) -> tuple[str, ...]:
-    """Say which of the plan's rates were off, and what follows; nothing where none was.
+    """Return a warning about the plan's wrong rates and its effect; empty if there are none.
 
     Parameters
     ----------
     wrong : iterable of str
-        What `wrong_rates` said of all members.
+        Texts from `wrong_rates`, of all members.
     """
     if not (off := "; ".join(wrong)):
         return ()

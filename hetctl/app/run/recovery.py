@@ -1,4 +1,4 @@
-"""What the end of a job means for its run: go on, go on elsewhere, or stop."""
+"""Effect of a job's end on its run: continue, continue on other nodes, or stop."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 
 IDLE_JOBS = 2
-"""So many jobs in a row that got nothing done, and could have, stop a run."""
+"""Number of consecutive jobs without progress, although it was possible, after which a run stops."""
 NODE_FAILURES = 3
-"""So many failures of nodes in a row are forgiven."""
+"""Number of consecutive failures of nodes that do not count as jobs without progress."""
 
 FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
-"""Ends that are nobody's fault, and say nothing about the next job."""
+"""Ends of jobs without a fault of the run; they predict nothing about the next job."""
 
 
 def progressed_at(events: Iterable[Event]) -> list[float]:
-    """Return when members got further than ever before, in seconds since the epoch."""
+    """Return the times of members' progress beyond all before, in seconds since the epoch."""
     furthest: dict[str, tuple[int, int]] = {}
     times = []
     for event in sorted(events, key=lambda event: event.time):
@@ -31,20 +31,20 @@ def progressed_at(events: Iterable[Event]) -> list[float]:
 
 
 def reasons_of_jobs(events: Iterable[Event]) -> list[str]:
-    """Return why the run's jobs ended, of those that ended in order, in order of time."""
+    """Return the reported reasons for the ends of the run's jobs, in order of time."""
     ended = [event for event in events if event.kind == "job_ended"]
     return [str(event.data["reason"]) for event in sorted(ended, key=lambda event: event.time)]
 
 
 def idle_jobs(jobs: Sequence[Job], progress: Iterable[float]) -> list[Job]:
-    """Return the jobs since the last progress that are held against the run.
+    """Return the jobs since the last progress that count as jobs without progress.
 
     Parameters
     ----------
     jobs : sequence of Job
-        Of one run, by number; all are over.
+        Jobs of one run, by number; all are over.
     progress : iterable of float
-        As `progressed_at` returns them.
+        Times as returned by `progressed_at`.
     """
     last = max(progress, default=0.0)
     idle = [job for job in jobs if job.submitted_at >= last]
@@ -54,12 +54,12 @@ def idle_jobs(jobs: Sequence[Job], progress: Iterable[float]) -> list[Job]:
 
 
 def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, ...]:
-    """Return the nodes that failed under earlier jobs, as far as enough others are left.
+    """Return the nodes that failed in earlier jobs, as far as enough others are left.
 
     Parameters
     ----------
     nodes, needed : int
-        Of the site, and of the next job.
+        Numbers of nodes of the site, and of the next job.
     """
     failed = sorted({node for job in jobs for node in job.failed_nodes})
     return tuple(failed[: max(0, nodes - needed)])

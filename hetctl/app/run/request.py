@@ -1,4 +1,4 @@
-"""Wishes of the user for a run: on the command line, or in variables."""
+"""Options of a run given by the user: on the command line, or in variables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hetctl.model.run import Budget
 
 @dataclass(frozen=True)
 class Asked:
-    """Wishes for a run; None where nothing was said.
+    """Options given for a run; None means not given.
 
     Parameters
     ----------
     site : str or None
-        A name or a file.
+        Name or file of the site.
     options : mapping
-        The planner's, as in `planners.base.Options`, without those that were not given.
+        Options of the planner, as in `planners.base.Options`, without those that were not given.
     """
 
     site: str | None = None
@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def given(self) -> dict[str, str]:
-        """The wishes that a run has to remember, as in `RunSpec`."""
+        """Options that a run has to store, as in `RunSpec`."""
         site = self.site and (str(Path(self.site).resolve()) if _is_file(self.site) else self.site)
         named = {
             "site": site,

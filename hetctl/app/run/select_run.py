@@ -1,4 +1,4 @@
-"""Which of the catalog's runs is meant."""
+"""Selection of a run from the catalog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetctl.model.errors import BadInputError
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
-    """Return a run's record, by default the newest's.
+    """Return a run's record, by default that of the newest.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def record_of(catalog: Catalog, run: str | None) -> RunRecord:
 
 
 def unfinished_run(project: Project, ensemble: str) -> str | None:
-    """Return the name of the ensemble's newest run if that can go on."""
+    """Return the name of the ensemble's newest run if that can continue."""
     if not project.home.catalog.exists():
         return None
     with project.reading() as catalog:
@@ -36,6 +36,6 @@ def unfinished_run(project: Project, ensemble: str) -> str | None:
 
 
 def unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
-    """Return the record of the ensemble's newest run if that can go on."""
+    """Return the record of the ensemble's newest run if that can continue."""
     records = catalog.runs(ensemble)
     return records[-1] if records and records[-1].state not in (FINISHED, FAILED) else None

@@ -1,4 +1,4 @@
-"""What a run is made of, and its first job's script; nothing is submitted here."""
+"""Specification of a run, and its first job's script; nothing is submitted here."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hetctl.storage.progress_fold import events_in
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """A plan that is to be run.
+    """A plan to be run, with the limits of the run.
 
     Parameters
     ----------
     new : bool
-        Start a new run even if there is an unfinished one of the ensemble.
+        True to start a new run even if there is an unfinished one of the ensemble.
     chain : bool
-        Queue each next job behind the running one.
+        True to queue each next job behind the running one.
     given : mapping
-        As in `RunSpec`.
+        Options as in `RunSpec`.
     """
 
     plan: PlanRequest
@@ -46,14 +46,14 @@ class SubmitRequest:
 
 @dataclass(frozen=True)
 class Preview:
-    """The next job of an unfinished run.
+    """Next job of an unfinished run.
 
     Parameters
     ----------
     changed : tuple of Change
-        What the run would have otherwise.
+        Changes that the run would have.
     behind : str
-        A job that must be over first, as far as is known; empty if all are over.
+        Job that must be over first, as far as known; empty if all are over.
     """
 
     submission: Submission
@@ -62,7 +62,7 @@ class Preview:
 
 
 def preview(project: Project, request: SubmitRequest) -> Submission:
-    """Render the first job of a new run; nothing is written or asked."""
+    """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
         plan = make_plan(catalog, request.plan)
         spec = new_spec(project, catalog, request)
@@ -71,12 +71,12 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
-    """Render the next job of an unfinished run; nothing is written or asked.
+    """Render the next job of an unfinished run; nothing is written or queried.
 
     Raises
     ------
     BadInputError
-        If nothing is left to train, or the run keeps what is to change.
+        If no training is left, or a requested change is not permitted.
     """
     folder = project.home.run(run)
     with project.reading() as catalog:
@@ -95,13 +95,13 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -
 
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
-    """Render the first job of a run by that name from the ensemble and the site alone."""
+    """Render the first job of a run of that name from only the ensemble and the site."""
     spec = _spec(project, run, SubmitRequest(request))
     return rendered(project, spec, [new_job(spec, "", 0)])
 
 
 def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
-    """Return what a new run is made of, under a name that no run has had."""
+    """Return the specification of a new run, under an unused name."""
     ensemble = request.plan.ensemble
     taken = {record.spec.run for record in catalog.runs()} | {
         path.name for path in project.home.runs.glob("*")
@@ -117,7 +117,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
 
 
 def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
-    """Return what the request alone says."""
+    """Return the specification by the request alone."""
     plan = request.plan
     return RunSpec(
         run=run,

@@ -1,4 +1,4 @@
-"""A run as it stands: from the catalog and the run's files, changing neither."""
+"""Status of a run from the catalog and the run's files, which are not changed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
-    """Return the status of a run, by default the newest; asks the batch system once.
+    """Return the status of a run, by default the newest; the batch system is queried once.
 
     Parameters
     ----------
     most : int or None
-        Members that are to be shown at most; None: all.
+        Largest number of members to show; None: all.
     """
     with without_collections():
         return RunWatch(project, run).look(most)
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
-    """Return the same, with simulations of the run beside it if it has finished."""
+    """Return the status of a run, with simulations of it for comparison if it has finished."""
     watch = RunWatch(project, run)
     return watch.compared(watch.look())
 
 
 class RunWatch:
-    """Looks at a run again and again; of its files only what is new is read, the batch system is spared.
+    """Repeated reading of a run's status, with only new data of its files and few queries of its jobs.
 
     Parameters
     ----------
     run : str or None
-        By default the newest; it stays the same from look to look.
+        Name of the run, by default the newest; it stays the same in all calls.
     """
 
     def __init__(self, project: Project, run: str | None) -> None:
@@ -63,11 +63,11 @@ class RunWatch:
 
     @property
     def silent(self) -> bool:
-        """True if the batch system did not answer when it was last asked."""
+        """True if the batch system did not answer the last query."""
         return bool(self._answer[1])
 
     def look(self, most: int | None = None) -> RunStatus:
-        """Return the status as it is now, of at most so many members or, by default, of all."""
+        """Return the present status, of at most `most` members or, by default, of all."""
         record, jobs = self._stored()
         view = self._view_of(record)
         view.look()
@@ -81,7 +81,7 @@ class RunWatch:
         return _status(record, *self._answer, view, most)
 
     def compared(self, status: RunStatus) -> RunStatus:
-        """Return the status of the last look with simulations of the run beside it, if it has finished."""
+        """Return a status with simulations of the run for comparison, if it has finished."""
         from hetctl.app.run.baseline import comparison_of
 
         record, _ = self._stored()
@@ -90,7 +90,7 @@ class RunWatch:
         return replace(status, comparison=comparison_of(record.spec, view.progress, first))
 
     def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
-        """Read the catalog, if it has been written to since the last look."""
+        """Read the catalog, if it has changed since the last call."""
         stamp = stamp_of(self._project.home.catalog)
         if self._known is None or stamp is None or stamp != self._stamp:
             with self._project.reading() as catalog:
@@ -100,7 +100,7 @@ class RunWatch:
         return self._known
 
     def _view_of(self, record: RunRecord) -> RunView:
-        """Return the view of the run, a new one if the run is another since it was taken up again."""
+        """Return the view of the run; a new one if the run's specification has changed."""
         if self._view is None or self._view.spec != record.spec:
             folder = self._project.home.run(record.spec.run)
             self._view = RunView(folder, record.spec, record.plan)
@@ -109,7 +109,7 @@ class RunWatch:
     def _ask(
         self, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
     ) -> tuple[Sequence[Job], str]:
-        """Return the jobs as they are, or as they were last seen and why no more is known."""
+        """Return the jobs with present states, or with the last known ones and the reason."""
         try:
             return current_jobs(jobs, self._project.batch_system(record.spec.site), events), ""
         except BatchSystemError as error:
@@ -123,7 +123,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
     jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
     alive = [job for job in jobs if not job.state.over]
-    # A run that has ended does not grow any more, whatever its last job still has to do.
+    # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in (QUEUED, RUNNING)
     under_way = goes_on and bool(alive)
     files = [view.folder.job(job.number).pulses for job in alive]
@@ -155,7 +155,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
 
 
 def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> tuple[str, str]:
-    """Say where the run stands now; the catalog may not have been told yet."""
+    """Return the present state of the run, which the catalog may not have yet, and the reason."""
     if record.state not in (QUEUED, RUNNING):
         return record.state, record.reason
     if not alive:
@@ -176,7 +176,7 @@ def _behind(job: Job) -> str:
 
 
 def _doubt(job: Job) -> str:
-    """Say what is to be done about a job of which nobody knows whether the batch system has it."""
+    """Return what to do about a job that the batch system may or may not have."""
     return (
         f"job {job.number} is being submitted, or that was cut short:"
         " `hetctl advance` or `hetctl submit` finds out"

@@ -1,8 +1,8 @@
-"""Submitting a job so that a crash at any instruction neither loses it nor doubles it.
+"""Submission of a job so that a crash at any instruction neither loses nor doubles it.
 
-A job is entered into the catalog before anything else, SUBMITTING and under a name that no other job
-has. What a crash leaves in that state, the next command looks for by that name: a job that the batch
-system has is adopted, one that it does not have is submitted.
+A job is first entered into the catalog, with state SUBMITTING and a unique name. If a crash leaves it in
+that state, the next command searches by that name: a job that the batch system has is adopted, one
+that it does not have is submitted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import write_spec
 
 SETTLE_S = 3.0
-"""A request of a process that was killed may still be on its way for so long."""
+"""Seconds in which a request of a killed process may still reach the batch system."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Submission:
 
     Parameters
     ----------
-    steps : tuple of Step
-        Start the agents of the first round, on nodes with names that stand for those that the batch system
-        will give. With ``launch: members``, where no round is known, a member on one GPU is an example.
+    steps : tuple of LaunchSpec
+        Steps that start the agents of the first round, on nodes with placeholder names. With ``launch:
+        members``, if no round is known, a member on one GPU is an example.
     packing : tuple of str
-        A line for each node of the first round, where that is known.
+        A line for each node of the first round, if that is known.
     """
 
     run: str
@@ -65,7 +65,7 @@ def new_job(spec: RunSpec, identity: str, number: int) -> Job:
     Parameters
     ----------
     identity : str
-        Of the catalog; the same job of the same catalog always has the same name.
+        Identity of the catalog; the same job of the same catalog always has the same name.
     """
     token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
     return Job(
@@ -80,29 +80,29 @@ def new_job(spec: RunSpec, identity: str, number: int) -> Job:
 
 
 def next_job_of(spec: RunSpec, identity: str, jobs: Sequence[Job]) -> Job:
-    """Return the job that comes after a run's jobs; one in doubt is made anew, as it would be now."""
+    """Return the job after a run's jobs; one in doubt is rendered again with the present options."""
     return new_job(spec, identity, jobs[-1].number if in_submission(jobs) else len(jobs))
 
 
 def in_submission(jobs: Sequence[Job]) -> bool:
-    """Return true if it is not known whether the batch system has the last one of a run's jobs."""
+    """Return true if it is unknown whether the batch system has the last one of a run's jobs."""
     return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
 
 
 def rendered(
     project: Project, spec: RunSpec, jobs: Sequence[Job], first: Sequence[Allocation] = ()
 ) -> Submission:
-    """Render the last one of a run's jobs; it waits for the end of the one before it, if that lives.
+    """Render the last one of a run's jobs, which waits for the end of the previous one if that is not over.
 
     Parameters
     ----------
     first : sequence of Allocation
-        Of its first round; empty if that is not known.
+        Allocations of its first round; empty if unknown.
 
     Raises
     ------
     InfeasibleError
-        If the first round does not fit the job's nodes as it says.
+        If the first round does not fit the job's nodes as planned.
     """
     *earlier, job = jobs
     folder = project.home.run(spec.run)
@@ -153,9 +153,9 @@ def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequenc
     Raises
     ------
     SubmissionInDoubtError
-        If the batch system did not answer in time; the next command will find out.
+        If the batch system did not answer in time; the next command will find out the result.
     BatchSystemError
-        If it refused; the job, and a run that has no other, is then forgotten.
+        If it refused; the job, and a run that has no other, is then removed.
     """
     job = jobs[-1]
     try:
@@ -182,7 +182,7 @@ def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequenc
 
 
 def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> Job | None:
-    """Find a job whose submission was cut short; None if the batch system does not have it."""
+    """Find a job whose submission was interrupted; return None if the batch system does not have it."""
     batch_id = _find(batch, folder, job)
     if not batch_id:
         time.sleep(max(0.0, min(SETTLE_S, job.submitted_at + SETTLE_S - time.time())))
@@ -195,14 +195,14 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> 
 
 
 def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
-    """Ask the batch system, and the job itself, which may be over and forgotten."""
+    """Return the id of a job by its own claim file, if it has started, or by the batch system."""
     with suppress(FileNotFoundError):
         return folder.job(job.number).claim.read_text(encoding="utf-8").strip()
     return batch.find([job.name]).get(job.name, "")
 
 
 def _predecessor(earlier: Sequence[Job]) -> str | None:
-    """Return the id of the last job if it may still be alive."""
+    """Return the id of the last job if it may not be over yet."""
     alive = [job.batch_id for job in earlier if not job.state.over]
     return alive[-1] if alive else None
 
@@ -213,7 +213,7 @@ def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
 
 
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
-    """Undo the entry of a job that the batch system did not take."""
+    """Remove the entry of a job that the batch system refused."""
     if len(jobs) > 1:
         catalog.remove_job(run, jobs[-1].number)
     else:

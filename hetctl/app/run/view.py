@@ -1,4 +1,4 @@
-"""A run's rounds, steps and members as people look at them, kept up to date with its events."""
+"""Rounds, steps and members of a run for display, updated with its events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Shown:
-    """The parts of a `RunStatus` that are of the members to be shown."""
+    """Parts of a `RunStatus` that belong to the displayed members."""
 
     members: tuple[MemberStatus, ...]
     steps: tuple[StepSpan, ...]
@@ -33,7 +33,7 @@ class Shown:
 
 
 class RunView:
-    """A run as people look at it; of its members, lines are made of those alone that are to be shown."""
+    """Run for display; lines are only computed for the displayed members."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan) -> None:
         self.folder, self.spec = folder, spec
@@ -45,16 +45,16 @@ class RunView:
 
     @property
     def facts(self) -> RunFacts:
-        """The jobs and the rounds of the run, its first and its last event."""
+        """Jobs and rounds of the run, its first and its last event."""
         return self._state.facts
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """By member, in the ensemble's order."""
+        """Progress by member, in the ensemble's order."""
         return self._state.progress
 
     def look(self) -> None:
-        """Take in what is new on the disk."""
+        """Read new events from the disk."""
         for name in self._state.look().members:
             self._wrong[name] = wrong_rates(name, self._rates(name))
 
@@ -64,7 +64,7 @@ class RunView:
         Parameters
         ----------
         under_way : bool
-            Whether steps without an end are running; else they ended with their last event.
+            True if steps without an end are running; otherwise they ended with their last event.
         """
         training = {name for _, name in self._state.open_steps} if under_way else set()
         return {name: _state_of(done, name in training) for name, done in self.progress.items()}
@@ -77,10 +77,10 @@ class RunView:
         Parameters
         ----------
         states : mapping of str to str
-            By member: of some or all what `states` returned.
+            States by member, of some or all in the result of `states`.
         start : float
-            From when on seconds count.
-        pulses : mapping of str to Pulse
+            Time from which seconds count, in seconds since the epoch.
+        pulses : mapping of str to Heartbeat
             Live metrics of members in training.
         """
         spans = {name: self._spans_of(name, start, under_way) for name in states}
@@ -100,7 +100,7 @@ class RunView:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Doubts about the rates, of all members."""
+        """Warnings about the rates of all members."""
         return rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
 
     @property
@@ -120,7 +120,7 @@ class RunView:
         ]
 
     def _open_until(self, index: int, name: str, under_way: bool) -> float | None:
-        """Return when a step without an end ended: when it, or the driver of its round, was last heard of."""
+        """Return the end of a step without one, by its or its driver's last event; None if it is running."""
         if under_way or (index, name) not in self._state.open_steps:
             return None
         reports = self._state.reports
@@ -158,7 +158,7 @@ def step_spans(
     Parameters
     ----------
     open_until : float or None
-        When a step without an end ended, in seconds since the epoch; None: it is running.
+        End of a step without one, in seconds since the epoch; None: it is running.
     """
     ended_at = open_until if step.ended_at is None else step.ended_at
     for place in step.placement:
@@ -200,6 +200,6 @@ def _best(metrics: Sequence[float], mode: str) -> float | None:
 
 
 def _seconds(steps: Sequence[StepSpan]) -> float | None:
-    """Sum over rounds; a step on several nodes counts once."""
+    """Return the total time over rounds; a step on several nodes counts once."""
     by_round = {step.round: step.end_s - step.start_s for step in steps if step.end_s is not None}
     return sum(by_round.values()) if by_round else None

@@ -1,4 +1,4 @@
-"""Planners decide who trains next, on which GPUs: one file for each, all of one shape."""
+"""Planners, which choose the members to train next and their GPUs: one module each, all of one form."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ PLANNERS: dict[str, Planner] = {
     )
 }
 FIXED = re.compile(r"fixed-(\d{1,6})")
-"""``fixed-K``, for any K."""
+"""Pattern of ``fixed-K``, for any K."""
 
 
 def planner_named(name: str) -> Planner:
-    """Return the planner of that name.
+    """Return the planner with a name.
 
     Raises
     ------
     BadInputError
-        If there is none; the hint gives the nearest name.
+        If there is no such planner; the hint gives the nearest name.
     """
     found = FIXED.fullmatch(name)
     if found and int(found[1]) > 0:

@@ -1,4 +1,4 @@
-"""The shape of every planner: from what is free and what is left to do, to a decision."""
+"""Interface of every planner: from free GPUs and remaining work to a decision."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ OBJECTIVES = (MAKESPAN, MEAN_JCT)
 
 @dataclass(frozen=True)
 class Options:
-    """What a person may set; every planner reads what it knows.
+    """Options that a user may set; each planner reads those that it supports.
 
     Parameters
     ----------
     delta : float or None
-        How far apart, in samples/s, the rates in a flotilla may be (FLEET, Equation 3).
+        Largest difference of rates in a flotilla, in samples/s (FLEET, Equation 3).
     relative_delta : float
-        The same as a share of the fastest member's single-GPU rate; used where `delta` is None.
-        The paper's 20 images/s are about this share of its fastest member's 176.
+        The same as a share of the fastest member's rate on one GPU; used if `delta` is None. The
+        paper's 20 images/s are about this share of its fastest member's 176.
     alpha : float
-        A flotilla stops when less than this share of its GPUs is active.
+        Share of active GPUs below which a flotilla stops.
     max_permutations : int
-        Orders that packing tries.
+        Largest number of orders that packing tries.
     objective : str
-        ``makespan``: all members are done early; ``mean-jct``: each is, on average.
+        ``makespan``: an early end of the last member; ``mean-jct``: a small mean completion time.
     plan_seconds : float
-        How long a planner that searches may do so, for a whole plan.
+        Search time in seconds for a whole plan, for planners that search.
     exploration : str
-        Whether members of a family explore their rates together (``shared``) or ``each`` for itself.
+        ``shared`` if the members of a family explore their rates together, ``each`` otherwise.
     mix_types : bool
-        Whether a member may have GPUs of several types at once.
+        True if a member may have GPUs of several types at once.
     balance : bool
-        Whether it then has batches that take all of them equally long, or equal ones.
+        True if batches on several types of GPU are sized for equal times, not equally large.
     """
 
     delta: float | None = None
@@ -58,16 +58,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Held:
-    """A member in training.
+    """Member in training.
 
     Parameters
     ----------
     workload : Workload
-        As it is now: `startup_s` is what a new start would take.
+        The member as it is now: `startup_s` is the time of a new start.
     since_s : float
-        When it got these GPUs.
+        Time since which it has held these GPUs, in seconds.
     fixed : bool
-        It can be neither stopped nor moved.
+        True if it can be neither stopped nor moved.
     """
 
     workload: Workload
@@ -78,26 +78,26 @@ class Held:
 
 @dataclass(frozen=True)
 class Request:
-    """One question to a planner.
+    """Input of one call of a planner.
 
     Parameters
     ----------
-    workloads : sequence of Candidate
+    workloads : sequence of Workload
         Members that hold no GPU now and need training, in the planner's order (`Planner.order`), with
         a rate for every number of GPUs from 1 up.
     nodes : tuple of Node
-        With their free GPUs only.
+        Nodes with their free GPUs only.
     gpus : int
         GPUs of the whole cluster, M in the papers.
     held : tuple of Held
-        Members in training; only the elastic paradigm is told of them.
+        Members in training; empty except in the elastic paradigm.
     cluster : tuple of Node
-        With all their GPUs, free or not; empty means that `nodes` is all there is.
+        Nodes with all their GPUs, free or not; empty means that `nodes` is all there is.
     now_s : float
-        Counts from the start of the run.
+        Time since the start of the run, in seconds.
     memory : Any
-        What the planner's last decision left to remember; None in the beginning, and after an
-        interruption of the run perhaps again.
+        State returned with the planner's last decision; None in the first call, and possibly after an
+        interruption of the run.
     """
 
     workloads: Sequence[Workload]
@@ -112,30 +112,30 @@ class Request:
 
     @property
     def free_gpus(self) -> int:
-        """Free GPUs on all nodes."""
+        """Number of free GPUs on all nodes."""
         return sum(len(node.gpus) for node in self.nodes)
 
     @property
     def all_nodes(self) -> tuple[Node, ...]:
-        """The nodes with all their GPUs."""
+        """Nodes with all their GPUs."""
         return self.cluster or self.nodes
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A planner's answer.
+    """Output of one call of a planner.
 
     Parameters
     ----------
     start : tuple of Allocation
-        Members that get these GPUs. One that is held is stopped first, to be resized or moved; GPUs of
-        members that are stopped may be given away in the same decision.
+        Members with the GPUs that they get. A held member is stopped first, to be resized or moved; GPUs
+        of members that are stopped may be given to others in the same decision.
     stop : tuple of str
         Held members that lose their GPUs and wait.
     again_s : float or None
-        When to ask again if nothing happens until then.
+        Time in seconds of the next call if no event comes before.
     memory : Any
-        What to remember, of JSON's types: the next request brings it.
+        State to be kept until the next request, of JSON types.
     """
 
     start: tuple[Allocation, ...] = ()
@@ -145,34 +145,34 @@ class Decision:
 
 
 def in_order_of_arrival(_candidate: Workload, _options: Options) -> Any:
-    """Return the same for all: first come, first served."""
+    """Return the same key for all: first come, first served."""
     return 0
 
 
 def no_reasons(_request: Request, _decision: Decision) -> Mapping[str, str]:
-    """Say nothing beyond what can be seen."""
+    """Return no reasons."""
     return {}
 
 
 @dataclass(frozen=True)
 class Planner:
-    """A published method, or one of ours.
+    """A published planning method, or one of ours.
 
     Parameters
     ----------
     paradigm : str
-        ``global``: asked when all GPUs are free; ``local``: asked whenever some are (FLEET, section
-        4.1); ``elastic``: asked whenever anything changes, and may resize members in training.
+        ``global``: called when all GPUs are free; ``local``: called whenever some are (FLEET, section
+        4.1); ``elastic``: called after any change, and may resize members in training.
     decide : callable
-        A pure function; starts somebody whenever nobody trains and there are a workload and a GPU.
+        A pure function; it starts a member if none trains and there are a workload and a free GPU.
     shares : bool
-        Whether the members of a round train as a group on one stream of data.
+        True if the members of a round train as a group on one data stream.
     order : callable
-        Key of a workload; `Request.workloads` are sorted by it, equal ones by arrival.
+        Sort key of a workload for `Request.workloads`; equal ones keep the order of arrival.
     reasons : callable
-        Says in words, by member, why it got its GPUs or why it waits.
+        A function that returns, by member, why it got its GPUs or why it waits.
     alpha : float or None
-        Share of active GPUs below which a group stops; None: `Options.alpha`.
+        Share of active GPUs below which a group stops; None means `Options.alpha`.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Planner:
     alpha: float | None = None
 
     def stop_share(self, options: Options) -> float:
-        """Share of its GPUs below which a round stops; 0 where members do not train as a group."""
+        """Return the share of its GPUs below which a round stops; 0 if members do not train as a group."""
         if not self.shares:
             return 0.0
         return options.alpha if self.alpha is None else self.alpha
@@ -193,11 +193,11 @@ class Planner:
 def ask(
     planner: Planner, request: Request, fits: Callable[[Allocation], bool]
 ) -> tuple[Decision, tuple[str, ...]]:
-    """Ask until all that is started is of use; return the decision, and the members left out.
+    """Call a planner until all that it starts fits; return the decision and the members left out.
 
     Near the wall-clock limit a member may be given so few GPUs that its next epoch would not fit. The
-    later half of such members is left out and the planner asked again, so that others take the GPUs;
-    one by one at the end, so that nobody is left out who would have fitted with all GPUs to itself.
+    later half of such members is left out and the planner called again, so that others get the GPUs;
+    in the end they are left out one by one, so that a member that fits with all GPUs is not left out.
     A member in training that would not fit elsewhere stays where it is.
     """
     left_out = set[str]()
@@ -219,7 +219,7 @@ def _without(request: Request, members: set[str]) -> Request:
 
 
 def options_from(values: Mapping[str, Any]) -> Options:
-    """Check options that a person wrote; those that are missing take their defaults.
+    """Return checked user options; missing ones take their defaults.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def options_from(values: Mapping[str, Any]) -> Options:
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Return a hint that names the nearest known word, or all of them if none is near."""
+    """Return a hint with the nearest known word, or with all of them if none is near."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"one of: {', '.join(known)}"
 

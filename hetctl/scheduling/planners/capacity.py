@@ -1,4 +1,4 @@
-"""Whether numbers of GPUs fit on nodes, judged by how many members want how many."""
+"""Capacity check: numbers of GPUs per member that fit on nodes together."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hetctl.model.site import Node
 
 
 class NodeCapacity:
-    """Wishes that fit on nodes together, each on as few nodes as it needs.
+    """Numbers of GPUs that fit on nodes together, each on as few nodes as it needs.
 
-    Fitting is judged by first-fit decreasing on counts alone, which is exact for nodes of up to 4
-    GPUs and leaves little for larger ones.
+    The check is first-fit decreasing on counts alone, which is exact for nodes of up to 4 GPUs and
+    leaves few GPUs of larger ones unused.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -22,7 +22,7 @@ class NodeCapacity:
         self.left = sum(size * count for size, count in self._nodes.items())
 
     def change(self, before: int, after: int) -> bool:
-        """Let a member wish for `after` GPUs in place of `before`; changes nothing if they do not fit."""
+        """Replace a member's `before` GPUs by `after`; change nothing and return false if they do not fit."""
         if after - before > self.left:
             return False
         self._exchange(before, after)

@@ -1,10 +1,10 @@
 """The doubling heuristic of Capes et al. (section 4.2, Equation 6): powers of two, by gain per GPU.
 
-Every member gets 1 worker, first come, first served where members are more than GPUs. Then the one
-whose time t_j = Q_j / f(w_j) falls most per added GPU is doubled, as long as there are GPUs for it. The
-paper does this periodically and from scratch; here it is done whenever a member comes or goes, and what
-a resize costs is weighed: the time of a restart is part of t_j, and members in training are made smaller
-only so that all have a worker. What the greedy choice leaves to gain is then looked for by `exchange`.
+Every member gets 1 worker, first come, first served if there are more members than GPUs. Then the
+member whose time t_j = Q_j / f(w_j) falls most per added GPU is doubled, as long as GPUs are left. The
+paper does this periodically and from scratch. Here it is done whenever a member comes or goes, and the
+cost of a resize counts: a restart is part of t_j, and members in training get fewer GPUs only so that
+all have a worker. `exchange` then improves the greedy solution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def twice(gpus: int) -> int:
 
 
 def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return GPUs by member, powers of two but for what fixed ones hold."""
+    """Return GPUs by member: powers of two, except those of fixed members."""
     counts = allot(jobs, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(jobs, counts, left)

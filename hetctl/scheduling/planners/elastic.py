@@ -1,4 +1,4 @@
-"""Resizing by gain: who gets one step more, again and again, and what comes of it on real nodes."""
+"""Resizing by gain: repeated steps for the member that gains most, and their placement on nodes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
 Step = Callable[[int], int]
-"""From a number of GPUs to the next one that is looked at."""
+"""Function from a number of GPUs to the next larger one to try."""
 
 
 @dataclass(frozen=True)
 class ResizeCandidate:
-    """A member, and what numbers of GPUs would mean to it.
+    """A member with its rates, its present GPUs and the limits of a resize.
 
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s by GPUs, as far as the planner goes by them.
+        Rates by number of GPUs, in samples/s, that the planner uses.
     holds : int
-        GPUs that it has now.
+        GPUs that it holds now.
     fixed : bool
-        It keeps them.
+        True if it keeps them.
     least : int
-        GPUs that it gets at once, or none.
+        Smallest number of GPUs that it can get.
     """
 
     workload: Workload
@@ -41,31 +41,31 @@ class ResizeCandidate:
 
     @property
     def name(self) -> str:
-        """The member's name."""
+        """Name of the member."""
         return self.workload.name
 
     def seconds(self, gpus: int) -> float:
-        """Return t_j = Q_j / f(w_j), and what a restart takes if it now has another number of GPUs."""
+        """Return t_j = Q_j / f(w_j), plus a restart if it now holds another number of GPUs."""
         restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
         return self.workload.samples_left / self.rates[gpus] + restart_s
 
     def gain(self, before: int, after: int) -> float:
-        """Return the seconds saved per GPU that is added (Equation 6)."""
+        """Return the seconds saved per added GPU (Equation 6)."""
         return (self.seconds(before) - self.seconds(after)) / (after - before)
 
 
 Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
-"""From members, and nodes with the GPUs that are to be had, to GPUs by member."""
+"""Function from members, and nodes with the available GPUs, to GPUs by member."""
 
 
 def jobs_of(request: Request) -> list[ResizeCandidate]:
-    """Return all members: first those in training, then those that wait in the order they came."""
+    """Return all members: first those in training, then the waiting ones by arrival."""
     held = [ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed) for h in request.held]
     return held + [ResizeCandidate(workload, workload.rates) for workload in request.workloads]
 
 
 def movable_nodes(request: Request) -> list[Node]:
-    """Return the nodes with those of their GPUs that are free or held by members that can be moved."""
+    """Return nodes with the GPUs that are free or held by members that can be moved."""
     gpus: defaultdict[str, list[int]] = defaultdict(list)
     for node in request.nodes:
         gpus[node.name].extend(node.gpus)
@@ -76,12 +76,12 @@ def movable_nodes(request: Request) -> list[Node]:
 
 
 def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) -> dict[str, int]:
-    """Return GPUs by member: the least for each as long as there are any, then steps for who gains most.
+    """Return GPUs by member: the least for each while GPUs are left, then steps for the largest gain.
 
-    Members in training come first, as far as they are to keep what they have: nobody is made smaller
-    for what others gain, but only so that all have their least. A member stays where it is if its next
-    step gains nothing, or if there are not enough GPUs for it on as few nodes as the member then
-    needs. Fixed members are left out.
+    Members in training first grow to the number that they should keep: none is made smaller for the
+    gain of others, but only so that all get their least number. A member stays as it is if its next
+    step gains nothing, or if the GPUs for it are not free on as few nodes as the member then needs.
+    Fixed members are left out.
     """
     room = NodeCapacity(nodes)
     growing = [job for job in jobs if not job.fixed and room.left and room.change(0, job.least)]
@@ -93,7 +93,7 @@ def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) ->
 
 
 def _kept(job: ResizeCandidate, step: Step) -> int:
-    """Return the number up to what a member holds that is best for it, a restart counted."""
+    """Return the best number of GPUs up to the present one, the time of a restart included."""
     best = gpus = job.least
     while (gpus := step(gpus)) <= job.holds and gpus in job.rates:
         if job.seconds(gpus) <= job.seconds(best):
@@ -108,7 +108,7 @@ def _grow(
     step: Step,
     kept: Mapping[str, int],
 ) -> None:
-    """Take step after step, that with the greatest gain first: all up to what is kept, else who gains."""
+    """Take the step of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
 
     def following(order: int) -> list[tuple[float, int, int]]:
         job = jobs[order]
@@ -131,7 +131,7 @@ def _grow(
 
 
 def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
-    """Place members; who finds no room all the same goes back by as many steps as it must."""
+    """Place members; one that does not fit goes back by as many steps as needed."""
     while True:
         decision, given = place_members(request, counts)
         short = {name: _reached(given[name], step) for name in counts if given[name] < counts[name]}
@@ -141,7 +141,7 @@ def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
 
 
 def _reached(gpus: int, step: Step) -> int:
-    """Return the most GPUs up to `gpus` that steps from one lead to."""
+    """Return the largest number up to `gpus` that steps from 1 reach."""
     reached = 1
     while step(reached) <= gpus:
         reached = step(reached)
@@ -149,7 +149,7 @@ def _reached(gpus: int, step: Step) -> int:
 
 
 def by_gain(name: str, step: Step, choose: Choose) -> Planner:
-    """Return the elastic planner that gives what `choose` says, by steps from one GPU each."""
+    """Return the elastic planner that uses `choose`, with steps from one GPU each."""
 
     def decide(request: Request) -> Decision:
         return give(request, choose(jobs_of(request), movable_nodes(request)), step)
@@ -163,7 +163,7 @@ def by_gain(name: str, step: Step, choose: Choose) -> Planner:
 def explain(
     request: Request, decision: Decision, jobs: Sequence[ResizeCandidate], step: Step
 ) -> dict[str, str]:
-    """Say of each member with GPUs what its next step would save, and who waits."""
+    """Return for each member with GPUs the gain of its next step, and the members that wait."""
     given = given_by(request, decision)
     words = {job.name: _holds(job, given[job.name], step) for job in jobs if job.name in given}
     waiting = [job.name for job in jobs if job.name not in given]
@@ -174,7 +174,7 @@ def explain(
 
 
 def given_by(request: Request, decision: Decision) -> dict[str, int]:
-    """Return the GPUs by member when a decision is carried out."""
+    """Return the GPUs by member after a decision is carried out."""
     stays = (held for held in request.held if held.workload.name not in decision.stop)
     given = {held.workload.name: held.allocation.gpus for held in stays}
     return given | {allocation.member: allocation.gpus for allocation in decision.start}

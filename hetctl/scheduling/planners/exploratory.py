@@ -1,13 +1,13 @@
-"""The exploratory variant of the doubling heuristic (Capes et al., section 7): rates are not known before.
+"""Exploratory variant of the doubling heuristic (Capes et al., section 7): rates are not known before.
 
-Only rates on numbers of GPUs that somebody has trained with count; the others in the workloads'
-tables are not looked at.
+Only rates on numbers of GPUs that a member has trained with count; other entries of the workloads'
+tables are not used.
 
-With ``exploration`` *each* it is the paper's: a new member has 8 GPUs to itself for ten minutes and
-trains for 2.5 of them on each of 1, 2, 4 and 8. With *shared*, ours, what is known of one member is
-known of its family; one member of a family at a time goes through the same stages, on no more GPUs
-than the stage takes and only as long as all others can have one. These train on as many GPUs as are
-known by then.
+With ``exploration`` *each* it is the paper's method: a new member has 8 GPUs to itself for ten minutes
+and trains for 2.5 minutes on each of 1, 2, 4 and 8. With *shared*, ours, the rates of one member hold
+for its family; one member of a family at a time goes through the same stages, on no more GPUs than
+the stage takes and only as long as all others can have one. These train on as many GPUs as have known
+rates by then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Parts = tuple[Placement, ...]
 
 @dataclass(frozen=True)
 class Exploration:
-    """A decision, who explores by it, and the GPUs that explorers keep, used or not."""
+    """A decision, the members that explore, and the GPUs that they keep, used or not."""
 
     decision: Decision
     explorers: Sequence[str]
@@ -98,13 +98,13 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
         stage, key = stages[job.name], known.key(job.workload)
         if stage and (key not in explorers or job.holds == stage > 1):
             explorers[key] = job, stage
-    # Who is at its stage stays: asked again at once, others would take its GPUs, and nobody would get done.
+    # Members at their stage go first: if replaced at the next call, none would ever finish its stage.
     first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
     return {job.name: stage for job, stage in first if room.change(1, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:
-    """Let every new member explore on GPUs that it keeps for that time; others take what is left."""
+    """Let every new member explore on GPUs that it keeps for that time; others share the rest."""
     most = _most(request)
     kept, resized = _go_on(request, known, most)
     rest = _without(request, kept)
@@ -127,7 +127,7 @@ def _apart(request: Request, known: Known) -> Exploration:
 
 
 def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts], list[Allocation]]:
-    """Return who has not yet explored all, with the GPUs that it keeps and the allocation of its stage."""
+    """Return members that still explore with the GPUs that they keep, and the allocations of their stages."""
     remembered = (request.memory or {}).get("kept", {})
     kept, stages = dict[str, Parts](), list[Allocation]()
     for held in request.held:
@@ -151,7 +151,7 @@ def _stage(workload: Workload, known: Known, kept: Parts) -> Allocation:
 
 
 def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
-    """Return the request as if explorers and the GPUs that they keep were not there."""
+    """Return the request without explorers and the GPUs that they keep."""
     taken = {(part.node, gpu) for parts in kept.values() for part in parts for gpu in part.gpus}
     nodes = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in request.nodes)
     return replace(
@@ -168,7 +168,7 @@ def _placements(request: Request, decision: Decision) -> dict[str, Parts]:
 
 
 def _most(request: Request) -> int:
-    """Return on how many GPUs a member can explore if the whole cluster is its own."""
+    """Return the largest number of GPUs that one member can explore on an empty cluster."""
     sizes = [gpus for gpus in powers_of_two(EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
     return max(sizes, default=1)
 
@@ -178,7 +178,7 @@ def _power_within(limit: int) -> int:
 
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
-    """Say who explores, and of the others what is known to be gained."""
+    """Return which members explore, and for the others the known gain."""
     known = _known(request)
     words = explain(request, decision, [known.job(job) for job in jobs_of(request)], twice)
     given = given_by(request, decision)

@@ -1,4 +1,4 @@
-"""Every member asks for K GPUs, first come, first served (Capes et al., section 7)."""
+"""Planner that gives every member K GPUs, first come, first served (Capes et al., section 7)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hetctl.scheduling.planners.packing import Item, pack
 def fixed(k: int) -> Planner:
     """Return the planner that gives every member `k` GPUs, at least 1.
 
-    A member whose curve ends below `k`, or a cluster that has fewer, makes it less. The member that
-    came first waits for its GPUs, and nobody overtakes it.
+    It gives fewer if a member's rates or the cluster end below `k`. The first member in the queue waits
+    for its GPUs, and no other overtakes it.
     """
 
     def decide(request: Request) -> Decision:
@@ -29,7 +29,7 @@ def fixed(k: int) -> Planner:
 
 
 def _decide(request: Request, k: int) -> Decision:
-    """Start the longest part of the queue that finds room."""
+    """Start the longest part of the queue that fits."""
     queue = _affordable(request, k)
     placements, unplaced = _pack(queue, request)
     if unplaced:
@@ -69,7 +69,7 @@ def _pack(
 
 
 def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
-    """Say who gets less than it would ask for, and for what the others wait."""
+    """Return which members get less than K, and what the others wait for."""
     started = {allocation.member: allocation.gpus for allocation in decision.start}
     waiting = [workload for workload in request.workloads if workload.name not in started]
     less = {

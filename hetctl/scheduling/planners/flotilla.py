@@ -1,4 +1,4 @@
-"""FLEET-G (Algorithms 1 to 4): members that can train at alike rates, on all GPUs, in rounds."""
+"""FLEET-G (Algorithms 1 to 4): members with similar rates train on all GPUs, in rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetctl.scheduling.planners.packing import pack
 
 
 def decide(request: Request) -> Decision:
-    """Create a flotilla and place it; a member that finds no room gets fewer GPUs."""
+    """Create a flotilla and place it; a member that does not fit gets fewer GPUs."""
     free = request.free_gpus
     if not request.workloads or free == 0:
         return Decision()
@@ -29,8 +29,8 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
     """Return the members of the flotilla with their GPUs (Algorithm 2, lines 1 to 11).
 
     The paper searches all workloads for the best next member again and again (Equation 3). As the
-    GPUs that are left only become fewer, going once through all choices, the nearest to the reference
-    rate first, finds the same ones. Equally near: first in the ensemble's order, then fewest GPUs.
+    number of GPUs left only falls, one pass over all choices, the nearest to the reference rate
+    first, gives the same members. Ties: first in the ensemble's order, then fewest GPUs.
     """
     fastest = max(workloads, key=lambda workload: workload.rates[1])
     reference = fastest.rates[1]
@@ -49,10 +49,10 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
 
 
 def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: int) -> None:
-    """Give GPUs that are left to the slowest member, one by one (Algorithm 2, lines 12 to 16).
+    """Give the remaining GPUs to the slowest member, one by one (Algorithm 2, lines 12 to 16).
 
-    A member gets no more at its limit, or where one more would not make it faster; GPUs that make
-    nobody faster stay idle.
+    A member gets no more at its limit, or if one more would not make it faster; GPUs that make
+    no member faster stay idle.
     """
     rates = {workload.name: workload.rates for workload in workloads if workload.name in counts}
     left = gpus - sum(counts.values())
@@ -72,8 +72,8 @@ def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: 
 def _near(workload: Workload, reference: float, delta: float, limit: int) -> Iterator[tuple[int, float]]:
     """Yield the counts of GPUs whose rate is within `delta` of the reference rate.
 
-    The search ends where the rate first passes that window: beyond it, a member could only come
-    back into it with more GPUs for no higher rate.
+    The search ends at the first rate above that window: beyond it, a member could only return to
+    the window with more GPUs for no higher rate.
     """
     for count in range(1, min(limit, len(workload.rates)) + 1):
         rate = workload.rates[count]
@@ -84,9 +84,9 @@ def _near(workload: Workload, reference: float, delta: float, limit: int) -> Ite
 
 
 def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placement, ...]]:
-    """Pack; while members find no room without straddling nodes, take a GPU from each of them.
+    """Return placements; while members do not fit without straddling nodes, take a GPU from each of them.
 
-    Who is left without any waits for the next round.
+    A member that is left without any waits for the next round.
     """
     while True:
         placements, unplaced = pack(

@@ -1,7 +1,7 @@
-"""FLEET-L (section 4.3.3): as `flotilla`, but GPUs that become free are filled again at once.
+"""FLEET-L (section 4.3.3): as `flotilla`, but GPUs that become free are used again at once.
 
-Who gets them is found by the same greedy algorithm on those GPUs and the members left alone, while
-all others train on.
+Their members are found by the same greedy algorithm on those GPUs and the remaining members alone,
+while all others continue to train.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hetctl.scheduling.planners.flotilla import decide
 
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
-    """Set the rates of those that start beside the one they were chosen by."""
+    """Return the rates of members that start, beside the rate that they were chosen by."""
     if not decision.start:
         return {}
     fastest = max(request.workloads, key=lambda workload: workload.rates[1])

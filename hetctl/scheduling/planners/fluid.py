@@ -1,12 +1,12 @@
-"""Ours: follow the fluid optimum with whole GPUs, resizing a member only where it pays.
+"""Ours: follow the fluid optimum with whole GPUs, and resize a member only if that is worth its cost.
 
-If GPUs could be split and members resized for nothing, every member would train at the constant rate
-W_i / T on its concave envelope, and all would be done at the fluid bound T (`perf/fluid_bound.py`). Between
-two corners of the envelope that rate is a mixture of two whole numbers of GPUs: the fewer for some of
-the time left, the more for the rest of it (its `share`). As in McNaughton's wrap-around rule it does
-not matter when a member has its share, so each has it in one piece: who has begun it goes on, and who
-cannot wait any longer takes over from the one that can wait longest. All is computed anew whenever
-anything changes, from the work left then: what a member fell short of is its credit.
+If GPUs could be split and resizing were free, every member would train at the constant rate W_i / T
+on its concave envelope, and all would be done at the fluid bound T (`perf/fluid_bound.py`). Between
+two corners of the envelope that rate is a mixture of two whole numbers of GPUs: the smaller for some of
+the time left, the larger for the rest of it (its `share`). As in McNaughton's wrap-around rule, the
+time at which a member has its share does not matter, so each has it in one piece: a member that has
+begun it continues, and one that cannot wait any longer replaces the one that can wait longest. All is
+computed again after each change, from the work left then, which includes any lag of a member.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
 URGENT = 0.999
-"""A member whose share of the time left is at least this cannot wait any longer."""
+"""Share of the time left from which on a member cannot wait any longer."""
 PATIENCE = 10
-"""Members are stopped only while the time left is more than so many interruptions."""
+"""Number of interruptions that must fit into the time left; otherwise no member is stopped."""
 LEAST_SHARE_S = 1.0
-"""A share of less than this is no reason to give GPUs to a member."""
+"""Smallest share in seconds for which a member gets more GPUs."""
 
 
 @dataclass
 class FluidCandidate:
-    """A member beside the fluid optimum.
+    """A member and its part in the fluid optimum.
 
     Parameters
     ----------
     low, high : int
-        The corners of its envelope between which it is to train, in GPUs.
+        Corners of its envelope between which it has to train, in GPUs.
     share_s : float
-        Seconds of the time left for which it needs `high` GPUs and not just `low`, the cost of its
-        restarts included; more than the time left if it is late.
+        Seconds of the time left for which it needs `high` GPUs and not just `low`, its restarts
+        included; more than the time left if it is late.
     gpus : int
-        What it is to have now.
+        GPUs chosen for it now.
     """
 
     workload: Workload
@@ -54,25 +54,25 @@ class FluidCandidate:
 
     @property
     def fixed(self) -> bool:
-        """Whether it can be neither stopped nor moved."""
+        """True if it can be neither stopped nor moved."""
         return self.held is not None and self.held.fixed
 
     @property
     def holds(self) -> int:
-        """GPUs that it has now."""
+        """GPUs that it holds now."""
         return self.held.allocation.gpus if self.held else 0
 
     @property
     def start_s(self) -> float:
-        """What it loses before it trains, if it gets other GPUs now."""
+        """Seconds without training if it gets other GPUs now."""
         return self.workload.interruption_s if self.held else self.workload.startup_s
 
     def seconds_on(self, gpus: int) -> float:
-        """Return how long the work left takes on so many GPUs, start-up left out."""
+        """Return the seconds of the work left on so many GPUs, without start-up."""
         return self.workload.samples_left / self.workload.rates[gpus]
 
     def grow(self, room: NodeCapacity, gpus: int) -> None:
-        """Take as many GPUs as there is room for, up to `gpus`."""
+        """Increase its GPUs up to `gpus`, as far as there is room."""
         for wish in range(gpus, self.gpus, -1):
             if room.change(self.gpus, wish):
                 self.gpus = wish
@@ -82,7 +82,7 @@ class FluidCandidate:
 def decide(request: Request) -> Decision:
     """Give every member its lower corner, and the upper one to as many as there are GPUs left for.
 
-    That is for the makespan; for the mean completion time see `scheduling/planners/mean_jct.py`.
+    This is for the makespan; for the mean completion time see `scheduling/planners/mean_jct.py`.
     """
     if request.options.objective == MEAN_JCT:
         return mean_jct.decide(request)
@@ -115,12 +115,12 @@ def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
 
 
 def _expected_s(request: Request) -> float:
-    """Return the time that is left by the last decision, which is near what is left now."""
+    """Return the remaining time by the last decision in seconds; it is near the present one."""
     return float(request.memory) - request.now_s if request.memory is not None else 0.0
 
 
 def _mix(job: FluidCandidate, time_s: float) -> None:
-    """Solve slow * (time on `low`) + fast * (time on `high`) = work left, restarts taken off either time."""
+    """Solve slow * (time on `low`) + fast * (time on `high`) = work left, less the restarts."""
     left, curve, start_s = job.workload.samples_left, job.envelope, job.start_s
     at = curve.corner_above(left / time_s) if time_s else 1
     job.low, job.high = curve.gpus[at - 1], curve.gpus[at]
@@ -158,7 +158,7 @@ def _follow_the_optimum(jobs: list[FluidCandidate], room: NodeCapacity, time_s: 
 
 
 def _finish(jobs: list[FluidCandidate], room: NodeCapacity) -> None:
-    """Near the end stop nobody: let who waits start, the longest first, and who is last grow if it gains."""
+    """Start waiting members, the longest first, and grow the last ones if that gains; stop none."""
     for job in jobs:
         job.grow(room, job.holds)
     for job in sorted(jobs, key=lambda job: -job.share_s):
@@ -171,9 +171,9 @@ def _finish(jobs: list[FluidCandidate], room: NodeCapacity) -> None:
 
 
 def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> float | None:
-    """When a member will have had its share, or cannot wait for it any longer.
+    """Return the time when a member's share ends, or when it cannot wait for it any longer; None if never.
 
-    Who has no lower corner is done with its share, and that is noticed anyway.
+    A member without a lower corner ends with its share, which is an event of its own.
     """
     changes = [
         job.share_s if job.gpus == job.high else time_s - job.share_s
@@ -189,7 +189,7 @@ def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> flo
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
-    """Say which rate each member needs to be done with all others, and how it comes by it."""
+    """Return the rate that each member needs to end with all others, and the GPUs that give it."""
     if request.options.objective == MEAN_JCT:
         return mean_jct.reasons(request, decision)
     jobs, time_s = mixtures(request)

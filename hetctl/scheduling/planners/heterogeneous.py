@@ -1,7 +1,7 @@
-"""Planners on nodes with several types of GPU: every type is a cluster of its own, or all are one.
+"""Planners on nodes with several types of GPU: each type is a separate cluster, or all are one.
 
-A planner knows one type only. Here each member gets a type, and the planner is asked once for each;
-or, with the option ``mix_types``, once for all of them, as if each GPU were of the slowest type, or with
+A planner supports one type only. Here each member gets a type, and the planner is called once for
+each; or, with the option ``mix_types``, once for all, as if each GPU were of the slowest type, or with
 ``balance`` of the average of all.
 """
 
@@ -23,9 +23,8 @@ from hetctl.scheduling.planners.base import Decision, Planner, Request
 def by_type(planner: Planner) -> Planner:
     """Return the planner for nodes that may be of several types.
 
-    A member stays on the type that it was first given, unless GPUs of another one would have nobody.
-    What is remembered says which type each member that waits is for, and what the planner remembers
-    of each type.
+    A member stays on its first type, unless GPUs of another type would be idle. The kept state holds
+    the type of each waiting member, and the planner's state for each type.
     """
 
     def decide(request: Request) -> Decision:
@@ -54,7 +53,7 @@ def by_type(planner: Planner) -> Planner:
 
 
 class _Same:
-    """Nodes as a cache key: equal to themselves alone, so that a large cluster is looked at once."""
+    """Nodes as a cache key, compared by identity, so that a large cluster is examined only once."""
 
     __slots__ = ("nodes",)
 
@@ -70,7 +69,7 @@ class _Same:
 
 @lru_cache(maxsize=16)
 def _types_of(same: _Same) -> tuple[str, ...]:
-    """Return the types there are, "" for GPUs of no known type."""
+    """Return the types of the nodes' GPUs, "" for unknown types."""
     return tuple(sorted({node.gpu_type or "" for node in same.nodes if node.gpus})) or ("",)
 
 
@@ -102,18 +101,18 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
 
 
 def _on_types(workload: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
-    """Return the member as it is on so many GPUs of each type at once."""
+    """Return the member with its rates on so many GPUs of each type at once."""
     return workload.on_balanced(gpus) if balance else workload.on_slowest(gpus)
 
 
 @dataclass
 class _Line:
-    """The members for one type of GPU.
+    """Members assigned to one type of GPU.
 
     Parameters
     ----------
     work : float
-        GPU-seconds that they take on single GPUs.
+        GPU-seconds of their work on single GPUs.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -124,22 +123,22 @@ class _Line:
 
     @property
     def gpus(self) -> int:
-        """GPUs of this type, free or not."""
+        """Number of GPUs of this type, free or not."""
         return sum(len(node.gpus) for node in self.nodes)
 
     @property
     def surplus(self) -> int:
-        """Members that wait and cannot all have a GPU at once."""
+        """Number of waiting members beyond the free GPUs."""
         return len(self.waiting) - sum(len(node.gpus) for node in self.free)
 
     @property
     def deserted(self) -> bool:
-        """Whether GPUs are free and nobody is there to have them."""
+        """True if GPUs are free and no member is assigned to them."""
         return bool(self.free) and not self.held and not self.waiting
 
 
 def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
-    """Return a request for each type, with rates on that type."""
+    """Return a request for each type, with the rates on that type."""
     lines = {gpu_type: _Line() for gpu_type in types}
     homes = {node.name: node.gpu_type or "" for node in request.all_nodes if node.gpus}
     for node in request.all_nodes:
@@ -158,7 +157,7 @@ def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
 
 
 def _assign(workloads: Iterable[Workload], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
-    """Let each member wait where it did, and new ones, the longest first, where they would be done first."""
+    """Assign waiting members to their former type, and new ones, the longest first, to the earliest end."""
     new = []
     for workload in workloads:
         if before.get(workload.name) in lines:
@@ -182,7 +181,7 @@ def _join(lines: Mapping[str, _Line], gpu_type: str, workload: Workload) -> None
 
 
 def _desert_none(lines: Mapping[str, _Line]) -> None:
-    """Let half of those that cannot start elsewhere go to free GPUs that have nobody."""
+    """Move half of the members that cannot start elsewhere to free GPUs without members."""
     for line in lines.values():
         if line.deserted:
             longest = max(lines.values(), key=lambda other: other.surplus)
@@ -207,7 +206,7 @@ def _part(request: Request, gpu_type: str, line: _Line) -> Request:
 
 
 def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[str, Decision]) -> Decision:
-    """Return what was decided of all types; what is remembered of those that are down is kept."""
+    """Return the decisions of all types as one; the state of types without nodes is kept."""
     again = [decision.again_s for decision in decisions.values() if decision.again_s is not None]
     started = {given.member for decision in decisions.values() for given in decision.start}
     members = {
@@ -223,7 +222,7 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
 
 
 def _part_of(decision: Decision, gpu_type: str, part: Request) -> Decision:
-    """Return what was decided of one type."""
+    """Return the part of a decision that concerns one type."""
     names = {c.name for c in part.workloads} | {h.workload.name for h in part.held}
     return Decision(
         start=tuple(given for given in decision.start if given.member in names),

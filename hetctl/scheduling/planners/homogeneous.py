@@ -1,6 +1,6 @@
-"""Training of homogeneous ensembles (Pittman et al.), as FLEET compares with it (section 6.1).
+"""Training of homogeneous ensembles (Pittman et al.), as in the comparison of FLEET (section 6.1).
 
-A random set of the members that are left trains with shared data, one GPU each; the next set begins
+A random set of the remaining members trains with shared data, one GPU each; the next set begins
 when all of it are done. Sets follow one another in the order in which `independent` draws members.
 """
 
@@ -11,7 +11,7 @@ from hetctl.scheduling.planners.independent import decide, drawn
 
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
-    """Say who is in the set, and how many sets come before one that waits."""
+    """Return the members of the set, and the number of sets before each waiting one."""
     size = len(decision.start)
     words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
     waiting = (workload.name for workload in request.workloads if workload.name not in words)

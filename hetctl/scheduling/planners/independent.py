@@ -1,4 +1,4 @@
-"""FLEET's Baseline (section 6.1): a free GPU takes a random member that is left."""
+"""FLEET's Baseline (section 6.1): each free GPU gets a random remaining member."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def decide(request: Request) -> Decision:
 
 
 def drawn(workload: Workload, options: Options) -> bytes:
-    """Return a workload's place in an order drawn from the seed and the members' names alone.
+    """Return a workload's position in an order drawn from the seed and the members' names alone.
 
-    The order of two members never depends on who else is left, so refills and later jobs go on in
+    The order of two members never depends on the other members, so refills and later jobs continue in
     the same order: a member that was interrupted comes before those that have not begun.
     """
     return _draw(options.seed, workload.name)

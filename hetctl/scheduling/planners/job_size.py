@@ -1,8 +1,8 @@
-"""How many nodes a job asks for, and for how long (ours): the job planner.
+"""Job planner (ours): the number of nodes of a job, and its wall-clock time.
 
-More nodes are faster but waste more, longer jobs are fewer but wait longer in a queue. The least
-number of nodes is taken that is nearly as fast as any that does not waste much, and the time that the
-work needs with some slack, in as few jobs as the queue's limit allows.
+More nodes are faster but waste more; longer jobs are fewer but wait longer in a queue. The planner
+takes the smallest number of nodes that is nearly as fast as any without much waste, and the time that
+the work needs with some slack, in as few jobs as the queue's limit permits.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound
 
 FAST_ENOUGH = 1.05
-"""Makespan over the least one."""
+"""Largest ratio of makespan to the least makespan."""
 WASTE = 2.0
-"""GPU-hours over the fewest, at most."""
+"""Largest ratio of GPU-hours to the fewest GPU-hours."""
 SLACK = 1.5
-"""Time asked for over the time that the work is predicted to need."""
+"""Ratio of the requested time to the predicted time of the work."""
 LEAST_WALL_S, WALL_STEP_S = 1800, 300
 UNLIMITED_WALL_S = 24 * 3600
-"""Asked for at most where the queue has no limit."""
+"""Largest requested time in seconds if the queue has no limit."""
 SHORTEST_GRACE_S, LONGEST_GRACE_S, GRACE_SHARE = 10, 300, 0.05
 
 
 @dataclass(frozen=True)
 class Bin:
-    """A queue's limits for jobs of some numbers of nodes."""
+    """Limits of a queue for jobs in a range of numbers of nodes."""
 
     queue: Queue
     least_nodes: int
     most_nodes: int
 
     def takes(self, nodes: int, wall_s: int) -> bool:
-        """Whether a job of that size may be submitted."""
+        """Return true if a job of that size may be submitted."""
         return self.least_nodes <= nodes <= self.most_nodes and wall_s <= (self.queue.max_wall_s or wall_s)
 
 
@@ -53,7 +53,7 @@ def bins_of(site: Site, queues: Sequence[Queue]) -> list[Bin]:
 
 
 def grace_of(wall_s: int) -> int:
-    """Return how long before its limit a job's trainers checkpoint."""
+    """Return the seconds before its limit at which a job's trainers checkpoint."""
     return max(SHORTEST_GRACE_S, min(LONGEST_GRACE_S, round(GRACE_SHARE * wall_s)))
 
 
@@ -64,12 +64,12 @@ def prospects(
     gpus: int | None = None,
     wall_s: int | None = None,
 ) -> list[JobSizeOption]:
-    """Return what each size comes to, by rising numbers of nodes.
+    """Return the predicted outcome of each size, by rising numbers of nodes.
 
     Parameters
     ----------
     gpus, wall_s : int or None
-        What the user wants; None leaves it open.
+        Values that the user set; None leaves them to the planner.
 
     Raises
     ------
@@ -93,9 +93,9 @@ def prospects(
 
 
 def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
-    """Return the smallest that is nearly the fastest of those that waste little and keep the budget.
+    """Return the smallest of the nearly fastest sizes that waste little and keep the budget.
 
-    If none keeps the budget, the one that uses fewest GPU-hours is taken: the run then stops there.
+    If none keeps the budget, return the one with the fewest GPU-hours: the run then stops at the limit.
     """
     allowed = [p for p in found if _keeps(p, budget)]
     if not allowed:
@@ -113,7 +113,7 @@ def _keeps(prospect: JobSizeOption, budget: Budget) -> bool:
 
 
 def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | None) -> list[int]:
-    """Return powers of two and the bin's ends, up to the GPUs that members could use at all."""
+    """Return powers of two and the bin's ends, up to the most GPUs that the members could use."""
     if gpus is not None:
         nodes = -(-gpus // site.gpus_per_node)
         return [nodes] if b.least_nodes <= nodes <= b.most_nodes else []
@@ -126,7 +126,7 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | No
 def _prospect(
     site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
 ) -> JobSizeOption | None:
-    """Return what jobs of so many nodes come to; None if they are too short to train in."""
+    """Return the predicted outcome of jobs of so many nodes; None if they are too short to train in."""
     held = gpus or nodes * site.gpus_per_node
     start_s = _startup_s(members)
     bound_s = makespan_bound([(0.0, member) for member in members], held)

@@ -1,9 +1,9 @@
-"""Ours: from what a greedy choice gave to something better, by giving some members less and others more.
+"""Ours: improve a greedy solution by giving some members fewer GPUs and others more.
 
-The greedy choice of the doubling heuristic loses where the member that gains most needs more GPUs than
-are left, and where twice as many GPUs gain nothing but four times as many do. Which of its steps to take
-back for which others is a small knapsack. It is solved exactly, over the members that matter: of all
-that would gain, or lose, equally many GPUs those with the largest gain, or the least loss.
+The greedy choice of the doubling heuristic loses if the member that gains most needs more GPUs than
+are left, or if twice as many GPUs gain nothing but four times as many do. The choice of the steps to
+exchange is a small knapsack problem. It is solved exactly over the members that matter: of all that
+would gain, or lose, equally many GPUs, those with the largest gain, or the least loss.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from hetctl.scheduling.planners.elastic import ResizeCandidate
 
 LOOKED_AT = 8
-"""Members that are looked at of those that would gain, or lose, equally many GPUs."""
+"""Number of members considered among those that would gain, or lose, equally many GPUs."""
 
 LEAST_S = 1e-3
-"""An exchange that saves less is not worth the name."""
+"""Smallest saving in seconds for which an exchange is made."""
 
 Change = tuple[int, float]
-"""GPUs more, and seconds that it saves; both are negative where a member gets fewer."""
+"""Change of a member's GPUs, and the seconds that it saves; both negative if it gets fewer."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Plan:
     name: str = ""
 
     def changes(self) -> dict[str, int]:
-        """GPUs more by member."""
+        """Return the added GPUs by member."""
         found, plan = dict[str, int](), self
         while plan.before:
             found[plan.name] = plan.gpus - plan.before.gpus
@@ -47,14 +47,14 @@ class _Plan:
 def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
     """Return counts with a total time that no further exchange makes shorter.
 
-    Members that keep the GPUs they have do not get fewer.
+    Members that keep their present GPUs do not get fewer.
 
     Parameters
     ----------
     counts : mapping of str to int
-        Powers of two, and so are those that are returned.
+        GPUs by member, powers of two, as in the result.
     left : int
-        GPUs that nobody has.
+        GPUs that no member has.
     """
     given = [job for job in jobs if job.name in counts]
     better = dict(counts)
@@ -80,7 +80,7 @@ def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict
 
 
 def _worth_trying(job: ResizeCandidate, gpus: int) -> list[int]:
-    """Return twice and four times as many GPUs where that gains anything, and a half and a quarter."""
+    """Return twice and four times as many GPUs if they gain anything, and half and a quarter."""
     fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
     more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]
     return [*more, *(other for other in fewer if other)]

@@ -1,10 +1,10 @@
 """Ours: GPUs for a small mean completion time.
 
-Equation 6 of Capes et al. gives GPUs to whom they save most seconds, which is who has most work left;
-but the sum of completion times falls most if short members are done first, and make room. So who has
-least work left comes first when there are more members than GPUs, and the seconds that a GPU saves a
-member count less, the more work it has left. Members grow from one corner of their envelope to the
-next, since GPUs between two corners are of less use than those of either.
+Equation 6 of Capes et al. gives GPUs to the members for which they save most seconds, which are those
+with most work left. But the sum of completion times falls most if short members end first and free
+their GPUs. So the members with the least work left come first if there are more members than GPUs, and
+the seconds that a GPU saves a member count less, the more work it has left. Members grow from one
+corner of their envelope to the next, since GPUs between two corners are less efficient than at either.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
 POWER = 1.5
-"""Of the work left, by which saved seconds are divided. At 1 only a member's scaling would count; the best
-mean times on Capes' Table 3 are between 1.25 and 1.6."""
+"""Exponent of the work left by which saved seconds are divided. At 1 only a member's scaling would
+count; the best mean times on Capes' Table 3 are between 1.25 and 1.6."""
 
 
 @dataclass
 class JctCandidate:
-    """A member, the GPUs that it has now (`holds`) and those that it is to have."""
+    """A member, the GPUs that it holds now (`holds`) and those chosen for it (`gpus`)."""
 
     workload: Workload
     envelope: Envelope
@@ -37,11 +37,11 @@ class JctCandidate:
 
     @property
     def work(self) -> float:
-        """GPU-seconds that it takes at least."""
+        """Least GPU-seconds of the work left."""
         return max(self.workload.samples_left, 1.0) * self.envelope.gpus[1] / self.envelope.rates[1]
 
     def seconds(self, gpus: int) -> float:
-        """Return the time that is left on so many GPUs, a restart counted."""
+        """Return the seconds left on so many GPUs, the time of a restart included."""
         restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
         return self.workload.samples_left / self.workload.rates[gpus] + restart_s
 
@@ -50,13 +50,13 @@ class JctCandidate:
         return next((gpus for gpus in self.envelope.gpus if gpus > self.gpus), 0)
 
     def gain(self, gpus: int) -> float:
-        """Return the seconds saved per GPU that is added, by the work left."""
+        """Return the seconds saved per added GPU, divided by the work left to the power `POWER`."""
         saved_s = self.seconds(self.gpus) - self.seconds(gpus)
         return saved_s / (gpus - self.gpus) / math.pow(self.work, POWER)
 
 
 def decide(request: Request) -> Decision:
-    """Give a GPU to each, the least work first, then let grow who gains most."""
+    """Give each member a GPU, the least work first, then let the members grow that gain most."""
     jobs = _jobs(request)
     room = NodeCapacity(request.all_nodes)
     for job in jobs:
@@ -71,7 +71,7 @@ def decide(request: Request) -> Decision:
 
 
 def _jobs(request: Request) -> list[JctCandidate]:
-    """Return the members by their work left; who trains is overtaken only if stopping it pays."""
+    """Return the members by their work left; one in training is overtaken only if that pays for the stop."""
     jobs = [
         JctCandidate(h.workload, envelope_of(h.workload.rates, request.gpus), h.allocation.gpus, h.fixed)
         for h in request.held
@@ -97,14 +97,14 @@ def _grow(jobs: list[JctCandidate], room: NodeCapacity) -> None:
 
 
 def _growth(job: JctCandidate, order: int) -> list[tuple[float, int, int]]:
-    """Return the next corner as an entry of the queue, the greatest gain first, if it gains anything."""
+    """Return the next corner as an entry of the queue (largest gain first), or none if it gains nothing."""
     gpus = job.next_corner()
     gain = job.gain(gpus) if gpus else 0.0
     return [(-gain, order, gpus)] if gain > 0 else []
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
-    """Say of each member with GPUs what its next corner would save, and of the others who comes first."""
+    """Return the gain of the next corner for members with GPUs, and the place in the queue for the others."""
     gpus = {held.workload.name: held.allocation.gpus for held in request.held}
     gpus |= dict.fromkeys(decision.stop, 0)
     gpus |= {allocation.member: allocation.gpus for allocation in decision.start}

@@ -1,8 +1,7 @@
-"""The greedy choice of Optimus for all-reduce jobs, as Capes et al. (section 4.2) compare with it.
+"""Greedy method of Optimus for all-reduce jobs, as compared by Capes et al. (section 4.2).
 
-As `doubling`, but one worker is added at a time: to the member whose time Q_j / f(w_j) that worker
-shortens most. A member that one worker more does not make faster stays as it is, even where
-several would.
+As `doubling`, but one worker is added at a time, to the member whose time Q_j / f(w_j) it shortens
+most. A member that one more worker does not make faster stays as it is, even if several would.
 """
 
 from __future__ import annotations

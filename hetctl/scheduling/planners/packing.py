@@ -1,4 +1,4 @@
-"""Which GPUs of which nodes (FLEET, Algorithms 3 and 4)."""
+"""Packing of members on the GPUs of nodes (FLEET, Algorithms 3 and 4)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def pack(
     max_permutations: int,
     cluster: Sequence[Node] = (),
 ) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
-    """Place members on nodes; return the placements, and the members that found no room.
+    """Place members on nodes; return the placements, and the members that did not fit.
 
-    As in the paper, members that fill whole nodes come first, then pairs that do, then the rest in
-    the best of a number of orders. Where the paper lets a member straddle nodes, it finds no room
-    here: a placed member is on as few nodes as if all of `cluster` were its own. So its term of
-    Equation 4 is at its least, and orders differ only in the GPUs that they leave unused.
+    As in the paper, members that fill whole nodes come first, then pairs that do, then the rest in the
+    best of a number of orders. In contrast to the paper, no member straddles nodes: a placed member is
+    on as few nodes as on an empty `cluster`, and others stay unplaced. So its term of Equation 4 is
+    minimal, and orders differ only in the GPUs that they leave unused.
 
     Parameters
     ----------
     counts : sequence of (str, int)
         Members with their GPUs, at least 1 each.
     nodes : sequence of Node
-        With their free GPUs only, not necessarily equally many.
+        Nodes with their free GPUs only, not necessarily equally many.
     max_permutations : int
-        Orders and beginnings of orders that are looked at; those that come to the same count once.
+        Largest number of orders and beginnings of orders to try; equivalent ones count once.
     cluster : sequence of Node
-        With all their GPUs; empty means that `nodes` is all there is.
+        Nodes with all their GPUs; empty means that `nodes` is all there is.
     """
     room = _Room(nodes, cluster or nodes)
     first, rest = _fill_nodes(counts, room.node_size)
@@ -54,7 +54,7 @@ def pack(
 
 
 class _Free:
-    """How many nodes have how many free GPUs.
+    """Numbers of nodes by their number of free GPUs.
 
     Parameters
     ----------
@@ -73,18 +73,18 @@ class _Free:
 
     @property
     def key(self) -> tuple[tuple[int, int], ...]:
-        """Equal if the same members find room."""
+        """Key that is equal if the same members fit."""
         return tuple([(size, self._numbers[size]) for size in self._sizes])
 
     @property
     def gpus(self) -> int:
-        """Free GPUs on all nodes."""
+        """Number of free GPUs on all nodes."""
         return sum(size * number for size, number in self._numbers.items())
 
     def find(self, gpus: int) -> list[tuple[int, int]] | None:
-        """Return (free GPUs, GPUs taken) of a member's nodes: the freest whole, and the tightest fit.
+        """Return (free GPUs, GPUs taken) of a member's nodes: the freest as a whole, and the tightest fit.
 
-        None if it would need more nodes than on an empty cluster.
+        Return None if it would need more nodes than on an empty cluster.
         """
         found: list[tuple[int, int]] = []
         whole, left = bisect_left(self._sums, gpus), gpus
@@ -117,7 +117,7 @@ class _Free:
             del self._numbers[size], self._sizes[bisect_left(self._sizes, size)]
 
     def after(self, gpus: int, members: int) -> tuple[_Free, int]:
-        """Return what is free when that many members have got so many GPUs, and how many got none."""
+        """Return what is free after so many members took `gpus` each, and how many found no room."""
         free = _Free.__new__(_Free)
         free._numbers, free._sizes, free._sums = self._numbers.copy(), self._sizes.copy(), self._sums
         while members:
@@ -133,7 +133,7 @@ class _Free:
         return free, members
 
     def _fill(self, size: int, gpus: int, members: int) -> int:
-        """Let members fill the nodes with `size` free GPUs, the tightest fit; return how many did."""
+        """Place members on the nodes with `size` free GPUs, the tightest fit; return how many fitted."""
         each = min(size // gpus, members)
         nodes = min(members // each, self._numbers[size])
         self.take(size, each * gpus, nodes)
@@ -154,7 +154,7 @@ class _Room:
         self.free = _Free(numbers, list(accumulate(sizes)))
 
     def place(self, item: Item) -> bool:
-        """Take GPUs for a member, the first of equally free nodes; this is the paper's assignGPUs."""
+        """Take GPUs for a member on the first of equally free nodes; this is the paper's assignGPUs."""
         name, gpus = item
         parts = self.free.find(gpus)
         if parts is None:
@@ -171,16 +171,16 @@ class _Room:
 
 
 Groups = tuple[tuple[int, int], ...]
-"""(GPUs, members that want so many)."""
+"""Pairs of a number of GPUs and the members that want so many."""
 
 
 class _Orders:
-    """The order by which fewest GPUs are wanted in vain; members that want equally many stay together.
+    """Search for the order with the fewest unplaced GPUs; members that want equally many stay together.
 
     Parameters
     ----------
     groups : tuple of (int, int)
-        The first order that is looked at.
+        First order to try.
     """
 
     def __init__(self, free: _Free, groups: Groups, limit: int) -> None:
@@ -191,7 +191,7 @@ class _Orders:
         self._try((), groups, free, 0)
 
     def _try(self, begun: Groups, rest: Groups, free: _Free, out: int) -> None:
-        """Look at orders that begin with `begun`, by which `free` is left and `out` GPUs were in vain."""
+        """Try orders that begin with `begun`, after which `free` is left and `out` GPUs were not placed."""
         if out + max(_wanted(rest) - free.gpus, 0) >= self._best_out:
             return
         key = rest, free.key

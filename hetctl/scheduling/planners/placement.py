@@ -1,4 +1,4 @@
-"""From how many GPUs each member is to have to who keeps its GPUs, who moves, and where to."""
+"""Placement of members, given their numbers of GPUs: the kept GPUs, the moves, and the nodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Held, Request
 
 NODES_LOOKED_AT = 64
-"""When members have to move for another one, so many nodes are compared."""
+"""Number of nodes compared if members have to move for another one."""
 
 
 @dataclass
 class _Place:
-    """A node: its free GPUs, and members that may move away."""
+    """A node with its free GPUs, and members that may be moved."""
 
     name: str
     free: list[int]
@@ -23,16 +23,16 @@ class _Place:
 
 
 def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision, dict[str, int]]:
-    """Return the decision by which members get their `counts`, and what each of them really gets.
+    """Return the decision that gives members their `counts`, and the GPUs that each of them really gets.
 
-    Who has as many GPUs as it is to have keeps them, unless it has to make room for a larger member;
-    all others are placed on as few nodes as they need, the largest first, where least is left over.
-    Who finds no room gets fewer GPUs, or none and waits.
+    A member that already holds its number of GPUs keeps them, unless it has to make room for a larger
+    one; all others are placed on as few nodes as they need, the largest first, by the tightest fit. A
+    member that does not fit gets fewer GPUs, or none and waits.
 
     Parameters
     ----------
     counts : mapping of str to int
-        GPUs by member; members that are not in it get none.
+        GPUs by member; members that are missing get none.
     """
     board = _Board(request, counts)
     board.place_all()
@@ -75,7 +75,7 @@ class _Board:
                 place.movable[name] = part.gpus
 
     def place_all(self) -> None:
-        """Place everybody who does not keep its GPUs."""
+        """Place all members that do not keep their GPUs."""
         self._queue = sorted(
             (name for name in self._counts if name not in self._kept),
             key=lambda name: -self._counts[name],
@@ -108,7 +108,7 @@ class _Board:
         return parts
 
     def _make_room(self, gpus: int) -> list[tuple[str, int]] | None:
-        """Let smaller members move away from the node where fewest GPUs have to; None if that is nowhere."""
+        """Move smaller members off the node where this takes fewest GPUs; return None if there is none."""
         if gpus > self._node_size or gpus > self._free_gpus():
             return None
         best: tuple[int, str, list[str]] | None = None
@@ -133,7 +133,7 @@ class _Board:
         return names
 
     def _movers(self, place: _Place, gpus: int) -> tuple[int, list[str]] | None:
-        """Return how many GPUs have to move from a node to free `gpus`, and whose; all hold fewer."""
+        """Return how many GPUs have to move from a node to free `gpus`, and their members; all hold fewer."""
         missing = gpus - len(place.free)
         sizes = sorted(
             ((len(held), name) for name, held in place.movable.items() if len(held) < gpus), reverse=True
@@ -176,11 +176,11 @@ class _Board:
         self._by_free[len(free)][place.name] = None
 
     def given(self) -> dict[str, int]:
-        """GPUs by member."""
+        """Return the GPUs by member."""
         return self._counts
 
     def decision(self) -> Decision:
-        """Who starts, moves or stops."""
+        """Return the members to start, move or stop."""
         start = tuple(
             _allocation(self._candidates[name], placement)
             for name, placement in self._placed.items()

@@ -1,4 +1,4 @@
-"""What is known of rates by having trained with them, and what is not known of others."""
+"""Rates that are known from training, and those still to be explored."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.planners.elastic import ResizeCandidate
 
 STAGE_S = 150.0
-"""A rate is known after so long on that number of GPUs: the paper's 2.5 minutes."""
+"""Seconds on a number of GPUs after which its rate is known: the paper's 2.5 minutes."""
 
 EXPLORED = 8
-"""Up to so many GPUs are tried."""
+"""Largest number of GPUs that is explored."""
 
 
 class Known:
@@ -27,13 +27,13 @@ class Known:
         self._counts = defaultdict(set, {key: set(counts) for key, counts in memory.items()})
 
     def learn(self, held: Iterable[Held], now_s: float) -> None:
-        """Add what members have trained with for long enough by now."""
+        """Add the numbers of GPUs that members have trained with for long enough by now."""
         for member in held:
             if now_s >= ready_s(member):
                 self._counts[self.key(member.workload)].add(member.allocation.gpus)
 
     def key(self, workload: Workload) -> str:
-        """Return what has the same rates as the workload: its family, or only itself."""
+        """Return the key of workloads with the same rates: the family, or the member itself."""
         if self._shared and workload.family:
             return f"family {workload.family}"
         return f"member {workload.name}"
@@ -47,7 +47,7 @@ class Known:
     def rates(self, workload: Workload) -> dict[int, float]:
         """Return the rates on powers of two up to the first one that is still to be explored.
 
-        Beyond what is explored stands Equation 5 of Capes et al., fitted to what is known.
+        Above `EXPLORED`, Equation 5 of Capes et al., fitted to the known rates, gives the others.
         """
         known = self._counts[self.key(workload)]
         tried = {gpus: workload.rates[gpus] for gpus in powers_of_two(workload.max_gpus) if gpus in known}
@@ -62,11 +62,11 @@ class Known:
         return rates
 
     def job(self, job: ResizeCandidate) -> ResizeCandidate:
-        """Return a member as one with known rates alone."""
+        """Return a member with its known rates only."""
         return replace(job, rates=self.rates(job.workload))
 
     def memory(self) -> dict[str, list[int]]:
-        """Return what to remember."""
+        """Return the state to be kept."""
         return {key: sorted(counts) for key, counts in self._counts.items() if counts}
 
 
@@ -76,7 +76,7 @@ def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, fl
 
 
 def ready_s(held: Held) -> float:
-    """Return when the rate of a member in training is known."""
+    """Return the time in seconds when the rate of a member in training is known."""
     return held.since_s + STAGE_S
 
 

@@ -1,8 +1,8 @@
 """Ours: every member runs once, from start to end, on a constant number of GPUs.
 
-The whole schedule is made at the first decision and followed from then on: a bound says how many GPUs
-each member should have at least, lists and their improvement say where and in which order, and a
-solver refines what is small enough for it.
+The whole schedule is made at the first decision and followed from then on. A bound gives the least
+number of GPUs for each member; list scheduling and its improvement give nodes and order; a solver
+refines schedules that are small enough for it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hetctl.scheduling.planners.static_search import search
 from hetctl.scheduling.planners.static_solver import can_refine, refine
 
 SEARCH_SHARE = 0.65
-"""Of the time for a plan; the solver has the rest."""
+"""Share of the planning time for the search; the solver has the rest."""
 AGAIN_SHARE = 0.02
-"""Of the time for a plan, when something has come up that the plan did not know of."""
+"""Share of the planning time for a new plan after a change that the plan did not include."""
 
 LEAST_S = 1e-6
-"""A bound is at least so long, so that shares of it can be taken."""
+"""Smallest bound in seconds, so that shares of it are not zero."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A member's place in the plan.
+    """Place of a member in the plan.
 
     Parameters
     ----------
     start_s, end_s : float
-        From the start of the run.
+        Times since the start of the run, in seconds.
     parts : tuple of (str, int)
-        Nodes, with the GPUs on each.
+        Nodes, with the number of GPUs on each.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Memory:
-    """The plan: who waits, in the order of starts, and who was started."""
+    """The plan: the waiting members in the order of starts, and the started ones."""
 
     waiting: tuple[Planned, ...] = ()
     started: tuple[Planned, ...] = ()
 
 
 def decide(request: Request) -> Decision:
-    """Start whom the plan has next on the GPUs that are free; plan first if there is somebody new."""
+    """Start the next members of the plan on free GPUs; make a plan first if a member is new."""
     if not request.workloads or not request.free_gpus:
         return Decision(memory=request.memory)
     memory = _read(request.memory)
@@ -69,7 +69,7 @@ def decide(request: Request) -> Decision:
 
 
 def _is_outdated(memory: Memory, request: Request) -> bool:
-    """Whether a workload has no place in the plan, or the plan a place that is no more."""
+    """Return true if a workload has no place in the plan, or its place does not exist any more."""
     planned = {p.name: p for p in memory.waiting}
     nodes = {node.name for node in request.all_nodes}
     return any(
@@ -116,9 +116,10 @@ def _named(schedule: Schedule, request: Request, nodes: Sequence[str]) -> tuple[
 
 
 def _heads(request: Request, memory: Memory) -> Heads:
-    """Return when GPUs become free: those that are held, when the last ones started on the node should.
+    """Return the times when GPUs become free; held ones by the last planned ends on their node.
 
-    Who holds them is not said, but all that is not free is held; those that end last are taken to.
+    The request does not name the holders, but all GPUs that are not free are held; the members of the
+    node with the latest ends are taken as holders.
     """
     free = {node.name: len(node.gpus) for node in request.nodes}
     ends: dict[str, list[float]] = defaultdict(list)
@@ -135,11 +136,11 @@ def _heads(request: Request, memory: Memory) -> Heads:
 
 
 class _Following:
-    """Who starts now.
+    """Selection of the members that start now.
 
-    Each node is a line of members in the order of their planned starts: nobody overtakes there, so a
-    plan whose times are right is followed exactly, and one whose times are wrong as a list. A node
-    that nobody waits for takes the next member that fits.
+    Each node has a queue of members in the order of their planned starts, without overtaking. So a plan
+    with correct times is followed exactly, and one with wrong times as a list. A node without waiting
+    members takes the next member that fits.
     """
 
     def __init__(self, request: Request, memory: Memory) -> None:
@@ -186,7 +187,7 @@ class _Following:
 
 
 def _after(memory: Memory, start: Mapping[str, Allocation], now_s: float) -> Memory:
-    """Return the plan when those have started; what they hold now is where they were started."""
+    """Return the plan after those starts, with the nodes on which members were really started."""
     started = tuple(
         Planned(
             p.name,
@@ -220,7 +221,7 @@ def _read(memory: Any) -> Memory:
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
-    """Say how many GPUs a member has until its end, and when the others are to start."""
+    """Return how many GPUs a member has until its end, and the planned starts of the others."""
     plan = _read(decision.memory)
     started = {allocation.member for allocation in decision.start}
     said = {p.name: _why_now(p) for p in plan.started if p.name in started}

@@ -1,4 +1,4 @@
-"""Simulated annealing on who runs where: a change touches one or two nodes, and only they are looked at."""
+"""Simulated annealing over placements: a change concerns one or two nodes, and only they are evaluated."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hetctl.scheduling.planners.static_schedule import (
 )
 
 STEP_S, RUN_S = 2e-6, 0.5e-6
-"""About the time of a step, and of each run on the two nodes of it, on a slow machine."""
+"""Approximate seconds of a step, and of each run on its two nodes, on a slow machine."""
 MOST_NODES = 1000
-"""On more nodes a list stays as it is: each better schedule would take a look at all of them."""
+"""Largest number of nodes for annealing: each better schedule needs a pass over all of them."""
 HOT, COLD = 3e-3, 1e-4
-"""Temperatures, as a share of the bound."""
+"""First and last temperature, as a share of the bound."""
 AMBITION = 0.3
-"""The target is that share of the way from the best makespan to the bound."""
+"""Position of the target between the best makespan (0) and the bound (1)."""
 IDLE_WEIGHT = 0.02
-"""Of the GPU-seconds that a node is held, beside those by which it ends after the target."""
+"""Weight of a node's mean busy time, beside its end after the target with weight 1."""
 WORST_SHARE, RESIZE_SHARE, SWAP_SHARE = 0.3, 0.3, 0.5
-"""Steps that begin at the node that ends last; that change a member's GPUs; that exchange two members."""
+"""Shares of steps at the node that ends last, of steps that change GPUs, and of those that swap members."""
 
 Change = tuple[int, list[Run], list[float], float]
-"""A node with its new runs, heads after them and cost."""
+"""A node with its new runs, the times when its GPUs are free after them, and its cost."""
 
 
 def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> Schedule:
-    """Return the best schedule found in about so many seconds from a list, whose wide members come first.
+    """Return the best schedule found in about so many seconds, from a list with wide members first.
 
     Members on more than one node stay where the list puts them.
     """
@@ -63,7 +63,7 @@ class _Annealing:
         self._keep()
 
     def _keep(self) -> None:
-        """Remember the nodes as the best so far, and aim for better."""
+        """Store the nodes as the best so far, and set a better target."""
         self._best, self._best_nodes = max(self._ends), list(self._nodes)
         bound_s = self._problem.bound_s
         self._target = self._best - AMBITION * (self._best - bound_s)
@@ -76,7 +76,7 @@ class _Annealing:
         return (late + IDLE_WEIGHT * sum(free) / len(free)) / self._problem.bound_s
 
     def go(self, steps: int) -> None:
-        """Try so many changes, ever fewer of those for the worse."""
+        """Try so many changes; accept fewer and fewer that make the schedule worse."""
         if not any(self._nodes):
             return
         cooling = (COLD / HOT) ** (1 / max(steps, 1))
@@ -97,7 +97,7 @@ class _Annealing:
             self._keep()
 
     def _proposed(self) -> list[Change]:
-        """Return a change at random; none where it is out of the question."""
+        """Return a random change; empty if it is not possible."""
         chance = self._draw.random
         count = len(self._nodes)
         node = self._ends.index(max(self._ends)) if chance() < WORST_SHARE else int(chance() * count)
@@ -149,7 +149,7 @@ class _Annealing:
 
 
 def _after(head: Sequence[float], runs: Sequence[Run]) -> list[float]:
-    """Return when a node's GPUs are free after runs that each take those that are free first."""
+    """Return the times when a node's GPUs are free after runs that each take the first free ones."""
     free = list(head)
     for _, gpus, seconds in runs:
         if gpus == 1:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from hetctl.perf.allotments import Allotments
 
 NEAR = 1e-3
-"""Of the bound: a schedule that near to it is good enough."""
+"""Relative distance from the bound at which a schedule is good enough."""
 
 Heads = tuple[tuple[float, ...], ...]
-"""By node, when each of its GPUs becomes free, rising, in seconds from now."""
+"""Times in seconds from now when each GPU of a node becomes free, rising, by node."""
 
 
 Parts = tuple[tuple[int, int], ...]
@@ -40,28 +40,28 @@ class Placed(NamedTuple):
 
     @property
     def end_s(self) -> float:
-        """When its GPUs are free again."""
+        """Time when its GPUs are free again, in seconds from now."""
         return self.start_s + self.run.seconds
 
 
 Schedule = tuple[Placed, ...]
-"""In the order of starts, so that `follow` comes to it again."""
+"""Runs in the order of starts, so that `follow` reproduces the schedule."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be scheduled.
+    """Members and nodes to be scheduled.
 
     Parameters
     ----------
     members : tuple of Allotments
-        Numbers of GPUs that fit on the nodes.
+        Numbers of GPUs that fit on the nodes, by member.
     heads : Heads
-        Only nodes with GPUs.
+        Nodes with GPUs only.
     bound_s : float
-        No schedule can be done sooner.
+        Lower bound of the makespan in seconds.
     mean : bool
-        Whether the mean time to completion counts, and not the last one.
+        True if the mean completion time counts, not the last one.
     """
 
     members: tuple[Allotments, ...]
@@ -80,17 +80,17 @@ class Problem:
         return Run(member, allotments.gpus[choice], allotments.seconds[choice])
 
     def cost(self, schedule: Iterable[Placed]) -> float:
-        """Return what is to be small, in seconds: the last end, or the sum of all."""
+        """Return the cost to be minimised, in seconds: the last end, or the sum of all ends."""
         ends = [placed.start_s + placed.run.seconds for placed in schedule]
         return math.fsum(ends) if self.mean else max(ends, default=0.0)
 
     @cached_property
     def least_cost(self) -> float:
-        """What no schedule can cost less than."""
+        """Lower bound of the cost of any schedule, in seconds."""
         return math.fsum(member.seconds[-1] for member in self.members) if self.mean else self.bound_s
 
     def is_solved(self, cost: float) -> bool:
-        """Whether nothing is left to be had, or too little to search for it."""
+        """Return true if a cost is at its lower bound, or so near that a search is not worthwhile."""
         return cost <= self.least_cost * (1 + NEAR)
 
 
@@ -103,14 +103,14 @@ def placeable(node_sizes: Sequence[int]) -> frozenset[int]:
 
 
 def is_even(gpus: int, node_size: int) -> bool:
-    """Whether members with so many GPUs leave no odd rest of a node: a divisor of it, or whole nodes."""
+    """Return true if members with so many GPUs fill nodes evenly: a divisor of a node, or whole nodes."""
     return (node_size % gpus if gpus <= node_size else gpus % node_size) == 0
 
 
 def list_schedule(runs: Sequence[Run], heads: Heads) -> tuple[list[Placed], Heads]:
-    """Place runs in the given order, each where it can start first; return them and the heads they leave.
+    """Place runs in the given order, each at its earliest start; return them and the heads after them.
 
-    Among nodes where it can start equally early a run goes where fewest GPUs are left over.
+    Among nodes with equal starts, a run gets the one with the fewest GPUs left over.
     """
     skyline = Skyline(heads, {run.gpus for run in runs})
     placed = [skyline.place(run) for run in runs]
@@ -118,13 +118,13 @@ def list_schedule(runs: Sequence[Run], heads: Heads) -> tuple[list[Placed], Head
 
 
 def in_order(placed: Iterable[Placed], heads: Heads) -> Schedule:
-    """Return a schedule in the order of starts; nothing starts later than it did."""
+    """Return a schedule in the order of starts; no run starts later than before."""
     by_start = sorted(placed, key=lambda p: p.start_s)
     return follow([(p.run, p.parts) for p in by_start], heads)
 
 
 def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> Schedule:
-    """Start runs on their nodes in the given order, each as early as possible but not before the last one."""
+    """Start runs on their nodes in order, each as early as possible but not before the previous one."""
     free = [list(head) for head in heads]
     now_s, placed = 0.0, []
     for run, parts in assigned:
@@ -136,7 +136,7 @@ def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> Schedule:
 
 
 class Skyline:
-    """When each GPU becomes free for good, and the best node for every number of GPUs."""
+    """Times when each GPU becomes free for good, and the best node for every number of GPUs."""
 
     def __init__(self, heads: Heads, wanted: Iterable[int]) -> None:
         self.free = [list(head) for head in heads]
@@ -151,7 +151,7 @@ class Skyline:
             heapq.heapify(heap)
 
     def place(self, run: Run) -> Placed:
-        """Take the GPUs that are free first, on as few nodes as the run needs."""
+        """Place a run on the GPUs that are free first, on as few nodes as it needs."""
         whole, part = divmod(run.gpus, self._size)
         found = [(*self._pop(self._size, set()), self._size) for _ in range(whole)]
         if part:
@@ -162,7 +162,7 @@ class Skyline:
         return Placed(start_s, run, tuple((node, gpus) for _, node, gpus in found))
 
     def _pop(self, gpus: int, taken: set[int]) -> tuple[float, int]:
-        """Return when and where so many GPUs of one node are free first, but for the nodes in `taken`."""
+        """Return when and where so many GPUs of one node are free first, except on the nodes in `taken`."""
         heap, passed = self._heaps[gpus], []
         while True:
             ready_s, idle, node, version = heapq.heappop(heap)
@@ -190,7 +190,7 @@ class Skyline:
 
 
 def occupy(free: list[float], gpus: int, start_s: float, end_s: float) -> None:
-    """Take GPUs of a node from `start_s` to `end_s`: of those free by then, the last to become so."""
+    """Take GPUs of a node from `start_s` to `end_s`: of those free by then, the last to become free."""
     stop = bisect_right(free, start_s)
     del free[stop - gpus : stop]
     at = bisect_right(free, end_s)

@@ -1,7 +1,7 @@
 """Schedules from the dual bound by list scheduling, and their improvement.
 
-How long a search may go on is counted in steps, not in seconds, so that the same question has the
-same answer.
+The search time is the sum of the estimated times of its steps, and not measured, so that the same
+request gives the same result.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hetctl.scheduling.planners.static_schedule import (
 )
 
 STRETCHES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2, 1.4, 1.7)
-"""Of the bound: allotments are chosen to end by then."""
+"""Makespans to aim at, as multiples of the bound; allotments are chosen to end by then."""
 MEAN_STRETCHES = (0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 """The same for the mean time, where members that end early count."""
 NODE_S, PART_S = 2e-6, 5e-6
-"""About the time that each node takes in scheduling a list, and each part of a run on a node."""
+"""Approximate seconds for each node, and for each part of a run on a node, in scheduling a list."""
 LISTS_SHARE, LIST_SHARE, NODES_SHARE = 0.2, 0.15, 0.65
-"""Of the effort: for lists from the bound, the improvement of the best of them, and that of nodes."""
+"""Shares of the effort for lists from the bound, for improving the best of them, and for the nodes."""
 DESCENTS = 4
-"""Lists whose nodes are improved."""
+"""Number of lists whose nodes are improved."""
 
 Order = Callable[[Run], tuple[float, ...]]
 
@@ -42,7 +42,7 @@ def search(problem: Problem, lists: Iterable[Sequence[Run]], seconds: float, see
     Parameters
     ----------
     lists : iterable of sequences of Run
-        To try besides those from the dual bound; what is returned is no worse than any.
+        Lists to try besides those from the dual bound; the result is no worse than any of them.
     """
     draw = random.Random(seed)
     found = [_Listed(problem, runs) for runs in lists]
@@ -69,7 +69,7 @@ class _Listed:
 
 
 def _of_different_lengths(found: Sequence[_Listed]) -> list[_Listed]:
-    """Return the best list for each length of the longest run: a descent seldom gives that one more GPUs."""
+    """Return the best list for each length of the longest run, which a descent seldom gives more GPUs."""
     best: dict[float, _Listed] = {}
     for listed in found:
         best.setdefault(max(run.seconds for run in listed.runs), listed)
@@ -79,7 +79,7 @@ def _of_different_lengths(found: Sequence[_Listed]) -> list[_Listed]:
 def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
     """Add lists for a growing makespan: each member on the fewest GPU-seconds that end by then.
 
-    Each list comes once with any numbers of GPUs, and once with those that pack well alone.
+    Each list comes twice: with any numbers of GPUs, and with only those that pack well.
     """
     stretches, orders = (MEAN_STRETCHES, _MEAN_ORDERS) if problem.mean else (STRETCHES, _ORDERS)
     evenly = [_even(member, problem.node_size) for member in problem.members]
@@ -103,7 +103,7 @@ def _thrifty_run(number: int, member: Allotments, limit_s: float) -> Run:
 
 
 def _effort_s(problem: Problem, listed: _Listed) -> float:
-    """Return about the time that a list took to schedule."""
+    """Return the approximate seconds that a list took to schedule."""
     parts = sum(len(placed.parts) for placed in listed.placed)
     return PART_S * parts + NODE_S * len(problem.heads)
 
@@ -120,9 +120,9 @@ _MEAN_ORDERS: tuple[Order, ...] = (
 
 
 def _improved(problem: Problem, listed: _Listed, seconds: float, draw: random.Random) -> _Listed:
-    """Change a member's GPUs or place in the list at random, as long as that does no harm.
+    """Change a member's GPUs or place in the list at random, as long as the cost does not rise.
 
-    Half of the time it is the last one to end, if the makespan counts.
+    For the makespan, half of the changes concern the last member to end.
     """
     best = listed
     while seconds > 0 and not problem.is_solved(best.cost):

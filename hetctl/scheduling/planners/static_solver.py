@@ -1,4 +1,4 @@
-"""Schedules by constraint programming (OR-Tools' CP-SAT), from a good one on."""
+"""Schedules by constraint programming (OR-Tools' CP-SAT), starting from a good one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TICKS = 20_000
-"""Of the best makespan so far; seconds are rounded up to ticks, so that what is found can be run."""
+"""Ticks in the best makespan so far; seconds are rounded up to ticks, so that a solution is feasible."""
 WORK_PER_SECOND = 0.08
-"""In the solver's own unit of work: about a third of what it does in a second."""
+"""Deterministic time of the solver per second of search: about a third of what it does in a second."""
 MOST_INTERVALS = 3000
-"""Members, times their numbers of GPUs, times nodes: with more the solver finds nothing in seconds."""
+"""Largest product of members, their numbers of GPUs and nodes: above it the solver takes too long."""
 
 
 def can_refine(problem: Problem) -> bool:
-    """Whether a problem is small enough for `refine`."""
+    """Return true if a problem is small enough for `refine`."""
     choices = sum(is_even(gpus, problem.node_size) for member in problem.members for gpus in member.gpus)
     return choices * len(problem.heads) <= MOST_INTERVALS
 
@@ -37,8 +37,8 @@ def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, work
 
     Members get the GPUs that `schedule` gives them, or numbers that pack well; on a single node any.
 
-    With one worker the solver counts its own work, so that the same question has the same answer
-    unless the machine is so slow that the clock stops it first.
+    With one worker the solver uses its deterministic time, so that the same request gives the same
+    result unless a slow machine reaches the wall-clock limit first.
     """
     from ortools.sat.python import cp_model
 
@@ -55,7 +55,7 @@ def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, work
 
 
 class Model:
-    """An optional interval for each member, number of GPUs and node."""
+    """Model with an optional interval for each member, number of GPUs and node."""
 
     def __init__(self, problem: Problem, hint: Schedule) -> None:
         from ortools.sat.python import cp_model
@@ -86,7 +86,7 @@ class Model:
         return math.ceil(seconds / self._tick_s - 1e-6)
 
     def _held(self, free_s: float) -> int:
-        """Return the ticks of a GPU that is held, as far as they are certain to come before the end."""
+        """Return the ticks for which a GPU is held, as far as they certainly come before the last end."""
         return math.floor(min(free_s, self._problem.bound_s) / self._tick_s)
 
     def _busy(self, head: tuple[float, ...]) -> list[tuple[Any, int]]:
@@ -118,7 +118,7 @@ class Model:
     def _add_parts(
         self, member: int, gpus: int, ticks: int, literal: cp_model.IntVar
     ) -> list[tuple[int, int, Any]]:
-        """Let a run that is chosen take full nodes, and a part of another one."""
+        """Constrain a chosen run to take full nodes, and a part of another one."""
         size = self._problem.node_size
         whole, part = divmod(gpus, size)
         parts = []
@@ -143,7 +143,7 @@ class Model:
         return use
 
     def _add_objective(self) -> None:
-        """Say what the solver cannot see by itself: the bound, and that the area has to fit."""
+        """Add the objective, and as redundant constraints the bound and the total area."""
         last = self._new("makespan")
         self.model.add_max_equality(last, self._ends)
         gpus = sum(len(head) for head in self._problem.heads)
@@ -155,7 +155,7 @@ class Model:
         self.model.minimize(last)
 
     def _add_hint(self, hint: Schedule) -> None:
-        """Hint at a schedule with whole ticks: rounded one by one, its runs would overlap."""
+        """Give a schedule in whole ticks as hint: rounded one by one, its runs would overlap."""
         rounded = [(Run(run.member, run.gpus, self._ticks(run.seconds)), parts) for _, run, parts in hint]
         heads = tuple(tuple(float(self._ticks(free_s)) for free_s in head) for head in self._problem.heads)
         for start, run, used in follow(rounded, heads):
@@ -168,7 +168,7 @@ class Model:
                     self.model.add_hint(use, gpus[choice] == run.gpus and (node, taken) in used)
 
     def schedule(self, solver: cp_model.CpSolver) -> Schedule:
-        """Return what was found, in seconds."""
+        """Return the solution, in seconds."""
         placed = []
         for member, options in enumerate(self._options):
             for choice, _, parts in options:

@@ -1,1 +1,1 @@
-"""The planners and controls of a real run under a virtual clock."""
+"""Planners and scheduling of a real run under a virtual clock."""

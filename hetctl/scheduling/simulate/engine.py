@@ -1,4 +1,4 @@
-"""A run under a virtual clock: the scheduling of its jobs, and members that only count samples."""
+"""Run under a virtual clock: the scheduling of its jobs, and members that only count samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Note = Callable[[Request, Decision], None]
 
 
 class WorldEvent(IntEnum):
-    """Kinds of events on the virtual clock; of those at the same time the first one here comes first."""
+    """Kinds of events on the virtual clock; simultaneous ones occur in this order."""
 
     STEP_ENDS = 0
     NODE_FAILS = 1
@@ -42,10 +42,10 @@ class WorldEvent(IntEnum):
 
 
 class Engine:
-    """A run at `now` seconds.
+    """Simulated run at `now` seconds.
 
-    After `run`, `steps` holds every step in the order of their starts, and `planning_s` the seconds
-    that the planner took for each decision.
+    After `run`, `steps` holds every step in the order of their starts, and `planning_s` the seconds that
+    the planner took for each decision.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Engine:
             self._schedule_failure(node.name, 0.0)
 
     def run(self) -> Engine:
-        """Go on until every member has converged.
+        """Simulate until every member has converged.
 
         Raises
         ------
         InfeasibleError
-            If a job is too short for some member to get anything done.
+            If a job is too short for some member to make any progress.
         """
         self._wait_until(0.0)
         while self._members.unfinished or self._arrivals:
@@ -94,8 +94,9 @@ class Engine:
         return self
 
     def _wait_until(self, at_s: float) -> None:
-        """Let time pass between two jobs."""
+        """Advance the time between two jobs."""
         self.now = at_s
+        # Between jobs there is no core to receive events: the generator only runs for its side effects.
         deque(self._due_events(), maxlen=0)
 
     def _run_job(self) -> EndJob:
@@ -119,7 +120,7 @@ class Engine:
         self._send(self._opened)
 
     def _next_s(self) -> float:
-        """Return when the next thing happens."""
+        """Return the time of the next event."""
         while self._queue and self._is_stale(self._queue[0]):
             heapq.heappop(self._queue)
         queued_s = self._queue[0][0] if self._queue else math.inf
@@ -159,7 +160,7 @@ class Engine:
     def _begun(
         self, allocation: Allocation, number: int, start_s: float, rate: float | None
     ) -> SimulatedStep:
-        """Return the step of a member."""
+        """Return a member's step at its beginning."""
         workload = self._members.unfinished[allocation.member]
         step = begin_at_pace(workload, allocation, number, start_s, *self._limits, rate)
         assert step is not None
@@ -195,7 +196,7 @@ class Engine:
         return step.end_s != at_s or self._members.running.get(step.workload.name) != index
 
     def _due_events(self) -> Iterator[Event]:
-        """Let all happen that is due by now."""
+        """Yield all events that are due by now."""
         while self._queue and self._queue[0][0] <= self.now:
             due = heapq.heappop(self._queue)
             if not self._is_stale(due):
@@ -224,7 +225,7 @@ class Engine:
         return any(part.node == node for part in self.steps[index].allocation.placement)
 
     def _node_returns(self, _index: int, node: str) -> Iterator[Event]:
-        """Let a node come up again, for the next job."""
+        """Make a node available again, for the next job."""
         self._down.discard(node)
         return iter(())
 
@@ -240,7 +241,7 @@ class Engine:
         return self._end(index, ExitReason.NODE_FAILURE)
 
     def _end(self, index: int, why: ExitReason) -> StepEnded:
-        """End a step: for that reason, if the member has not converged."""
+        """End a step, with that reason if the member has not converged."""
         step = self._members.end(index)
         self._rounds[step.round_index].discard(index)
         self._touched.add(step.round_index)
@@ -254,7 +255,7 @@ class Engine:
         return self._core.running[step.workload.name].leaving
 
     def _set_pace(self, indices: Iterable[int]) -> None:
-        """Have members that share their data go on at the pace of the slowest."""
+        """Set the rates of members that share their data to the slowest one's."""
         if not self._is_lockstep:
             return
         rate = min(self.steps[index].allocation.rate for index in indices)

@@ -1,4 +1,4 @@
-"""Why each member got its GPUs, or why it waits: what the planner says, or what can be seen."""
+"""Reasons why members got their GPUs or wait, from the planner or derived from its decision."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOST_NAMED = 3
 
 
 def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[str, str]:
-    """Return a reason by member: of those that start or train on, then of those that wait.
+    """Return a reason by member: of those that start or continue, then of those that wait.
 
-    Where a planner gives none, it is what the member got. Whatever is not quite known of a member
-    with GPUs, such as rates that nobody measured, is added.
+    If the planner gives none, it is the member's share of GPUs and work. Notes about members with GPUs
+    are added, such as rates that were not measured.
     """
     known = {c.name: c for c in (*request.workloads, *(held.workload for held in request.held))}
     given = _given(request, decision)
@@ -35,7 +35,7 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
 
 
 def _given(request: Request, decision: Decision) -> dict[str, Allocation]:
-    """Return what each member holds when the decision is carried out."""
+    """Return the allocation of each member after the decision is carried out."""
     left = {h.workload.name: h.allocation for h in request.held if h.workload.name not in decision.stop}
     return left | {allocation.member: allocation for allocation in decision.start}
 
@@ -50,12 +50,12 @@ def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
 
 
 def _single_s(workload: Workload) -> float:
-    """Return the seconds that the rest takes on one GPU, in which unlike members can be compared."""
+    """Return the seconds of the remaining work on one GPU, which compare across different members."""
     return workload.samples_left / workload.rates[1]
 
 
 def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:
-    """Say who has the GPUs; a local planner is not told by name who trains on."""
+    """Return which members have the GPUs; a local planner's request does not name those in training."""
     told = sum(held.allocation.gpus for held in request.held)
     others = request.gpus - request.free_gpus - told
     idle = request.gpus - others - sum(allocation.gpus for allocation in given.values())

@@ -1,4 +1,4 @@
-"""What a plan comes to: its rounds, replayed until every member has converged."""
+"""Forecast of a plan: its rounds, simulated until every member has converged."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def forecast(
     *,
     explain: bool = False,
 ) -> Plan:
-    """Predict every round until all workloads have converged, and how long they take.
+    """Predict every round until all workloads have converged, and the time that they take.
 
     A member converges when its samples are done. In the global paradigm a round ends when all of its
-    steps have; in the others rounds overlap, one for each time that GPUs were given away.
+    steps have ended; in the others rounds overlap, one for each time that GPUs were allocated.
 
     Parameters
     ----------
     explain : bool
-        Fill the rounds' `reasons`.
+        True to fill the rounds' `reasons`.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _rounds(steps: Sequence[SimulatedStep], reasons: dict[int, dict[str, str]]) 
     by_round: dict[int, list[SimulatedStep]] = defaultdict(list)
     for step in steps:
         by_round[step.round_index].append(step)
-    # Who waits for GPUs that are to become free starts in a later round than was decided on.
+    # A member that waits for GPUs to become free starts in a later round than the decision's.
     decided = sorted(reasons)
     return tuple(
         Round(

@@ -1,4 +1,4 @@
-"""What a simulated run has to live with: time limits, failures, what can be known."""
+"""Conditions of a simulated run: time limits, failures, and what planners know."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 
 WorkEstimate = Callable[[Sequence[Workload]], Sequence[Workload]]
-"""From members as they are to members as a planner may know them, in the same order."""
+"""Function from members with their true work to members as a planner may know them, in the same order."""
 
 
 @dataclass(frozen=True)
 class JobTiming:
-    """What time a job has, and what goes by without training.
+    """Time limits of a job, and times without training.
 
     Parameters
     ----------
     wall_s : float or None
-        Wall-clock limit of a job; None: one job without a limit.
+        Wall-clock limit of a job in seconds; None: one job without a limit.
     grace_s : float
-        All training of a job is over this long before its limit.
+        Time before the limit by which all training of a job has ended, in seconds.
     round_overhead_s : float
-        From the end of steps to the start of the next ones in the same job.
+        Time from the end of steps to the start of the next ones in the same job, in seconds.
     job_overhead_s : float
-        From the end of a job to the start of the next one.
+        Time from the end of a job to the start of the next one, in seconds.
     """
 
     wall_s: float | None = None
@@ -42,18 +42,18 @@ class JobTiming:
 
 @dataclass(frozen=True)
 class Failures:
-    """How nodes fail: each for itself, after exponentially distributed times.
+    """Independent failures of nodes, after exponentially distributed times.
 
-    A failure that a member notices ends the job, as it does for the driver.
+    A failure on a member's node ends its step; as in the driver, the job continues on the other nodes.
 
     Parameters
     ----------
     node_mtbf_s : float
-        Mean time of a node between failures.
+        Mean time between failures of a node, in seconds.
     repair_s : float
-        A failed node comes back after this time, for the jobs that begin then.
+        Time in seconds after which a failed node is available again, for the jobs that begin then.
     checkpoint_every_s : float
-        Members without known epochs write a checkpoint that often; others after each epoch.
+        Seconds between checkpoints of members without known epochs; others write one after each epoch.
     """
 
     node_mtbf_s: float
@@ -64,15 +64,15 @@ class Failures:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Where the planners' decisions are carried out.
+    """Cluster and conditions under which the planners' decisions are carried out.
 
     Parameters
     ----------
     lockstep : bool
-        Whether members of a round that share their data all go at the slowest one's rate, on whatever type
+        True if members of a round that share their data all train at the slowest one's rate, on any type
         of GPU.
     seen : callable or None
-        What planners know of the members; None: everything.
+        A function that gives the members as planners know them; None: they know everything.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""The planner that does best on the profiles at hand, found by simulating all of them."""
+"""Choice of the planner with the best simulated result on the given profiles."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
 TRIAL_S = 0.5
-"""A planner that searches may do so for no longer while it is only tried."""
+"""Largest search time in seconds of a planner while it is compared with others."""
 
 
 @dataclass(frozen=True)
 class PlannerChoice:
-    """A planner, and why it was chosen; `why` is empty where a person named it."""
+    """A planner, and the reason of its choice; `why` is empty if the user named it."""
 
     planner: Planner
     why: str = ""
@@ -32,7 +32,7 @@ def choose(
 ) -> PlannerChoice:
     """Simulate planners, by default all; return the best for the objective.
 
-    Of equally good ones it is that with the fewest restarts, then the first. Those that find no plan
+    Among equally good ones it is that with the fewest restarts, then the first. Planners without a plan
     are left out.
 
     Raises
@@ -62,7 +62,7 @@ def _objective(result: Simulation) -> float:
 
 
 def _time(seconds: float) -> str:
-    """Write ``h:mm:ss``, or short times with their tenths."""
+    """Return a time as ``h:mm:ss``, or with tenths of a second below a minute."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

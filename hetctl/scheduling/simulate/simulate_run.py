@@ -1,4 +1,4 @@
-"""What a run comes to: its makespan and mean completion time beside their bounds."""
+"""Outcome of a simulated run: its makespan and mean completion time beside their bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetctl.scheduling.simulate.simulated_step import SimulatedStep
 
 
 def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> Simulation:
-    """Run a planner on members as they arrive, until all have converged.
+    """Simulate a planner on members as they arrive, until all have converged.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The members of a simulated run: who needs training, who trains, and what a planner may know of them."""
+"""Members of a simulated run: those to train, those in training, and the view of the planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
 
 @dataclass(frozen=True)
 class SimulatedObservation:
-    """The members of a run at one moment (`hetctl.scheduling.observer.Seen`)."""
+    """Members of a run at one moment (`hetctl.scheduling.observer.ObservedMembers`)."""
 
     left: Mapping[str, Workload]
     waiting: Sequence[Workload]
@@ -25,18 +25,18 @@ class SimulatedObservation:
 
 
 class SimulatedMembers:
-    """The members of a simulated run, and their steps (`hetctl.scheduling.observer.Observer`).
+    """Members of a simulated run, and their steps (`hetctl.scheduling.observer.Observer`).
 
     Parameters
     ----------
     seen : callable or None
-        As in `World`.
+        The function in `Scenario`.
 
     Attributes
     ----------
-    unfinished : dict of str to Candidate
+    unfinished : dict of str to Workload
         Members that have not converged, as they were when their last steps ended.
-    steps : list of Step
+    steps : list of SimulatedStep
         All steps in the order of their starts.
     running : dict of str to int
         Numbers of the steps that have not ended, by member.
@@ -50,19 +50,19 @@ class SimulatedMembers:
         self._waiting = WaitingQueue(planner, options)
 
     def add(self, workload: Workload) -> None:
-        """Let a member wait for GPUs."""
+        """Add a member that waits for GPUs."""
         self.unfinished[workload.name] = workload
         self._waiting.add(workload)
 
     def begin(self, step: SimulatedStep) -> int:
-        """Let a member train; return the number of its step."""
+        """Start a member's step; return its number."""
         self._waiting.remove(step.workload.name)
         self.running[step.workload.name] = len(self.steps)
         self.steps.append(step)
         return len(self.steps) - 1
 
     def end(self, index: int) -> SimulatedStep:
-        """Let a member have trained, and wait if it has not converged; return its step."""
+        """End a step, let its member wait if it has not converged, and return the step."""
         step = self.steps[index]
         del self.running[step.workload.name]
         if step.converged:
@@ -72,11 +72,11 @@ class SimulatedMembers:
         return step
 
     def left(self, now_s: float) -> Mapping[str, Workload]:
-        """Return all that have not converged, with what they have left by their finished epochs alone."""
+        """Return members that have not converged, with the work left after their finished epochs."""
         return _Left(self, now_s)
 
     def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> SimulatedObservation:
-        """Return all members as a planner may know them; only an elastic one is told who trains."""
+        """Return all members as a planner may know them; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
         if self._seen is not None:
@@ -86,11 +86,11 @@ class SimulatedMembers:
         return SimulatedObservation(self.left(now_s), waiting, held)
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return all: nobody knows of a node that has failed without a group on it."""
+        """Return all nodes: the failure of a node without a group on it is not noticed."""
         return nodes
 
     def can_use(self, _allocation: Allocation) -> bool:
-        """Return true, as `usable`."""
+        """Return true, as for `usable`."""
         return True
 
     def used_up(self) -> str | None:
@@ -108,7 +108,7 @@ class SimulatedMembers:
         return step.workload.interrupted(step.left_at(now_s))
 
     def as_finished(self, name: str, now_s: float) -> Workload:
-        """Return a member with what it has left by its finished epochs alone."""
+        """Return a member with the work left after its finished epochs."""
         if name not in self.running:
             return self.unfinished[name]
         step = self.steps[self.running[name]]
@@ -116,7 +116,7 @@ class SimulatedMembers:
 
 
 class _Left(Mapping[str, Workload]):
-    """`Members.left`, of which only what is looked at is computed."""
+    """Mapping of `SimulatedMembers.left` that computes only the entries that are read."""
 
     def __init__(self, members: SimulatedMembers, now_s: float) -> None:
         self._members, self._now_s = members, now_s

@@ -1,4 +1,4 @@
-"""One member on its GPUs, from the start of its step to the end, computed at once."""
+"""Step of one member on its GPUs, computed at once from start to end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hetctl.perf.epoch_timeline import TOLERANCE, EpochTimeline
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """What a member does in one round.
+    """Training of a member in one round.
 
     Parameters
     ----------
     workload : Workload
-        As it was when the step started.
+        The member when the step started.
     samples_left : float
-        When the step ends; 0 if the member has converged.
+        Samples that are left when the step ends; 0 if the member has converged.
     rate : float
-        Samples/s from `paced_s` on, when `paced_left` samples were left.
+        Rate in samples/s from `paced_s` on, when `paced_left` samples were left.
     """
 
     workload: Workload
@@ -36,7 +36,7 @@ class SimulatedStep:
 
     @property
     def converged(self) -> bool:
-        """Whether the member needs no more training after this step."""
+        """True if the member needs no more training after this step."""
         return self.samples_left == 0
 
     @property
@@ -46,12 +46,12 @@ class SimulatedStep:
 
     @property
     def ready_s(self) -> float:
-        """When the start-up is over, unless the step ends before."""
+        """Time of the end of the start-up, unless the step ends before."""
         return self.start_s + self.workload.startup_s
 
     @property
     def startup_s(self) -> float:
-        """Seconds of this step that went into starting up."""
+        """Seconds of this step spent on start-up."""
         return min(self.workload.startup_s, self.end_s - self.start_s)
 
     def left_at(self, now: float) -> float:
@@ -70,18 +70,18 @@ def begin(
     longest_s: float = math.inf,
     rate: float | None = None,
 ) -> SimulatedStep | None:
-    """Return the step as it goes if nobody stops it; None if nothing could be done by the deadline.
+    """Return the step as it goes unless stopped; None if no progress is possible before the deadline.
 
     An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
-    A member without known epochs trains on until there is just time for a checkpoint, and so does one
+    A member without known epochs trains until there is just time for a checkpoint, and so does one
     whose next epoch would fit no job.
 
     Parameters
     ----------
     longest_s : float
-        What takes longer than this, start-up included, fits no job.
+        Largest time of an epoch with its start-up that fits a job, in seconds.
     rate : float or None
-        Samples/s; None: the allocation's.
+        Rate in samples/s; None: the allocation's.
     """
     rate = allocation.rate if rate is None else rate
     course = EpochTimeline(workload, rate)
@@ -112,7 +112,7 @@ def begin_at_pace(
 ) -> SimulatedStep | None:
     """Return the step of a member that fits at its own rate.
 
-    If it does not at the rate of its round, the deadline comes in the midst of an epoch.
+    If it does not fit at the rate of its round, the deadline stops it in the middle of an epoch.
     """
     epochs = begin(workload, allocation, round_index, start_s, deadline_s, longest_s, rate)
     return epochs or begin(workload, allocation, round_index, start_s, deadline_s, 0.0, rate)
@@ -121,7 +121,7 @@ def begin_at_pace(
 def paced(
     step: SimulatedStep, now: float, rate: float, deadline_s: float, longest_s: float = math.inf
 ) -> SimulatedStep:
-    """Return the step as it goes if it trains at `rate` from `now` on."""
+    """Return the step with training at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
     workload = replace(step.workload, samples_left=left, startup_s=0.0)
@@ -134,7 +134,7 @@ def paced(
 
 
 def _trains_on_s(step: SimulatedStep, now: float) -> float:
-    """Return when a step trains from `now` on: at once, or after the start-up or evaluation that it is in."""
+    """Return when a step trains after `now`: at once, or after its present start-up or evaluation."""
     if now <= step.paced_s:
         return step.paced_s
     course = EpochTimeline(step.workload, step.rate, step.paced_left)
@@ -144,10 +144,10 @@ def _trains_on_s(step: SimulatedStep, now: float) -> float:
 
 
 def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
-    """Return the step as it goes if it is told to stop: it checkpoints in mid-epoch.
+    """Return the step after a stop command: it checkpoints in the middle of an epoch.
 
-    A step that is starting up ends as soon as it has; one that has trained all samples of its epoch
-    ends with the epoch; and one that would be over by the time of a checkpoint goes its way.
+    A step in its start-up ends after it; one that has trained all samples of its epoch ends with the
+    epoch; and one that would end before a checkpoint could be written ends as planned.
     """
     ending = now + step.workload.checkpoint_s
     if step.end_s <= ending:
@@ -164,7 +164,7 @@ def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
 
 
 def kept_at(step: SimulatedStep, now: float) -> float:
-    """Return the samples that are left if all is lost that came after the last finished epoch."""
+    """Return the samples left if all progress after the last finished epoch is lost."""
     epoch = step.workload.samples_per_epoch
     if not epoch or now <= step.ready_s:
         return step.workload.samples_left
@@ -174,9 +174,9 @@ def kept_at(step: SimulatedStep, now: float) -> float:
 
 
 def lost(step: SimulatedStep, now: float, checkpoint_every_s: float) -> SimulatedStep:
-    """Return the step if its GPUs fail at `now`: what came after the last checkpoint is lost.
+    """Return the step if its GPUs fail at `now`: progress after the last checkpoint is lost.
 
-    A checkpoint is written after each epoch, or every so many seconds by a member without epochs.
+    A checkpoint is written after each epoch, or every `checkpoint_every_s` by a member without epochs.
     """
     end_s = max(now, step.start_s)
     if step.workload.samples_per_epoch or now <= step.ready_s:

@@ -1,4 +1,4 @@
-"""Members that wait for GPUs, in their planner's order."""
+"""Queue of members that wait for GPUs, in their planner's order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetctl.scheduling.planners.base import Options, Planner
 
 
 class WaitingQueue:
-    """Candidates sorted by the planner's key, equal ones by when they first came."""
+    """Workloads sorted by the planner's key, equal ones by their first arrival."""
 
     def __init__(self, planner: Planner, options: Options) -> None:
         self._order, self._options = planner.order, options
@@ -21,7 +21,7 @@ class WaitingQueue:
         self.workloads: list[Workload] = []
 
     def add(self, workload: Workload) -> None:
-        """Put a workload in its place."""
+        """Insert a workload in order."""
         number = self._numbers.setdefault(workload.name, len(self._numbers))
         key = self._waiting[workload.name] = self._order(workload, self._options), number
         at = bisect_left(self._keys, key)
@@ -29,12 +29,12 @@ class WaitingQueue:
         self.workloads.insert(at, workload)
 
     def remove(self, name: str) -> None:
-        """Take out the workload of that name."""
+        """Remove the workload of that name."""
         at = bisect_left(self._keys, self._waiting.pop(name))
         del self._keys[at], self.workloads[at]
 
     def without(self, names: Set[str]) -> Sequence[Workload]:
-        """Return the workloads but for those of `names`."""
+        """Return the workloads except those of `names`."""
         if not names:
             return self.workloads
         return [workload for workload in self.workloads if workload.name not in names]

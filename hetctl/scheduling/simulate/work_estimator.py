@@ -1,4 +1,4 @@
-"""What a planner may know of members whose work it is not told: their losses so far."""
+"""Estimates of the work left in members whose losses are known but not their number of epochs."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from hetctl.perf.convergence import (
 
 NOISE = 0.02
 RULE = StopRule(patience=1, min_delta=0.005, max_epochs=10_000)
-"""All members have converged when an epoch lowers the loss by no more than this."""
+"""Stop rule of all members: an epoch lowers the loss by no more than `min_delta`."""
 FIRST_GUESS = Guess(30.0, 0.5)
-"""Of the epochs of a member while nothing is known of any."""
+"""Guess of a member's epochs before any losses are known."""
 SHARES = (0.1, 0.25, 0.5, 0.75)
 EPOCHS_DRAWN = (10, 40)
 
 
 @dataclass
 class _Member:
-    """A member's true course, and what has been seen of it.
+    """Simulated training course of a member, and the losses observed so far.
 
     Parameters
     ----------
     samples : float
-        To convergence.
+        Samples to convergence.
     epoch : float
-        Samples of one.
+        Samples per epoch.
     predicted : float
-        Epochs in all, as last predicted.
+        Latest prediction of the total number of epochs.
     errors : dict
-        Of the predicted work, by share of the run.
+        Relative errors of the predicted work, by share of the run.
     """
 
     samples: float
@@ -57,7 +57,7 @@ class _Member:
 
     @property
     def epochs(self) -> float:
-        """To convergence."""
+        """Epochs to convergence."""
         return self.samples / self.epoch
 
     def trained(self, workload: Workload) -> float:
@@ -65,7 +65,7 @@ class _Member:
         return (self.samples - workload.samples_left) / self.epoch
 
     def observe(self, epochs: int) -> None:
-        """See the losses of finished epochs, and fit them anew if there are more than before."""
+        """Add the losses of newly finished epochs, and fit again if there are any."""
         seen = len(self.losses)
         for epoch in range(seen + 1, epochs + 1):
             self.losses.append(self.curve.loss(epoch) * (1 + NOISE * self.noise.gauss(0, 1)))
@@ -74,7 +74,7 @@ class _Member:
             self.predict(self.predicted_from[1] if self.predicted_from else FIRST_GUESS)
 
     def predict(self, guess: Guess) -> None:
-        """Predict the epochs in all, unless nothing is new."""
+        """Predict the total number of epochs, unless neither losses nor guess changed."""
         done = len(self.losses)
         if self.predicted_from != (done, guess):
             self.predicted, _ = predict_epochs(self.likelihood, RULE, done, guess)
@@ -82,7 +82,7 @@ class _Member:
             self._note_errors(guess)
 
     def _note_errors(self, guess: Guess) -> None:
-        """Note what was predicted at each share of the run that is over: from the losses up to it."""
+        """Store the error of the prediction at each share of the run reached, from the losses until then."""
         for share in SHARES:
             if share not in self.errors and len(self.losses) >= share * self.epochs:
                 seen = int(share * self.epochs)
@@ -92,26 +92,26 @@ class _Member:
 
 
 class WorkEstimator:
-    """From members as they are to members as their losses let them appear (`world.Seen`).
+    """Function from members to members with estimated work, by their losses (`scenario.WorkEstimate`).
 
     Each member's losses follow Equation 1 of Capes et al. with parameters drawn for it, such that
     `RULE` holds when its work is done; each epoch gives one loss with 2 % multiplicative noise. Work
-    left is predicted from the losses of finished epochs, and from the other members: how many epochs
-    those are predicted to take that have losses to fit. A member that is not asked about may have
-    converged, be in training or not have arrived, and nobody says which: what was last predicted of it
-    stands. A member without known epochs is given 10 to 40.
+    left is predicted from the losses of finished epochs, and from the predicted epochs of other members
+    that have losses to fit. A member that is not in a call may have converged, be in training or not
+    have arrived, which is unknown here: its last prediction is kept. A member without known epochs is
+    given 10 to 40.
 
     Parameters
     ----------
-    workloads : sequence of Candidate
-        With their true work, before anything is trained.
+    workloads : sequence of Workload
+        The members with their true work, before any training.
     """
 
     def __init__(self, workloads: Sequence[Workload], seed: int) -> None:
         self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in workloads}
 
     def __call__(self, workloads: Sequence[Workload]) -> list[Workload]:
-        """Return the members with the work that is predicted to be left."""
+        """Return the members with their predicted remaining work."""
         trained = {c.name: self._members[c.name].trained(c) for c in workloads}
         for name, epochs in trained.items():
             self._members[name].observe(int(epochs + 1e-9))
@@ -153,7 +153,7 @@ def _slope(epochs: float, start: float) -> float:
     """Return the slope with which `RULE` holds after so many epochs.
 
     The loss falls by min_delta in the last one: min_delta * (slope * (epochs - 1) + start) * (slope *
-    epochs + start) = slope, of which the steeper solution is a curve that has come to rest.
+    epochs + start) = slope. Of its two solutions the steeper is a curve that has flattened out.
     """
     gain = RULE.min_delta
     square, linear, constant = (

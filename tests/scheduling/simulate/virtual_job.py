@@ -196,6 +196,10 @@ class VirtualPool:
     def pulses(self) -> dict[str, Heartbeat]:
         return {}
 
+    def wait(self, seconds: float) -> None:
+        """Sleep, for which the virtual clock stands."""
+        time.sleep(seconds)
+
     def take_written(self) -> dict[str, int]:
         written, self.written = self.written, {}
         return written
