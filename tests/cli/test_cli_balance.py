@@ -9,7 +9,7 @@ from workbench import ProjectFolder
 
 from hetctl.app.balance import MANAGERS
 from hetctl.cli.cmd_balance import ALGORITHMS, PREDICTORS
-from hetctl.perf import predictors
+from hetctl.methods.balance import predictors
 
 WORKERS = """\
 worker,batch,seconds,max_batch
