@@ -176,3 +176,35 @@ def test_tests_lie_as_the_package_does():
         if room.parts[0] not in apart:
             assert (PACKAGE / room / "__init__.py").exists(), path
             assert path.stem.startswith(f"test_{room.name}_"), path
+
+
+QUESTIONS = {
+    "What",
+    "Who",
+    "Whose",
+    "How",
+    "Whether",
+    "Where",
+    "When",
+    "Why",
+    "Which",
+    "Of",
+    "By",
+    "So",
+    "Says",
+}
+
+
+def docstrings_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+            text := ast.get_docstring(node)
+        ):
+            yield text
+
+
+def test_docstrings_open_with_a_verb_or_a_noun():
+    """They say what something does or is, and not by which question one would ask for it."""
+    opened = [(path, text.split()[0]) for path in modules() for text in docstrings_of(path)]
+    assert len(opened) > 2000
+    assert [(path.name, word) for path, word in opened if word.strip(",:") in QUESTIONS] == []
