@@ -25,11 +25,21 @@ settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "people")
 
 
+def _on_slurm(nodeid: str) -> bool:
+    return "slurm" in nodeid.lower()
+
+
 class Lanes(LoadFileScheduling):
     """Of several processes one runs all tests on Slurm, as they share a cluster; others go file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "slurm" if "slurm" in nodeid.lower() else super()._split_scope(nodeid)
+        return "slurm" if _on_slurm(nodeid) else super()._split_scope(nodeid)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests are spread, begin with those on Slurm: no other lane takes as long."""
+    if hasattr(config, "workerinput"):  # the processes collect; the one that spreads tests does not
+        items.sort(key=lambda item: not _on_slurm(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | None:
