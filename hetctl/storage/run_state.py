@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
@@ -20,19 +19,6 @@ from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.snapshot import StaleSnapshotError, key_of, read_snapshot, write_snapshot
 from hetctl.storage.step_fold import StepFold, StepKey, StepRecord, StepReport, Steps
 from hetctl.storage.usage_fold import UsageFold
-
-
-@dataclass(frozen=True)
-class News:
-    """Changes found by one update.
-
-    Parameters
-    ----------
-    members : set of str
-        Members whose progress may have changed; all members in the first update.
-    """
-
-    members: set[str]
 
 
 class RunState:
@@ -123,13 +109,18 @@ class RunState:
         """Return the resources used by the run; `now` is in seconds since the epoch."""
         return self._usage.used(now)
 
-    def look(self, lengths: Mapping[str, int] | None = None) -> News:
+    def look(self, lengths: Mapping[str, int] | None = None) -> set[str]:
         """Read and fold what was appended to the run's files since the last update.
 
         Parameters
         ----------
         lengths : mapping of str to int or None
             Same as in `EventLog.fresh`.
+
+        Returns
+        -------
+        set of str
+            Members whose progress may have changed; all members in the first update.
         """
         try:
             return self._look(lengths)
@@ -137,19 +128,19 @@ class RunState:
             self._begin(None)
             return self._look(lengths)
 
-    def _look(self, lengths: Mapping[str, int] | None) -> News:
+    def _look(self, lengths: Mapping[str, int] | None) -> set[str]:
         if not self._untold:
             return self._folded(self._log.fresh(lengths))
         with without_collections():
             return self._folded(self._log.fresh(lengths))
 
-    def _folded(self, events: Sequence[Event]) -> News:
+    def _folded(self, events: Sequence[Event]) -> set[str]:
         for event in events:
             self.reports[event.round, event.source].add(event)
         steps = self._steps.add(events)
         self._usage.add(events, steps)
         self.facts.add(events)
         self._news = self._news or bool(events)
-        members = self._progress.add(events) | self._untold
+        changed = self._progress.add(events) | self._untold
         self._untold = set()
-        return News(members)
+        return changed

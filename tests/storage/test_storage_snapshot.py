@@ -35,7 +35,7 @@ def told(state, news):
     rounds = {index: dict(events) for index, events in state.facts.rounds.items()}
     facts = rounds, state.facts.jobs, state.facts.first_step, state.facts.last, state.facts.began_at
     moments = state.began_at, state.next_round
-    return dict(state.progress), state.used(NOW), news.members, steps, reports, facts, moments
+    return dict(state.progress), state.used(NOW), news, steps, reports, facts, moments
 
 
 def without_snapshot(run):

@@ -55,7 +55,7 @@ class RunView:
 
     def look(self) -> None:
         """Read new events from the disk."""
-        for name in self._state.look().members:
+        for name in self._state.look():
             self._wrong[name] = wrong_rates(name, self._rates(name))
 
     def states(self, *, under_way: bool) -> dict[str, str]:

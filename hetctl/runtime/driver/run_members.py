@@ -117,8 +117,8 @@ class RunMembers:
     def _look(self) -> None:
         """Read new events from the disk."""
         progress = self._state.progress
-        news = self._state.look(self._take_written())
-        self._workloads.update({name: progress[name] for name in news.members})
+        changed = self._state.look(self._take_written())
+        self._workloads.update({name: progress[name] for name in changed})
 
     def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
         """Return the reports of the trainers of a round's members."""

@@ -33,7 +33,7 @@ if [ "$(cat "$claim")" != "$batch_id" ]; then
     echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
     exit 0
 fi
-# Handed on already: the batch system has requeued this job after it submitted the next one, or lost it meanwhile.
+# The batch system may requeue this job after it has submitted the next one: two must not train at a time.
 if [ -e "$next" ]; then
     echo "job $batch_id leaves: job 1 of run $run takes its place" >&2
     "$python" -m hetctl advance --after-job 0 -- "$run"
