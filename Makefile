@@ -19,8 +19,8 @@ demo: setup-demo ## train the example ensemble on this machine, from profile to 
 
 # Tests mostly wait, so three go at a time on two cores; of those that train, which wait less, two.
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not training"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m training
+	@.ci/test -n 3 -m "not training"
+	@.ci/test -n 2 -m training
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run
