@@ -26,6 +26,8 @@ from hetctl.storage.paths import Home
 
 ENSEMBLE_FILE = "ensemble.yaml"
 DEFAULT_SITE = "local"
+LOCK_PATIENCE_S = 10.0
+"""Seconds that a command waits for the project's lock; a job's script holds it for a moment at its end."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,25 @@ class Project:
             yield catalog
 
     @contextmanager
-    def writing(self, *, create: bool = False) -> Iterator[Catalog]:
+    def writing(self, *, create: bool = False, patience_s: float = LOCK_PATIENCE_S) -> Iterator[Catalog]:
         """Open the catalog under the project's lock; `create` it if there is none yet.
+
+        Parameters
+        ----------
+        patience_s : float
+            Seconds to wait while another process has the lock.
 
         Raises
         ------
         BadInputError
             If there is none and it is not to be created.
         LockedError
-            If another process has the lock.
+            If another process still has the lock after `patience_s`.
         """
         if not create:
             self._require_catalog()
         command = " ".join(("hetctl", *sys.argv[1:]))
-        with ProjectLock(self.home.lock, command), Catalog.open(self.home.catalog) as catalog:
+        with ProjectLock(self.home.lock, command, patience_s), Catalog.open(self.home.catalog) as catalog:
             yield catalog
 
     def ensemble(self, reference: str | None) -> Ensemble:

@@ -21,6 +21,9 @@ from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
+POLL_S = 0.2
+TOLD_AFTER_S = 1.0
+"""Seconds of waiting for the lock after which the holder is named in a log message."""
 SILENT_S = 120.0
 """Seconds without a touch of the lock after which a holder on another host counts as dead."""
 
@@ -71,10 +74,13 @@ class ProjectLock:
         Path of the lock file, `Home.lock`.
     command : str
         Command, such as ``hetctl submit``, named in the errors of processes that find the project locked.
+    patience_s : float
+        Seconds to wait for another process to release the lock. Most hold it for a fraction of a second.
     """
 
-    def __init__(self, path: Path, command: str) -> None:
+    def __init__(self, path: Path, command: str, patience_s: float = 0.0) -> None:
         self._path = path
+        self._patience_s = patience_s
         self._holder = Holder(HostBoot.this(), Process.of(os.getpid()), command, time.time())
         self._heartbeat = ExitStack()
 
@@ -84,14 +90,13 @@ class ProjectLock:
         Raises
         ------
         LockedError
-            If another process holds it.
+            If another process still holds it after `patience_s`.
         BadInputError
             If the lock file cannot be written.
         """
         try:
             with self._own_file() as own:
-                while not (_link(own, self._path) or self._take_over(own)):
-                    pass
+                self._wait(own)
                 self._heartbeat.enter_context(_touching(self._path))
         except OSError as error:
             raise BadInputError(
@@ -123,6 +128,22 @@ class ProjectLock:
             yield own
         finally:
             own.unlink(missing_ok=True)
+
+    def _wait(self, own: Path) -> None:
+        start, told = time.monotonic(), False
+        while True:
+            try:
+                while not (_link(own, self._path) or self._take_over(own)):
+                    pass
+                return
+            except LockedError as error:
+                waited_s = time.monotonic() - start
+                if waited_s >= self._patience_s:
+                    raise
+                if not told and waited_s >= TOLD_AFTER_S:
+                    LOGGER.warning("%s; waiting up to %g s", error.message, self._patience_s)
+                    told = True
+            time.sleep(POLL_S)
 
     def _take_over(self, own: Path) -> bool:
         """Replace a stale lock file by this process's; return False if the stale file no longer exists.

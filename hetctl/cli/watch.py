@@ -111,7 +111,7 @@ def _advance(project: Project, run: str) -> None:
     from hetctl.app.run.lifecycle import advance
 
     try:
-        advance(project, run)
+        advance(project, run, patience_s=0.0)
     except LockedError:
         return
 

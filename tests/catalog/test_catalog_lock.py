@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -137,6 +138,20 @@ def test_the_second_to_come_is_told_who_was_first(path: Path) -> None:
         assert caught.value.exit_code == 6
         assert path.read_text() == held
         assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_lock_that_is_released_in_time_is_taken(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as first:
+        first.enter_context(ProjectLock(path, "hetctl submit"))
+        release = threading.Timer(1.5, first.pop_all().close)
+        release.start()
+        with ProjectLock(path, "hetctl plan", patience_s=60.0):
+            assert json.loads(path.read_text())["command"] == "hetctl plan"
+        release.join()
+    assert len(caplog.messages) == 1
+    assert "`hetctl submit`" in caplog.messages[0]
+    assert "waiting up to 60 s" in caplog.messages[0]
+    assert list(path.parent.iterdir()) == []
 
 
 def test_the_lock_is_given_back_after_an_error(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hetctl.app.plan.planning import make_plan
@@ -27,7 +27,8 @@ from hetctl.model.run import RunSpec
 from hetctl.scheduling.budget import exceeded_by_jobs
 from hetctl.storage.run_file import write_spec
 
-LOCK_PATIENCE_S, LOCK_POLL_S = 20.0, 0.5
+JOB_LOCK_PATIENCE_S = 30.0
+"""Seconds that a job's script waits for the lock: no other process would submit the next job in its place."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,29 @@ def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTr
         return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
 
 
-def advance(project: Project, run: str | None, *, after_job: int | None = None) -> RunTransition:
+def advance(
+    project: Project,
+    run: str | None,
+    *,
+    after_job: int | None = None,
+    patience_s: float = JOB_LOCK_PATIENCE_S,
+) -> RunTransition:
     """Collect a run's events and submit its next job, if there is work left and no job is queued or running.
 
     Parameters
     ----------
     after_job : int or None
-        Number of the job that calls this at its end. It waits for the lock up to `LOCK_PATIENCE_S`:
-        no other process would submit the next job in its place.
+        Number of the job that calls this at its end.
+    patience_s : float
+        Seconds to wait while another process has the lock.
     """
-    patience_s = 0.0 if after_job is None else LOCK_PATIENCE_S
-    with _writing(project, patience_s) as catalog:
+    with project.writing(patience_s=patience_s) as catalog:
         return _advance(project, catalog, record_of(catalog, run), after_job)
 
 
 def chain(project: Project, run: str, behind: int) -> RunTransition:
     """Queue the next job behind one that has just started, so that it waits while that one runs."""
-    with _writing(project, LOCK_PATIENCE_S) as catalog:
+    with project.writing(patience_s=JOB_LOCK_PATIENCE_S) as catalog:
         record = record_of(catalog, run)
         if record.state not in (QUEUED, RUNNING):
             return RunTransition(run, record.state, record.reason)
@@ -117,22 +124,6 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
             return RunTransition(run, record.state, limit)
         return _submit_next(catalog, project, record.spec, jobs)
-
-
-@contextmanager
-def _writing(project: Project, patience_s: float) -> Iterator[Catalog]:
-    """Open the catalog for writing, and wait while another process has the lock."""
-    end = time.monotonic() + patience_s
-    with ExitStack() as stack:
-        while True:
-            try:
-                catalog = stack.enter_context(project.writing())
-                break
-            except LockedError:
-                if time.monotonic() >= end:
-                    raise
-            time.sleep(LOCK_POLL_S)
-        yield catalog
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:
