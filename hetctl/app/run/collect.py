@@ -42,6 +42,12 @@ def refresh_jobs(
     return jobs
 
 
+def at_work(jobs: Sequence[Job], folder: RunFolder) -> list[Job]:
+    """Return the jobs that may still train: neither over, nor reported as ended by their drivers."""
+    ended = ended_by_files(jobs, job_events(folder), done=False, silent=True)
+    return [job for job in ended if not job.state.over]
+
+
 def job_events(folder: RunFolder) -> list[Event]:
     """Read the drivers' events about the jobs of a run, in order of time."""
     return in_order(event for event in read_events(folder.events_of(DRIVER)) if event.kind in OF_JOBS)
@@ -103,7 +109,11 @@ def ended_by_files(
 def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
     """Finish a job whose driver has reported its end, or that has started and has no work left."""
     own = {event.kind: event for event in events if event.data.get("job") == job.number}
-    end = own.get("job_ended") or (events[-1] if done and "job_started" in own else None)
+    started, end = own.get("job_started"), own.get("job_ended")
+    if started and end and end.time < started.time:
+        end = None  # The batch system has requeued the job since.
+    if started and done:
+        end = end or events[-1]
     if job.state.over or end is None:
         return job
     return replace(job, state=JobState.FINISHED, ended_at=end.time)

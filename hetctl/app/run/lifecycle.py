@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from hetctl.app.plan.planning import make_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import collect, refresh_jobs
+from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import continued, is_done
 from hetctl.app.run.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
 from hetctl.app.run.request import Asked
@@ -123,7 +123,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
         if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
             return RunTransition(run, record.state, limit)
-        return _submit_next(catalog, project, record.spec, jobs)
+        return _submit_next(project, catalog, record.spec, jobs)
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:
@@ -155,39 +155,39 @@ def _go_on(
         catalog.set_run_state(run, QUEUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
     spec, changed = continued(project, record.spec, ensemble, asked)
+    # A template that cannot be rendered is refused before the states of earlier jobs are updated.
     jobs = catalog.jobs(run)
     next_job = next_job_of(spec, catalog.identity, jobs)
     rendered(project, spec, [*jobs[: next_job.number], next_job])
     if settled := _settle(project, catalog, record, spec if changed else None):
         return replace(settled, changed=changed)
     _refuse_under_way(project, catalog, spec)
-    with _kept_if_refused(project, catalog, record.spec):
-        _save(project, catalog, spec)
-        catalog.set_run_state(run, QUEUED, "taken up again")
-        advanced = _advance(project, catalog, record_of(catalog, run), taken_up=True)
-    return replace(advanced, changed=changed)
+    return replace(_advance(project, catalog, record, taken_up=spec), changed=changed)
 
 
 def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None:
-    for job in refresh_jobs(catalog, project.batch_system(spec.site), project.home.run(spec.run)):
-        if not job.state.over:
-            raise LockedError(
-                f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
-                "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
-                " `hetctl submit --new` starts another",
-            )
+    folder = project.home.run(spec.run)
+    jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
+    for job in at_work(jobs, folder):
+        raise LockedError(
+            f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
+            "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
+            " `hetctl submit --new` starts another",
+        )
 
 
 @contextmanager
-def _kept_if_refused(project: Project, catalog: Catalog, spec: RunSpec) -> Iterator[None]:
-    """Restore a run's specification if the batch system refuses its next job."""
+def _taken_up(project: Project, catalog: Catalog, before: RunSpec, spec: RunSpec) -> Iterator[None]:
+    """Store a run's specification from now on; restore the earlier one if its next job is refused."""
+    _save(project, catalog, spec)
+    catalog.set_run_state(spec.run, QUEUED, "taken up again")
     try:
         yield
     except SubmissionInDoubtError:
         raise
     except BatchSystemError:
         if catalog.run(spec.run):
-            _save(project, catalog, spec)
+            _save(project, catalog, before)
         raise
 
 
@@ -198,12 +198,12 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
 
 def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> RunTransition:
     job = new_job(spec, catalog.identity, 0)
-    rendered(project, spec, [job])
+    submission = rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
     catalog.add_run(spec, plan, time.time(), job)
-    return _queued(catalog, spec, submit_last(project, catalog, spec, [job]))
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))
 
 
 def _advance(
@@ -212,26 +212,29 @@ def _advance(
     record: RunRecord,
     after_job: int | None = None,
     *,
-    taken_up: bool = False,
+    taken_up: RunSpec | None = None,
 ) -> RunTransition:
-    spec = record.spec
+    spec = taken_up or record.spec
     if settled := _settle(project, catalog, record):
         return settled
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
-    if record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
+    if taken_up is None and record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
         return RunTransition(spec.run, record.state, record.reason)
-    state, reason = next_state(spec, folder, jobs, taken_up)
-    alive = [job for job in jobs if not job.state.over]
+    state, reason = next_state(spec, folder, jobs, taken_up is not None)
+    # A job whose script is about to end does not keep the user from going on; the next job waits for it.
+    alive = at_work(jobs, folder) if taken_up else [job for job in jobs if not job.state.over]
     if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
         return _note(catalog, spec.run, RUNNING, f"job {alive[0].batch_id} is {alive[0].state.value}")
     if alive:
         batch.cancel([job.batch_id for job in alive])
         refresh_jobs(catalog, batch, folder)
     if state != QUEUED:
+        if taken_up:
+            _save(project, catalog, spec)
         return _note(catalog, spec.run, state, reason)
-    return _submit_next(catalog, project, spec, jobs)
+    return _submit_next(project, catalog, record.spec, jobs, taken_up)
 
 
 def _are_queued(jobs: Sequence[Job]) -> bool:
@@ -239,10 +242,21 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
     return all(job.state is JobState.PENDING for job in jobs)
 
 
-def _submit_next(catalog: Catalog, project: Project, spec: RunSpec, jobs: Sequence[Job]) -> RunTransition:
+def _submit_next(
+    project: Project,
+    catalog: Catalog,
+    spec: RunSpec,
+    jobs: Sequence[Job],
+    taken_up: RunSpec | None = None,
+) -> RunTransition:
+    """Submit the next job; with `taken_up`, under that specification from now on."""
+    before, spec = spec, taken_up or spec
     job = next_job_of(spec, catalog.identity, jobs)
-    catalog.save_job(spec.run, job)
-    return _queued(catalog, spec, submit_last(project, catalog, spec, [*jobs[: job.number], job]))
+    jobs = [*jobs[: job.number], job]
+    submission = rendered(project, spec, jobs)
+    with _taken_up(project, catalog, before, spec) if taken_up else nullcontext():
+        catalog.save_job(spec.run, job)
+        return _queued(catalog, spec, submit_last(project, catalog, spec, jobs, submission))
 
 
 def _settle(
@@ -271,11 +285,7 @@ def _settle(
         return None
     if job is not None:
         return _queued(catalog, spec, job, "is found: its submission had been cut short")
-    if changed is None:
-        return _submit_next(catalog, project, spec, jobs)
-    with _kept_if_refused(project, catalog, spec):
-        _save(project, catalog, changed)
-        return _submit_next(catalog, project, changed, jobs)
+    return _submit_next(project, catalog, spec, jobs, changed)
 
 
 def _note(catalog: Catalog, run: str, state: str, reason: str) -> RunTransition:

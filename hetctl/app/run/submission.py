@@ -147,8 +147,15 @@ def _example(spec: RunSpec, node: Node) -> Allocation:
     return Allocation(member, 1, DATA_PARALLEL, 0.0, (Placement(node.name, node.gpus[:1]),))
 
 
-def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> Job:
+def submit_last(
+    project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job], submission: Submission
+) -> Job:
     """Submit the last one of a run's jobs, which is in the catalog already; return it with its id.
+
+    Parameters
+    ----------
+    submission : Submission
+        That job, as `rendered`.
 
     Raises
     ------
@@ -159,7 +166,6 @@ def submit_last(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequenc
     """
     job = jobs[-1]
     try:
-        submission = rendered(project, spec, jobs)
         _write(project.home.run(spec.run), spec, submission)
         request = JobRequest(
             name=job.name,

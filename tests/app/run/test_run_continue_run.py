@@ -10,7 +10,9 @@ from workbench import RATES, new_project, python_without_training
 
 from hetctl.app.run import submission
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.events import DRIVER
 from hetctl.model.job import JobState
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.run_file import read_spec
 
 RUN = "trio-001"
@@ -279,6 +281,25 @@ def test_what_is_under_way_cannot_be_changed(project, slurm):
     assert "under way in job 2 (pending)" in locked.error["message"]
     assert "`hetctl cancel` it first" in locked.error["hint"]
     assert spec_of(project) == before
+
+
+def test_a_job_whose_driver_has_ended_does_not_hold_up_the_next(project, slurm):
+    """Its script still runs for a moment, so the next job waits for it; a requeued one trains again."""
+    (slurm / "pending").touch()
+    assert project.here("submit").code == 0
+    events = EventWriter(project.home.run(RUN).events, DRIVER, 0)
+    job = {"job": 1, "batch_id": "2", "nodes": [], "deadline": 1e10}
+    for kind, data in (
+        ("job_started", job),
+        ("job_ended", {"job": 1, "reason": "signal"}),
+        ("job_started", job),
+    ):
+        events.write(kind, **data)
+    assert project.here("submit", "--json").error["kind"] == "locked"
+    events.write("job_ended", job=1, reason="deadline")
+    assert project.here("submit", "--account", "ml-43").code == 0
+    assert "#SBATCH --dependency=afterany:2\n" in scripts(slurm)[2]
+    assert "#SBATCH --account=ml-43\n" in scripts(slurm)[2]
 
 
 @pytest.fixture

@@ -241,6 +241,7 @@ LATER = Event("a", 0, "epoch", 12.0, {})
     ("job", "events", "done", "silent", "state", "ended_at"),
     [
         (JOB, (STARTED, ENDED, LATER), False, True, JobState.FINISHED, 9.0),
+        (JOB, (STARTED, ENDED, event("job_started", 11.0), LATER), False, True, JobState.PENDING, None),
         (JOB, (STARTED, LATER), True, True, JobState.FINISHED, 12.0),
         (JOB, (STARTED, LATER), False, True, JobState.PENDING, None),
         (JOB, (LATER,), True, True, JobState.PENDING, None),
