@@ -1,21 +1,25 @@
 """Kills hetctl at any of its steps: a command runs in a forked process that dies before its n-th line.
 
 Lines of the modules in `TRACED` count. Those of `subprocess` are among them, so that some kills come
-while a command of the batch system runs.
+while a command of the batch system runs. A line counts `MOST_VISITS` times at most: loops that wait take more
+turns on a loaded machine, and kills would come too late in others.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 from workbench import ProjectFolder
 
+MOST_VISITS = 3
 TRACED = (
     *("/hetctl/app/run/submission.py", "/hetctl/app/run/lifecycle.py", "/hetctl/app/run/collect.py"),
     *("/hetctl/app/run/spec.py", "/hetctl/app/run/next_state.py", "/hetctl/app/profile/jobs.py"),
@@ -81,14 +85,20 @@ def _be_traced(project: ProjectFolder, arguments: Iterable[str], line: int | Non
 
 
 def _tracer(seen: list[int], line: int | None) -> Callable[[FrameType, str, Any], Any]:
-    def of_line(_frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "line":
+    visits: Counter[tuple[object, int]] = Counter()
+
+    def of_line(frame: FrameType, event: str, _argument: Any) -> Any:
+        place = frame.f_code, frame.f_lineno
+        visits[place] += event == "line"
+        if event == "line" and visits[place] <= MOST_VISITS:
             seen[0] += 1
             if seen[0] == line:
                 os.kill(os.getpid(), signal.SIGKILL)
         return of_line
 
     def of_call(frame: FrameType, _event: str, _argument: Any) -> Any:
-        return of_line if frame.f_code.co_filename.endswith(TRACED) else None
+        # Bodies of modules and classes run once in a process, and in none that is forked after that.
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        return of_line if is_function and frame.f_code.co_filename.endswith(TRACED) else None
 
     return of_call
