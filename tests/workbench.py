@@ -198,7 +198,7 @@ def main(executable: str) -> None:
         from hetctl.runtime import frameworks
         from hetctl.runtime.worker import worker
 
-        frameworks.BEFORE_A_FORK.clear()
+        frameworks.preload_framework = lambda _name: None
         worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 

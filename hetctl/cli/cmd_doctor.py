@@ -6,9 +6,7 @@ import click
 
 from hetctl.cli.options import json_option
 from hetctl.cli.output import leave, print_json, print_table
-
-FRAMEWORKS = ("tensorflow", "pytorch")
-"""Frameworks of ensemble files, in the order of the search for them."""
+from hetctl.model.frameworks import FRAMEWORKS
 
 
 @click.command("doctor")
@@ -18,7 +16,7 @@ FRAMEWORKS = ("tensorflow", "pytorch")
 @click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
 @click.option(
     "--framework",
-    type=click.Choice(FRAMEWORKS),
+    type=click.Choice(tuple(FRAMEWORKS)),
     help="Whose all-reduce --job times.  [default: the first that the nodes have]",
 )
 @json_option

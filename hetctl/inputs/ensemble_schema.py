@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from hetctl.inputs.input_errors import shown
 from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.validation import Matching, Strict
+from hetctl.model.frameworks import FRAMEWORKS
 
 FUNCTION_RULE = "must be module:function"
 FunctionName = Annotated[
@@ -207,13 +208,17 @@ Entry: TypeAlias = Annotated[
 ]
 
 
+if TYPE_CHECKING:
+    FrameworkName = str
+else:
+    FrameworkName = Literal[tuple(FRAMEWORKS)]
+
+
 class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
 
     name: SafeName = Field(description="Name of the ensemble, safe as a file name.")
-    framework: Literal["tensorflow", "pytorch"] = Field(
-        default="tensorflow", description="What the networks are built with."
-    )
+    framework: FrameworkName = Field(default="tensorflow", description="What the networks are built with.")
     functions: FunctionsModel = Field(description="The user's functions.")
     data: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="Handed to input_fn; a relative path is taken from the file's folder."

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hetctl.model.check_result import CheckResult, CheckStatus
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.site import Site
 from hetctl.runtime.driver.probe import ProbeEnd
-from hetctl.runtime.frameworks import NCCL, PACKAGES_OF_GROUPS
+from hetctl.runtime.frameworks import NCCL
 from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
 
 SPEED, LINKS = "all-reduce", "GPU links"
 MEBIBYTE = 2**20
-NO_NCCL = {
-    "tensorflow": "install a TensorFlow that sees the GPUs, and Horovod with HOROVOD_GPU_OPERATIONS=NCCL",
-    "pytorch": "install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
-}
-"""Fixes by framework for groups that do not communicate through NCCL."""
 NOT_DIRECT = (
     "ranks must see all GPUs of the node: check --gpu-bind and CUDA_VISIBLE_DEVICES, and NCCL_P2P_DISABLE"
 )
@@ -44,7 +40,7 @@ def link_findings(
 def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -> CheckResult:
     """Return a finding on the all-reduce speed of the groups."""
     if not end.groups:
-        choices = " or ".join(" with ".join(packages) for packages in PACKAGES_OF_GROUPS.values())
+        choices = " or ".join(" with ".join(entry.packages) for entry in FRAMEWORKS.values())
         found = "not measured: the Python of the nodes has no framework that trains on several GPUs"
         return CheckResult(SPEED, CheckStatus.WARNING, found, f"install {choices}, as docs/install.md says")
     seen = f"bus bandwidth {_listed(speeds)}" if speeds else "nothing measured"
@@ -66,7 +62,9 @@ def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> I
     first = speeds[0]
     if first.backend != NCCL:
         found = f"GPUs exchange through host memory ({_listed(speeds)}): {first.framework} goes over "
-        yield CheckResult(LINKS, CheckStatus.WARNING, found + first.backend, NO_NCCL[first.framework])
+        yield CheckResult(
+            LINKS, CheckStatus.WARNING, found + first.backend, FRAMEWORKS[first.framework].nccl_fix
+        )
         return
     between = next((speed for speed in speeds if len(speed.nodes) > 1), None)
     for within in (speed for speed in speeds if speed is not between):

@@ -12,26 +12,14 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
-MODULES = {
-    "tensorflow": "hetctl.runtime.frameworks.tensorflow",
-    "pytorch": "hetctl.runtime.frameworks.pytorch",
-}
-PACKAGES_OF_GROUPS = {"tensorflow": ("tensorflow", "horovod"), "pytorch": ("torch",)}
-"""Packages that groups of several ranks need."""
 NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
-
-BEFORE_A_FORK = {
-    "tensorflow": (MODULES["tensorflow"],),
-    # The first optimizer imports torch._dynamo, which takes two seconds.
-    "pytorch": (MODULES["pytorch"], "torch._dynamo"),
-}
-"""Modules that ranks share with the template from which they are forked."""
 
 
 class TrainableNetwork(Protocol):
@@ -117,7 +105,7 @@ def load_framework(name: str) -> Framework:
         If it is not installed.
     """
     try:
-        framework: Framework = importlib.import_module(MODULES[name]).FRAMEWORK
+        framework: Framework = importlib.import_module(FRAMEWORKS[name].module).FRAMEWORK
     except ModuleNotFoundError as error:
         raise BadInputError(
             f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
@@ -127,12 +115,14 @@ def load_framework(name: str) -> Framework:
 
 def framework_of_groups() -> str | None:
     """Return the first framework for which this Python has all packages of groups; None if there is none."""
-    there = (name for name, packages in PACKAGES_OF_GROUPS.items() if all(map(find_spec, packages)))
-    return next(there, None)
+    installed = (entry.name for entry in FRAMEWORKS.values() if all(map(find_spec, entry.packages)))
+    return next(installed, None)
 
 
 def preload_framework(name: str | None) -> None:
     """Import modules that ranks of a framework share; `load_framework` reports missing ones in each rank."""
+    if name is None:
+        return
     with suppress(ImportError):
-        for module in BEFORE_A_FORK.get(name or "", ()):
+        for module in (FRAMEWORKS[name].module, *FRAMEWORKS[name].preloaded):
             importlib.import_module(module)

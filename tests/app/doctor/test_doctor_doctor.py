@@ -9,7 +9,7 @@ from workbench import new_project
 
 from hetctl.app.doctor.doctor import BATCH_CHECKS, Examination
 from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, place_finding
-from hetctl.app.doctor.link_checks import NO_NCCL, link_findings
+from hetctl.app.doctor.link_checks import link_findings
 from hetctl.app.doctor.probe_job import job_findings
 from hetctl.app.doctor.site_checks import (
     NO_LAUNCHER,
@@ -23,9 +23,9 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.site_schema import SiteModel
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
-from hetctl.runtime.frameworks import MODULES
 from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
 
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
@@ -37,7 +37,6 @@ def test_the_tables_hold_every_batch_system_and_launcher():
     assert set(BATCH_CHECKS) == set(BATCH_SYSTEMS)
     assert NO_LAUNCHER in LAUNCHERS
     assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
-    assert set(NO_NCCL) == set(MODULES)
 
 
 def test_commands_that_are_missing_are_the_batch_systems_business():
@@ -254,11 +253,11 @@ def test_slow_links_are_not_blamed_on_what_is_not_known(speeds, ranks):
     assert [check for check, *_ in judged(speeds, ranks)] == ["all-reduce"]
 
 
-@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_gpus_that_exchange_by_gloo_are_a_warning_and_slots_that_do_are_not(framework):
     speeds = (speed(0.91, "n1", backend="gloo", framework=framework),)
     _, (check, outcome, found, fix) = judged(speeds, [])
-    assert (check, outcome, fix) == ("GPU links", WARNING, NO_NCCL[framework])
+    assert (check, outcome, fix) == ("GPU links", WARNING, FRAMEWORKS[framework].nccl_fix)
     assert found == f"GPUs exchange through host memory (0.91 GB/s within n1): {framework} goes over gloo"
     assert [check for check, *_ in judged(speeds, [], site=replace(SITE, device="slot"))] == ["all-reduce"]
 
@@ -334,7 +333,7 @@ SLOTS = "extends: local\ngpus_per_node: 2\ncores_per_node: 2\n"
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_slots_of_this_machine_all_reduce(project, framework):
     (project.path / "lab.yaml").write_text(SLOTS)
     result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", framework)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hetctl.cli.cmd_doctor import FRAMEWORKS
 from hetctl.cluster.launchers.agents import gpus_of
+from hetctl.model.frameworks import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.model.site import Node
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.frameworks import (
-    GLOO,
-    MODULES,
-    NCCL,
-    PACKAGES_OF_GROUPS,
-    framework_of_groups,
-    load_framework,
-)
+from hetctl.runtime.frameworks import GLOO, NCCL, framework_of_groups, load_framework
 from hetctl.runtime.worker import time_all_reduce
 from hetctl.runtime.worker.all_reduce import (
     SIZE_BYTES,
@@ -27,8 +22,7 @@ from hetctl.runtime.worker.all_reduce import (
 )
 
 
-def test_the_tables_hold_every_framework_and_backend():
-    assert tuple(PACKAGES_OF_GROUPS) == tuple(MODULES) == FRAMEWORKS
+def test_every_backend_has_a_size_of_all_reduce():
     assert set(SIZE_BYTES) == {NCCL, GLOO}
 
 
@@ -77,9 +71,10 @@ def test_the_speed_of_a_group_is_that_of_its_ranks_on_average():
 @pytest.mark.training
 def test_a_framework_is_found_with_all_that_its_groups_take(monkeypatch):
     assert framework_of_groups() == "tensorflow"
-    monkeypatch.setitem(PACKAGES_OF_GROUPS, "tensorflow", ("tensorflow", "no_such_package"))
+    missing = ("tensorflow", "no_such_package")
+    monkeypatch.setitem(FRAMEWORKS, "tensorflow", replace(TENSORFLOW, packages=missing))
     assert framework_of_groups() == "pytorch"
-    monkeypatch.setitem(PACKAGES_OF_GROUPS, "pytorch", ("no_such_package",))
+    monkeypatch.setitem(FRAMEWORKS, "pytorch", replace(PYTORCH, packages=("no_such_package",)))
     assert framework_of_groups() is None
 
 

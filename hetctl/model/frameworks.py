@@ -1,0 +1,48 @@
+"""Deep learning frameworks: one entry each, with all that is needed before a framework is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FrameworkEntry:
+    """Properties of one framework.
+
+    Parameters
+    ----------
+    name : str
+        Value of `framework` in an ensemble file.
+    module : str
+        Module whose ``FRAMEWORK`` is a `hetctl.runtime.frameworks.Framework`, imported on first use.
+    packages : tuple of str
+        Packages that groups of several ranks import, its own first.
+    preloaded : tuple of str
+        Modules that ranks share with the template from which they are forked, in addition to `module`.
+    nccl_fix : str
+        Next step where its groups of GPUs do not communicate through NCCL.
+    """
+
+    name: str
+    module: str
+    packages: tuple[str, ...]
+    nccl_fix: str
+    preloaded: tuple[str, ...] = ()
+
+
+TENSORFLOW = FrameworkEntry(
+    name="tensorflow",
+    module="hetctl.runtime.frameworks.tensorflow",
+    packages=("tensorflow", "horovod"),
+    nccl_fix="install a TensorFlow that sees the GPUs, and Horovod with HOROVOD_GPU_OPERATIONS=NCCL",
+)
+PYTORCH = FrameworkEntry(
+    name="pytorch",
+    module="hetctl.runtime.frameworks.pytorch",
+    packages=("torch",),
+    nccl_fix="install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
+    # The first optimizer imports torch._dynamo, which takes two seconds.
+    preloaded=("torch._dynamo",),
+)
+FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
+"""Frameworks by name, in the order in which a job that is free to choose looks for them."""
