@@ -20,7 +20,7 @@ IN_A_JOB = DECIDING | {"storage", "cluster.launchers"}
 MAY_IMPORT = {
     "model": set(),
     "storage": {"model"},
-    "inputs": {"model", "cluster"},
+    "inputs": {"model", "cluster", "cluster.launchers"},
     "perf": {"model"},
     "cluster": {"model"},
     "cluster.batch": {"model", "storage", "cluster"},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.durations import format_duration, parse_bytes, parse_duration
 from hetctl.inputs.interconnect_schema import LinksModel
 from hetctl.inputs.validation import Matching, Strict
@@ -161,8 +162,10 @@ def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
 
 if TYPE_CHECKING:
     BatchSystemName = str
+    LauncherName = str
 else:
     BatchSystemName = Literal[tuple(BATCH_SYSTEMS)]
+    LauncherName = Literal[tuple(LAUNCHERS)]
 
 
 class SiteModel(Strict):
@@ -172,7 +175,7 @@ class SiteModel(Strict):
         default=None, description="Another site, by name or file: its keys hold where this file has none."
     )
     batch_system: BatchSystemName = Field(description="What takes the jobs.")
-    launcher: Literal["local", "srun", "mpirun", "jsrun"] = Field(description="What starts a job's steps.")
+    launcher: LauncherName = Field(description="What starts a job's steps.")
     launch: Literal["nodes", "members"] = Field(
         default="nodes",
         description="nodes: one step a job, for all nodes. members: one for each member and round.",

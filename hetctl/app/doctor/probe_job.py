@@ -19,7 +19,7 @@ from hetctl.app.doctor.link_checks import link_findings
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch.base import BatchSystem, JobRequest
-from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
@@ -183,7 +183,7 @@ def job_findings(
     yield launch_finding(site, end, reports, agents_said)
     if reports and site.device == "gpu":
         yield gpu_finding(site, reports)
-    if len(end.nodes) > 1 and site.launcher in LEADERS:
+    if len(end.nodes) > 1 and LAUNCHERS[site.launcher].leaders:
         yield mpi_finding(site, end, leaders_said)
 
 

@@ -13,7 +13,7 @@ from hetctl.app.plan.multi_mode_plan import plan_modes
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.launchers.agents import CHOOSE_NODES
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
@@ -138,7 +138,7 @@ def _data_parallel(
 def _refuse_unknown_nodes(request: PlanRequest) -> None:
     """Refuse lockstep, in which members of a node share a stream, if the launcher chooses members' nodes."""
     site = request.site
-    chosen_by_launcher = site.launch == MEMBERS and site.launcher in CHOOSE_NODES
+    chosen_by_launcher = site.launch == MEMBERS and LAUNCHERS[site.launcher].chooses_nodes
     if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
         raise BadInputError(
             f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from hetctl.cluster.launchers.child_process import local
-from hetctl.cluster.launchers.jsrun import jsrun
+from hetctl.cluster.launchers.child_process import LOCAL
+from hetctl.cluster.launchers.jsrun import JSRUN
 from hetctl.cluster.launchers.launch_spec import Launcher, LaunchSpec, ResourceSet
-from hetctl.cluster.launchers.mpirun import mpirun
-from hetctl.cluster.launchers.nodes import node_of_agent, nodes_command, parse_gpus, parse_nodes
-from hetctl.cluster.launchers.srun import srun
+from hetctl.cluster.launchers.mpirun import MPIRUN
+from hetctl.cluster.launchers.srun import SRUN
 
-LAUNCHERS: dict[str, Launcher] = {
-    "local": local,
-    "srun": srun,
-    "mpirun": mpirun,
-    "jsrun": jsrun,
-}
+LAUNCHERS: dict[str, Launcher] = {launcher.name: launcher for launcher in (LOCAL, SRUN, MPIRUN, JSRUN)}
 
-__all__ = [
-    "LAUNCHERS",
-    "Launcher",
-    "ResourceSet",
-    "LaunchSpec",
-    "node_of_agent",
-    "nodes_command",
-    "parse_gpus",
-    "parse_nodes",
-]
+__all__ = ["LAUNCHERS", "Launcher", "LaunchSpec", "ResourceSet"]

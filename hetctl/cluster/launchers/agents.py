@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet
+from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
@@ -19,8 +18,6 @@ Placements = Mapping[str, tuple[Placement, ...]]
 
 AGENTS = "agents"
 """Name of the step that covers all nodes."""
-CHOOSE_NODES = frozenset({"jsrun"})
-"""Launchers that do not accept the nodes on which to start a step."""
 SLURM_JOB = "SLURM_JOB_ID"
 
 
@@ -73,7 +70,7 @@ def agents_step(
         Same as in `agent_command`.
     """
     command = agent_command(name, address, framework, site.cores_per_gpu, python)
-    return LAUNCHERS[site.launcher](site, name, sets, command)
+    return LAUNCHERS[site.launcher].agents(site, name, sets, command)
 
 
 def agent_command(

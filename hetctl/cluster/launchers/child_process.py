@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE, LaunchSpec, ResourceSet, common_environment
+from hetctl.cluster.launchers.launch_spec import (
+    NODE_VARIABLE,
+    Launcher,
+    LaunchSpec,
+    ResourceSet,
+    common_environment,
+)
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.site import Site
 
 
-def local(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
+def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent on this machine that sees only the GPUs of its set, as other jobs may share the machine.
 
     Raises
@@ -29,3 +35,6 @@ def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
     """Return the variables specific to a set: the name of its node, and its GPUs there."""
     gpus = {site.visible_devices: ",".join(map(str, held.gpus))} if site.device == "gpu" else {}
     return {NODE_VARIABLE: held.node, **gpus}
+
+
+LOCAL = Launcher("local", start_agents)

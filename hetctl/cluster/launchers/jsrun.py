@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment, share_of
+from hetctl.cluster.launchers.launch_spec import (
+    Launcher,
+    LaunchSpec,
+    ResourceSet,
+    common_environment,
+    share_of,
+)
 from hetctl.model.site import MEMBERS, NODES, Site
 
 BIND = {NODES: "none", MEMBERS: "rs"}
 """Binding by mode: a member's agent is bound to the cores of its set; any agent binds its ranks itself."""
 
 
-def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
+def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``jsrun``.
 
     No flag names the nodes (explicit resource files do, but did not work on Summit): a set of all GPUs of a
@@ -28,3 +34,7 @@ def jsrun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str
         *("--exit_on_error=0", *command),
     )
     return LaunchSpec(name, argv, common_environment(site))
+
+
+# It starts no leaders: resource sets never share cores.
+JSRUN = Launcher("jsrun", start_agents, chooses_nodes=True, script_nodes=1)

@@ -1,4 +1,4 @@
-"""Values that launchers take and return."""
+"""Launchers as values, and what they take and return."""
 
 from __future__ import annotations
 
@@ -46,9 +46,32 @@ class LaunchSpec:
     environment: Mapping[str, str]
 
 
-Launcher = Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], LaunchSpec]
-"""Function from a step's name, its resource sets (all on different nodes, with equal numbers of GPUs) and
-an agent's command line to the step."""
+@dataclass(frozen=True)
+class Launcher:
+    """Program that starts the steps of a job.
+
+    Parameters
+    ----------
+    name : str
+        Value of `launcher` in a site file.
+    agents : callable
+        Function from a step's name, its resource sets (all on different nodes, with equal numbers of GPUs)
+        and an agent's command line to the step.
+    leaders : callable or None
+        Function from a step's name, the names of nodes and a leader's command line to the step that starts a
+        process on each node beside the ranks, for rounds in lockstep. None: each node prepares its batches
+        itself.
+    chooses_nodes : bool
+        True if it does not accept the nodes on which to start a step.
+    script_nodes : int
+        Number of leading nodes in a job's list that run the script but no steps.
+    """
+
+    name: str
+    agents: Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], LaunchSpec]
+    leaders: Callable[[Site, str, Sequence[str], tuple[str, ...]], LaunchSpec] | None = None
+    chooses_nodes: bool = False
+    script_nodes: int = 0
 
 
 class NodeShare(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.cluster.launchers.child_process import variables_of
-from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment
+from hetctl.cluster.launchers.launch_spec import Launcher, LaunchSpec, ResourceSet, common_environment
 from hetctl.model.site import Site
 
 BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
@@ -15,7 +15,7 @@ BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
 """Setting by which an Open MPI without LSF support reaches other nodes: ``blaunch`` is used like ssh."""
 
 
-def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
+def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``mpirun``, which confines it only by the variable of visible GPUs.
 
     Each set is a separate program, started by ``env``, which also sets variables that ``mpirun`` would not
@@ -33,7 +33,20 @@ def mpirun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[st
     return LaunchSpec(name, argv, {**common_environment(site), **BLAUNCH})
 
 
+def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
+    """Start leaders with ``mpirun``, independently of the ranks."""
+    variables = [f"{name}={value}" for name, value in common_environment(site).items()]
+    programs = [("-np", "1", "--host", f"{node}:1", "env", *variables, *command) for node in nodes]
+    others = (word for program in programs[1:] for word in (":", *program))
+    return LaunchSpec(
+        name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH}
+    )
+
+
 def _program(site: Site, held: ResourceSet, command: tuple[str, ...]) -> tuple[str, ...]:
     variables = {**common_environment(site), **variables_of(site, held)}
     words = (f"{name}={value}" for name, value in variables.items())
     return ("-np", "1", "--host", f"{held.node}:1", "env", *words, *command)
+
+
+MPIRUN = Launcher("mpirun", start_agents, start_leaders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.launchers.launch_spec import NODE_VARIABLE
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import GIVEN_GPUS
@@ -12,8 +13,6 @@ from hetctl.model.site import Site
 
 NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
 """Variables that may contain the name of the node on which a process runs."""
-LAUNCH_NODES = {"jsrun": 1}
-"""Number of leading nodes in the list that run the script but no steps, by launcher."""
 
 
 def nodes_command(site: Site) -> tuple[str, ...] | None:
@@ -40,7 +39,7 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
     source = BATCH_SYSTEMS[site.batch_system].node_list
     if source is None:
         return ("localhost",)
-    nodes = tuple(dict.fromkeys(output.split()[LAUNCH_NODES.get(site.launcher, 0) :]))
+    nodes = tuple(dict.fromkeys(output.split()[LAUNCHERS[site.launcher].script_nodes :]))
     if source.variable not in environ or not nodes:
         raise BatchSystemError(
             f"{source.variable}={environ.get(source.variable)!r} names no nodes",

@@ -1,10 +1,16 @@
-"""Launcher for Slurm: a job step with an agent for each resource set."""
+"""Launcher for Slurm: a job step with an agent for each resource set, and one with the leaders of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.launch_spec import LaunchSpec, ResourceSet, common_environment, share_of
+from hetctl.cluster.launchers.launch_spec import (
+    Launcher,
+    LaunchSpec,
+    ResourceSet,
+    common_environment,
+    share_of,
+)
 from hetctl.model.site import MEMBERS, NODES, Site
 
 BY_LAUNCH = {
@@ -14,7 +20,7 @@ BY_LAUNCH = {
 """Options by mode: a step of all nodes survives the loss of a node or agent; a member's step ends with it."""
 
 
-def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
+def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``srun``; it holds the set's GPUs, cores and memory.
 
     All agents share one step, because on Slingshot each step has its own network identifier (VNI), and
@@ -35,3 +41,21 @@ def srun(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str,
         *command,
     )
     return LaunchSpec(name, argv, common_environment(site))
+
+
+def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
+    """Start leaders with ``srun`` on cores and memory that are also the agents', and without GPUs.
+
+    ``--overlap`` lets this step begin although the agents' step holds the whole job.
+    Sources: Slurm's srun(1), ``--overlap`` and ``--gres=none``.
+    """
+    argv = (
+        *("srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+        *(f"--cpus-per-task={site.cores_per_node}", "--gres=none", f"--nodelist={','.join(nodes)}"),
+        *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
+        *command,
+    )
+    return LaunchSpec(name, argv, common_environment(site))
+
+
+SRUN = Launcher("srun", start_agents, start_leaders)

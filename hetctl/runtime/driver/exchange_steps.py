@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Site
@@ -28,23 +28,24 @@ class Exchanges:
 
     def __init__(self, site: Site, files: JobFiles) -> None:
         self._site = site.yielding_to(os.environ)
+        self._start_leaders = LAUNCHERS[site.launcher].leaders
         self._files = files
         self._steps = StepPool()
 
     def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
         """Return true if a round needs leaders."""
         several = len(nodes_of(allocations)) > 1
-        return sharing == LOCKSTEP and several and self._site.launcher in LEADERS
+        return sharing == LOCKSTEP and several and self._start_leaders is not None
 
     def start(self, lineup: Lineup) -> None:
         """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
-        if not lineup.led:
+        if not lineup.led or self._start_leaders is None:
             return
         write_lineup(self._files.lineups, lineup)
         arguments = (str(self._files.lineups), "--round", str(lineup.index))
         command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
         name = f"exchange of round {lineup.index}"
-        step = LEADERS[self._site.launcher](self._site, name, nodes_of(lineup.allocations), command)
+        step = self._start_leaders(self._site, name, nodes_of(lineup.allocations), command)
         self._steps.launch(step, self._files.exchange_log)
 
     def reap(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.cluster.launchers.node_leaders import LEADERS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NODES, Node, Site
@@ -137,8 +137,7 @@ def drive(folder: Path) -> None:
     site, nodes = order.site, nodes_of_this_job(order.site)
     make_private_folder(folder / "logs")
     exit_code, groups = _start_ranks(order, nodes, folder)
-    led = len(nodes) > 1 and site.launcher in LEADERS
-    leaders_exit_code = _start_leaders(site, nodes, folder) if led else None
+    leaders_exit_code = _start_leaders(site, nodes, folder) if len(nodes) > 1 else None
     sizes = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("leader-*.json")]
     end = ProbeEnd(
         nodes=tuple(node.name for node in nodes),
@@ -195,9 +194,12 @@ def _work(
 
 
 def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | None:
+    start = LAUNCHERS[site.launcher].leaders
+    if start is None:
+        return None
     pool = StepPool()
     command = (sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder), "--leader")
-    step = LEADERS[site.launcher](site, NAME, [node.name for node in nodes], command)
+    step = start(site, NAME, [node.name for node in nodes], command)
     pool.launch(step, folder / LEADERS_LOG)
     end = time.monotonic() + LEADERS_S
     while not (over := pool.reap()) and time.monotonic() < end:

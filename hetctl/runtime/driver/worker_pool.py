@@ -21,14 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.cluster.launchers import ResourceSet, node_of_agent
-from hetctl.cluster.launchers.agents import (
-    CHOOSE_NODES,
-    Gpu,
-    agents_step,
-    gpus_of,
-    sets_by_step,
-)
+from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
+from hetctl.cluster.launchers.agents import Gpu, agents_step, gpus_of, sets_by_step
+from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Allocation, Placement
@@ -399,7 +394,7 @@ class WorkerPool:
         """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
         free = {name: held for name, held in started.sets.items() if name not in started.agents}
         alike = (name for name in free if self._site.type_of(name) == self._site.type_of(node))
-        other = next(alike, "") if self._site.launcher in CHOOSE_NODES else ""
+        other = next(alike, "") if LAUNCHERS[self._site.launcher].chooses_nodes else ""
         return free.get(node) or free.get(other)
 
     def _seat_agent(

@@ -11,16 +11,17 @@ GPUS = Site("local", "local", "local", 1, 4, 8, 4 * 2**30, (Queue("main"),))
 
 
 def test_the_agent_is_a_process_of_this_machine() -> None:
-    found = LAUNCHERS["local"](SLOTS, "agents", [ResourceSet("localhost", (1,))], ("python",))
+    found = LAUNCHERS["local"].agents(SLOTS, "agents", [ResourceSet("localhost", (1,))], ("python",))
     assert found.argv == ("python",)
     assert found.environment == {"PYTHONUNBUFFERED": "1", "HETCTL_NODE": "localhost"}
 
 
 def test_an_agent_sees_the_gpus_of_its_set_alone() -> None:
-    found = LAUNCHERS["local"](GPUS, "r/m", [ResourceSet("localhost", (1, 3))], ("python",))
+    found = LAUNCHERS["local"].agents(GPUS, "r/m", [ResourceSet("localhost", (1, 3))], ("python",))
     assert (found.name, found.environment["CUDA_VISIBLE_DEVICES"]) == ("r/m", "1,3")
 
 
 def test_a_second_node_is_refused() -> None:
+    sets = [ResourceSet("a", (0,)), ResourceSet("b", (0,))]
     with pytest.raises(InfeasibleError, match="2 nodes"):
-        LAUNCHERS["local"](SLOTS, "agents", [ResourceSet("a", (0,)), ResourceSet("b", (0,))], ("python",))
+        LAUNCHERS["local"].agents(SLOTS, "agents", sets, ("python",))

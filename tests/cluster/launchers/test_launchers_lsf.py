@@ -11,7 +11,8 @@ import sys
 import pytest
 from workbench import wait_for
 
-from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet, node_of_agent
+from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
+from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.site import MEMBERS, Queue, Site
 
 HOSTS = {"a1": (8, 4), "a2": (8, 4)}
@@ -34,7 +35,7 @@ def test_one_step_starts_an_agent_on_each_node_with_all_of_its_gpus(start_lsf, t
     (tmp_path / "witness.py").write_text(WITNESS)
     command = (sys.executable, str(tmp_path / "witness.py"), str(tmp_path / "said"))
     sets = [ResourceSet(host, (0, 1, 2, 3)) for host in HOSTS]
-    line = line_of(LAUNCHERS[launcher](site, "agents", sets, command))
+    line = line_of(LAUNCHERS[launcher].agents(site, "agents", sets, command))
     asked = ["-nnodes", "2"] if csm else ["-n", "16", "-R", "span[ptile=8]", "-gpu", "num=4"]
     assert cluster.run("bsub", *asked, "-o", str(tmp_path / "out"), line).returncode == 0
     wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"), 60)
@@ -62,7 +63,7 @@ def test_members_side_by_side_have_gpus_and_cores_of_their_own(start_lsf, tmp_pa
     }
     (tmp_path / "witness.py").write_text(WITNESS + TOGETHER)
     command = (sys.executable, str(tmp_path / "witness.py"), str(tmp_path / "said"), "4")
-    steps = [LAUNCHERS["jsrun"](site, name, sets, command) for name, sets in members.items()]
+    steps = [LAUNCHERS["jsrun"].agents(site, name, sets, command) for name, sets in members.items()]
     script = tmp_path / "job.sh"
     script.write_text("\n".join(["#!/bin/sh", *(f"{line_of(step)} &" for step in steps), "wait", ""]))
     script.chmod(0o755)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.cluster.launchers import node_of_agent, nodes_command, parse_gpus, parse_nodes
+from hetctl.cluster.launchers.nodes import node_of_agent, nodes_command, parse_gpus, parse_nodes
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.site import Queue, Site
 

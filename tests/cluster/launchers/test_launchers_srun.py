@@ -6,6 +6,7 @@ from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
 from hetctl.model.site import Queue, Site
 
 COMMAND = ("python", "-m", "hetctl.runtime.agent", "driver.json")
+LEADER = ("python", "-m", "hetctl.runtime.data.node_exchange", "lineups.jsonl")
 GIB = 2**30
 
 
@@ -25,7 +26,9 @@ def site(**changes: object) -> Site:
 
 def step(site: Site, *names: str) -> LaunchSpec:
     gpus = tuple(range(site.gpus_per_node))
-    return LAUNCHERS[site.launcher](site, "agents", [ResourceSet(name, gpus) for name in names], COMMAND)
+    return LAUNCHERS[site.launcher].agents(
+        site, "agents", [ResourceSet(name, gpus) for name in names], COMMAND
+    )
 
 
 def test_one_step_holds_all_of_every_node_and_outlives_a_lost_one() -> None:
@@ -40,7 +43,7 @@ def test_one_step_holds_all_of_every_node_and_outlives_a_lost_one() -> None:
 def test_a_member_has_its_share_of_each_node_and_no_more() -> None:
     """Without --exact and --mem a step would take all cores and memory, and no other would run beside it."""
     sets = [ResourceSet("n1", (1, 3)), ResourceSet("n2", (0, 1))]
-    found = LAUNCHERS["srun"](site(launch="members"), "round-0000/m", sets, COMMAND)
+    found = LAUNCHERS["srun"].agents(site(launch="members"), "round-0000/m", sets, COMMAND)
     assert found.name == "round-0000/m"
     assert found.argv == (
         *("srun", "--job-name=round-0000/m", "--exact", "--kill-on-bad-exit=1"),
@@ -52,7 +55,7 @@ def test_a_member_has_its_share_of_each_node_and_no_more() -> None:
 
 def test_the_shares_of_all_members_are_no_more_than_the_node() -> None:
     uneven = site(launch="members", cores_per_node=11, memory_per_node=7 * GIB + 1)
-    steps = [LAUNCHERS["srun"](uneven, "m", [ResourceSet("n1", (gpu,))], COMMAND) for gpu in range(4)]
+    steps = [LAUNCHERS["srun"].agents(uneven, "m", [ResourceSet("n1", (gpu,))], COMMAND) for gpu in range(4)]
     for flag, most in (("--cpus-per-task=", 11), ("--mem=", 7 * 1024)):
         shares = [int(word.removeprefix(flag)) for each in steps for word in each.argv if flag in word]
         assert (len(shares), sum(shares) <= most) == (4, True)
@@ -77,3 +80,14 @@ def test_every_launcher_ends_with_the_command_and_keeps_output_flowing(launcher:
     assert found.name == "agents"
     assert found.argv[-len(COMMAND) :] == COMMAND
     assert found.environment["PYTHONUNBUFFERED"] == "1"
+
+
+def test_srun_starts_one_on_each_node_although_agents_hold_all_of_it() -> None:
+    start = LAUNCHERS["srun"].leaders
+    assert start is not None
+    found = start(site(mpi="pmix"), "exchange", ("n2", "n1"), LEADER)
+    assert found.argv == (
+        *("srun", "--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
+        *("--gres=none", "--nodelist=n2,n1", "--kill-on-bad-exit=1", "--unbuffered", "--mpi=pmix"),
+        *LEADER,
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from workbench import alive, wait_for
 
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
@@ -483,7 +484,7 @@ def test_an_agent_that_is_not_where_the_plan_has_it_ends_its_member(
 
 def test_a_launcher_that_chooses_nodes_may_start_a_member_on_another_one(start, tmp_path, monkeypatch):
     job = start(BY_MEMBERS)
-    monkeypatch.setattr("hetctl.runtime.driver.worker_pool.CHOOSE_NODES", {"local"})
+    monkeypatch.setitem(LAUNCHERS, "local", replace(LAUNCHERS["local"], chooses_nodes=True))
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\nexec sleep 100\n")
     deaf.chmod(0o755)
