@@ -212,8 +212,8 @@ class Catalog:
         )
         return [decode(PreprocessPoint, row) for row in rows]
 
-    def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> int:
-        """Store a plan in addition to the earlier ones; return its number."""
+    def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> None:
+        """Store a plan in addition to the earlier ones, for queries by users; no command reads it."""
         row = {
             "ensemble": ensemble,
             "site": site,
@@ -224,17 +224,7 @@ class Catalog:
             "value": encode(plan),
         }
         with self._write() as connection:
-            return int(connection.execute(insert(PLANS).returning(PLANS.c.id), row).scalar_one())
-
-    def latest_plan(self, ensemble: str, site: str) -> Plan | None:
-        """Return the newest plan of an ensemble at a site."""
-        row = self._first(
-            select(PLANS.c.value)
-            .where(PLANS.c.ensemble == ensemble, PLANS.c.site == site)
-            .order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc())
-            .limit(1)
-        )
-        return decode(Plan, row["value"]) if row else None
+            connection.execute(insert(PLANS), row)
 
     def add_run(self, spec: RunSpec, plan: Plan, created_at: float, job: Job) -> None:
         """Store a new run, queued, with its first job.
@@ -340,11 +330,6 @@ class Catalog:
         for row in rows:
             results[row["member"]] = (*results.get(row["member"], ()), decode(EpochResult, row))
         return results
-
-    def events_seen(self, run: str) -> int:
-        """Return the number of ingested events of a run."""
-        row = self._first(select(func.count().label("events")).where(EVENTS.c.run == run))
-        return int(row["events"]) if row else 0
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Allocation, Forecast, Placement, Plan, Round
 from hetctl.model.profile import Hardware, MemberProfile, PreprocessPoint, ProfilePoint
 from hetctl.model.run import Budget, RunSpec
+from hetctl.model.serialization import decode
 from hetctl.model.site import Queue, Site
 
 ENSEMBLE = Ensemble(
@@ -83,14 +87,12 @@ def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
     assert catalog.ensemble("digits") is None
     assert catalog.site("docker") is None
     assert catalog.run("digits-1") is None
-    assert catalog.latest_plan("digits", "docker") is None
     assert catalog.ensembles() == []
     assert catalog.runs() == []
     assert catalog.points("digits", "docker") == []
     assert catalog.preprocess("digits", "docker") == []
     assert catalog.jobs("digits-1") == []
     assert catalog.epochs("digits-1") == {}
-    assert catalog.events_seen("digits-1") == 0
 
 
 def test_values_survive_reopening(tmp_path: Path) -> None:
@@ -109,9 +111,9 @@ def test_values_survive_reopening(tmp_path: Path) -> None:
         assert catalog.site("docker") == SITE
         assert catalog.points("digits", "docker") == [POINT]
         assert catalog.preprocess("digits", "docker") == [PreprocessPoint(1, 900.0)]
-        assert catalog.latest_plan("digits", "docker") == PLAN
         assert catalog.run("digits-1") == RunRecord(SPEC, KEPT, 2.0, "queued", "")
         assert catalog.jobs("digits-1") == [job]
+    assert plans_in(path) == [("digits", "docker", PLAN)]
 
 
 def test_the_ensemble_saved_last_is_last(catalog: Catalog) -> None:
@@ -160,13 +162,24 @@ def test_preprocess_points_replace_those_on_as_many_cores(catalog: Catalog) -> N
     assert catalog.preprocess("digits", "docker") == [PreprocessPoint(1, 1.0), PreprocessPoint(4, 3.5)]
 
 
-def test_the_latest_plan_is_of_this_ensemble_and_site(catalog: Catalog) -> None:
+def test_plans_are_kept_in_the_order_in_which_they_were_saved(tmp_path: Path) -> None:
     newer = replace(PLAN, gpus=4)
-    first = catalog.save_plan("digits", "docker", PLAN, 1.0)
-    second = catalog.save_plan("digits", "docker", newer, 1.0)
-    catalog.save_plan("digits", "summit", PLAN, 9.0)
-    assert first < second
-    assert catalog.latest_plan("digits", "docker") == newer
+    with Catalog.open(tmp_path / "catalog.db") as catalog:
+        catalog.save_plan("digits", "docker", PLAN, 1.0)
+        catalog.save_plan("digits", "docker", newer, 1.0)
+        catalog.save_plan("digits", "summit", PLAN, 9.0)
+    assert plans_in(tmp_path / "catalog.db") == [
+        ("digits", "docker", PLAN),
+        ("digits", "docker", newer),
+        ("digits", "summit", PLAN),
+    ]
+
+
+def plans_in(path: Path) -> list[tuple[str, str, Plan]]:
+    """Return the stored plans by number, with ensemble and site."""
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT ensemble, site, value FROM plans ORDER BY id").fetchall()
+    return [(ensemble, site, decode(Plan, json.loads(value))) for ensemble, site, value in rows]
 
 
 def test_runs_are_listed_oldest_first_with_their_state(catalog: Catalog) -> None:
