@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from hetctl.inputs.input_errors import shown
 from hetctl.inputs.validation import Strict
 from hetctl.inputs.yaml_source import Location
-from hetctl.model.interconnect import InterNode, IntraNode, NodeLinks
+from hetctl.model.site import InterNode, IntraNode, NodeLinks
 
 
 def _points(value: object) -> object:

@@ -15,7 +15,7 @@ from hetctl.inputs.interconnect_schema import LinksModel, Positive, links_of, li
 from hetctl.inputs.validation import Matching, Strict, validate
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
-from hetctl.model.interconnect import NodeLinks
+from hetctl.model.site import NodeLinks
 
 
 @dataclass(frozen=True)

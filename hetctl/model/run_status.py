@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import Job
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, Heartbeat
 
 FOREMOST = ("failed", "training", "waiting", "converged")
 """States of members, the most important to show first."""

@@ -1,4 +1,4 @@
-"""Sites with their queues, and the nodes of one allocation."""
+"""Sites with their queues and links, and the nodes of one allocation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from hetctl.model.interconnect import NodeLinks
 
 NODES, MEMBERS = "nodes", "members"
 """Resource sets of agents: whole nodes for the whole job, or a member's GPUs on a node for a round."""
@@ -60,6 +58,36 @@ class NetworkInterfaces:
 
 
 ANY_INTERFACES = NetworkInterfaces()
+
+Point = tuple[float, float]
+"""Size of a message in bytes, and its transfer time in seconds."""
+
+
+@dataclass(frozen=True)
+class IntraNode:
+    """Links within a node: peak bandwidth, with the share of it that is reached or measured points."""
+
+    bytes_per_s: float
+    scaling: float | None = None
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True)
+class InterNode:
+    """Links between nodes: latency and bandwidth, or measured points."""
+
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """Links of a cluster: the same for all pairs of GPUs in a node, and for all pairs of nodes."""
+
+    intra_node: IntraNode
+    inter_node: InterNode
+
 
 SIGN_EVERY_S = 2.0
 """Interval in seconds between signs of life of an agent, and of a rank at work."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.serialization import decode, encode
+from hetctl.model.training_progress import Heartbeat
 from hetctl.storage.atomic_io import write_private
 
 STALE_S = 30.0

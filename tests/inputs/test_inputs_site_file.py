@@ -9,8 +9,17 @@ import yaml
 from hetctl.inputs.site_file import detect_site, find_site, list_sites, read_site, trace_site
 from hetctl.inputs.site_schema import SiteModel
 from hetctl.model.errors import BadInputError
-from hetctl.model.interconnect import InterNode, IntraNode, NodeLinks
-from hetctl.model.site import Cluster, NetworkInterfaces, Queue, Site, SiteKey, Timeouts
+from hetctl.model.site import (
+    Cluster,
+    InterNode,
+    IntraNode,
+    NetworkInterfaces,
+    NodeLinks,
+    Queue,
+    Site,
+    SiteKey,
+    Timeouts,
+)
 
 SHIPPED = [
     *("frontier", "lassen", "local", "lsf", "lumi", "perlmutter"),

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import Heartbeat
 from hetctl.report.tables import plan_table, profile_table, sites_table, status_table
 
 MakeRun = Callable[..., RunStatus]

@@ -12,7 +12,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.stage_memory import least_bytes
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.interconnect import NodeLinks
+from hetctl.model.site import NodeLinks
 
 LARGER = "use GPUs with more memory, or a smaller minibatch"
 

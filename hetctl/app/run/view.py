@@ -10,11 +10,10 @@ from itertools import chain
 from hetctl.app.log_tail import tail_of
 from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, StepSpan
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.run_state import RunState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetctl.model.interconnect import Point
+from hetctl.model.site import Point
 
 
 @dataclass(frozen=True)

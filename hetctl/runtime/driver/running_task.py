@@ -11,9 +11,9 @@ from typing import Any
 
 from hetctl.cluster.launchers.agents import Gpu
 from hetctl.model.exit_reason import LOST_PEER, ExitReason
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
+from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
 from hetctl.runtime.rank_logs import append, end_of

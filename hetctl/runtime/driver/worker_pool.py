@@ -25,10 +25,10 @@ from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
 from hetctl.cluster.launchers.agents import Gpu, agents_step, gpus_of, sets_by_step
 from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
+from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.messages import (
     ENDED,

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetctl.model.heartbeat import Heartbeat
+from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
 
 EVERY_S = 2.0

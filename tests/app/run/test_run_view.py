@@ -14,13 +14,13 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import stamp_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import foremost
 from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import Heartbeat
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import Home

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.serialization import encode
+from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.worker import heartbeat
 from hetctl.storage.heartbeats import STALE_S, read_heartbeats, write_heartbeats
 

@@ -17,13 +17,12 @@ import pytest
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.events import DRIVER
-from hetctl.model.heartbeat import Heartbeat
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, Heartbeat
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import KILLED
