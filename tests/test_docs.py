@@ -13,7 +13,7 @@ import pytest
 from test_house import MAY_IMPORT
 
 from hetctl.cli.main import cli
-from hetctl.inputs.durations import format_duration
+from hetctl.inputs.quantities import format_duration
 from hetctl.model import errors
 from hetctl.model.site import Timeouts
 from hetctl.scheduling.planners import PLANNERS

@@ -37,7 +37,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parse by the rule of the file readers."""
-        from hetctl.inputs.durations import parse_duration
+        from hetctl.inputs.quantities import parse_duration
 
         if isinstance(value, int):
             return value
@@ -107,7 +107,7 @@ class GpusByType(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
         """Parse by the rule of the file readers."""
-        from hetctl.inputs.gpu_spec import parse_gpus
+        from hetctl.inputs.quantities import parse_gpus
 
         if isinstance(value, dict):
             return value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,18 @@ from typing import Any
 from hetctl.inputs.input_errors import shown, suggestion
 from hetctl.inputs.interconnect_schema import links_of, links_problems
 from hetctl.inputs.names import NAME_RULE, SAFE_NAME
-from hetctl.inputs.site_schema import SiteModel
-from hetctl.inputs.site_timeouts import timeouts_of, timeouts_problems
+from hetctl.inputs.quantities import format_duration
+from hetctl.inputs.site_schema import SiteModel, TimeoutsModel
 from hetctl.inputs.validation import validate
-from hetctl.inputs.yaml_source import YamlSource, read_yaml
+from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
-from hetctl.model.site import NetworkInterfaces, NodeType, Queue, Site, SiteKey
+from hetctl.model.site import SIGN_EVERY_S, NetworkInterfaces, NodeType, Queue, Site, SiteKey, Timeouts
 
 FOLDER = "site-configs"
+LEAST_SILENCE_S = 5 * SIGN_EVERY_S
+"""Least value of `silence_s`: signs of life may be late, and some may be lost."""
+WITHOUT_A_SIGN = ("meeting", "samples", "lockstep")
+"""Time limits of waits during which ranks send no sign of life."""
 
 
 def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
@@ -69,7 +73,7 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
         raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
     if model.links is not None and (problems := links_problems(model.links)):
         raise source.refusal(problems)
-    if problems := timeouts_problems(timeouts_of(model.timeouts)):
+    if problems := list(_timeouts_problems(_timeouts(model.timeouts))):
         raise source.refusal(problems)
     return _site(name, model), model
 
@@ -170,6 +174,25 @@ def _site(name: str, model: SiteModel) -> Site:
         node_types=types,
         links=None if model.links is None else links_of(model.links),
         network=NetworkInterfaces(tuple(model.network.control), tuple(model.network.gloo)),
-        timeouts=timeouts_of(model.timeouts),
+        timeouts=_timeouts(model.timeouts),
         **values,
     )
+
+
+def _timeouts(model: TimeoutsModel) -> Timeouts:
+    given = {f"{key}_s": float(value) for key, value in model if value is not None}
+    return Timeouts(**given)
+
+
+def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:
+    """Yield the time-outs that are too short for the operations that they have to cover."""
+    values = {field.name.removesuffix("_s"): getattr(timeouts, field.name) for field in fields(timeouts)}
+    texts = {key: format_duration(seconds) for key, seconds in values.items()}
+    least, often = format_duration(LEAST_SILENCE_S), format_duration(SIGN_EVERY_S)
+    for key in ("hang", "silence"):
+        if values[key] < LEAST_SILENCE_S:
+            rule = f"must be at least {least}, since a sign of life comes every {often}, got {texts[key]}"
+            yield ("timeouts", key), rule
+    for key in WITHOUT_A_SIGN:
+        if values[key] > values["hang"]:
+            yield ("timeouts", key), f"must be at most hang, which is {texts['hang']}, got {texts[key]}"

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.inputs.durations import format_duration, parse_bytes, parse_duration
 from hetctl.inputs.interconnect_schema import LinksModel
+from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration
 from hetctl.inputs.validation import Matching, Strict
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import USUAL_TIMEOUTS

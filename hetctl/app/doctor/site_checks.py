@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
-from hetctl.inputs.durations import format_duration
+from hetctl.inputs.quantities import format_duration
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.site import Queue, Site
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetctl.inputs.durations import format_duration
+from hetctl.inputs.quantities import format_duration
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from hetctl.inputs.durations import format_duration
+from hetctl.inputs.quantities import format_duration
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import RunSpec

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import pytest
 
-from hetctl.inputs.gpu_spec import parse_gpus
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
@@ -56,27 +54,6 @@ def test_a_cluster_of_types_has_a_name_for_each_node() -> None:
         ("node-2", 2, None),
     ]
     assert Cluster.of_types({"": (6, 4)}) == Cluster.of(6, 4)
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        ("80", {"": 80}),
-        ("v100:40,p100:40", {"v100": 40, "p100": 40}),
-        (" Tesla V100 : 4 , p100: 8", {"Tesla V100": 4, "p100": 8}),
-    ],
-)
-def test_gpus_are_read_as_people_write_them(text: str, gpus: Mapping[str, int]) -> None:
-    assert parse_gpus(text) == gpus
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "-4", "v100", "v100:", ":4", "v100:x", "v100:0", "v100:4,,p100:4", "v100:4,v100:4"]
-)
-def test_other_gpus_are_refused_with_what_was_written(text: str) -> None:
-    with pytest.raises(BadInputError) as caught:
-        parse_gpus(text)
-    assert repr(text) in caught.value.message or f"'{text}'" in caught.value.message
 
 
 def test_rates_are_those_of_the_type_or_else_the_general_ones() -> None:

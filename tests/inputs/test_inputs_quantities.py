@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.inputs.durations import format_duration, parse_bytes, parse_duration
+from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration, parse_gpus
 from hetctl.model.errors import BadInputError
 
 
@@ -58,3 +60,24 @@ def test_bytes():
     for wrong in ("512", "512G", "0GB", "-1GB", "1e3GB", "", 0, -5, True, 1.5, None, [1]):
         with pytest.raises(BadInputError, match="is not a size such as 512GB"):
             parse_bytes(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("80", {"": 80}),
+        ("v100:40,p100:40", {"v100": 40, "p100": 40}),
+        (" Tesla V100 : 4 , p100: 8", {"Tesla V100": 4, "p100": 8}),
+    ],
+)
+def test_gpus_are_read_as_people_write_them(text: str, gpus: Mapping[str, int]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-4", "v100", "v100:", ":4", "v100:x", "v100:0", "v100:4,,p100:4", "v100:4,v100:4"]
+)
+def test_other_gpus_are_refused_with_what_was_written(text: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        parse_gpus(text)
+    assert repr(text) in caught.value.message or f"'{text}'" in caught.value.message

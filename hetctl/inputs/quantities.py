@@ -1,4 +1,4 @@
-"""Durations and sizes in user-written form."""
+"""Durations, sizes and numbers of GPUs in user-written form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from hetctl.model.errors import BadInputError
 WITH_UNITS = re.compile(r"(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?", re.IGNORECASE)
 CLOCK = re.compile(r"([0-9]{1,7}):([0-5][0-9])(?::([0-5][0-9]))?")
 SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGTP]i?B|B)", re.IGNORECASE)
+COUNT = re.compile(r"[0-9]{1,7}")
+COUNT_OF_TYPE = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,7})")
+MOST_GPUS = 1_000_000
 UNITS = {
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
@@ -65,3 +68,35 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0:
         raise BadInputError(f"{shown(text)} is not a size such as 512GB, 480GiB or bytes above 0")
     return size
+
+
+def parse_gpus(text: str) -> dict[str, int]:
+    """Return the number of GPUs by type for ``v100:40,p100:40``, or under the type "" for ``80``.
+
+    Raises
+    ------
+    BadInputError
+        If the text has another form, names a type twice, or gives no GPUs.
+    """
+    if COUNT.fullmatch(text.strip()):
+        return {"": _count_of_gpus(text, text)}
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = COUNT_OF_TYPE.fullmatch(part.strip())
+        if match is None:
+            raise BadInputError(
+                f"{shown(part.strip())} in GPUs {shown(text)} is not a type and a number",
+                "write a number such as 80, or types such as v100:40,p100:40",
+            )
+        gpu_type = match[1].strip()
+        if gpu_type in found:
+            raise BadInputError(f"GPUs {shown(text)} name type {shown(gpu_type)} twice")
+        found[gpu_type] = _count_of_gpus(match[2], text)
+    return found
+
+
+def _count_of_gpus(digits: str, text: str) -> int:
+    count = int(digits)
+    if not 1 <= count <= MOST_GPUS:
+        raise BadInputError(f"GPUs {shown(text)} must be at least 1 of each type, and at most {MOST_GPUS}")
+    return count
