@@ -16,7 +16,7 @@ def problem_with(function: str, folder: Path) -> str | None:
     candidates = [stem.with_name(f"{stem.name}.py"), stem / "__init__.py"]
     file = next((candidate for candidate in candidates if (folder / candidate).is_file()), None)
     if file is None:
-        return f"there is no {candidates[0]} or {candidates[1]} beside this file"
+        return f"there is no {candidates[0]} or {candidates[1]} in this file's folder"
     try:
         names = _top_level_names((folder / file).read_bytes())
     except OSError as error:

@@ -26,7 +26,7 @@ def read_ensemble(path: Path) -> Ensemble:
     source = read_yaml(path)
     model = validate(EnsembleModel, source)
     if count_members(model) > MOST_MEMBERS:
-        raise source.refusal([(("members",), f"must stand for at most {MOST_MEMBERS:,} members")])
+        raise source.refusal([(("members",), f"must expand to at most {MOST_MEMBERS:,} members")])
     folder = path.parent.resolve()
     points = list(points_of(model))
     members = members_of(model, points, folder)
@@ -71,7 +71,7 @@ def _name_problems(points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:
     for point in points:
         if point.name in firsts:
             first = dotted(firsts[point.name])
-            yield (*point.where, "name"), f"member '{point.name}' is there already, from {first}"
+            yield (*point.where, "name"), f"member '{point.name}' is already defined by {first}"
         firsts.setdefault(point.name, point.where)
 
 

@@ -35,59 +35,67 @@ def _rising(bounds: list[Any]) -> list[Any]:
 
 
 Values = Annotated[list[Any], Field(min_length=1), AfterValidator(_distinct)]
-Config = Annotated[dict[str, Any], Field(description="Handed to model_fn and train_fn as it is.")]
+Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and train_fn unchanged.")]
 
 
 class FunctionsModel(Strict):
-    """The user's functions, each module:function; the modules lie beside the ensemble file."""
+    """The user's functions, each as module:function; modules lie in the folder of the ensemble file."""
 
     input_fn: FunctionName = Field(description="input_fn(data) returns the training and validation samples.")
     model_fn: FunctionName = Field(description="model_fn(config) returns the network and its optimizer.")
     train_fn: FunctionName | None = Field(
         default=None,
-        description="train_fn(data, model, optimizer, config) trains an epoch; null for the default.",
+        description="train_fn(data, model, optimizer, config) trains an epoch; null: the default.",
     )
 
 
 class StopModel(Strict):
     """Conditions under which a member has converged."""
 
-    metric: str = Field(default="val_loss", min_length=1, description="A key of the epoch's results.")
+    metric: str = Field(
+        default="val_loss", min_length=1, description="Key of the metric in the results of an epoch."
+    )
     mode: Literal["max", "min"] | None = Field(
         default=None,
-        description="Whether more or less of the metric is better; if not given, max for metrics whose name "
-        "contains acc, auc, f1, precision or recall, else min.",
+        description="Direction of improvement; null: max for metrics whose name contains acc, auc, f1, "
+        "precision or recall, else min.",
     )
     patience: int = Field(
-        default=5, ge=1, description="Epochs without an improvement of more than min_delta before it stops."
+        default=5,
+        ge=1,
+        description="Number of epochs without an improvement of more than min_delta after which it stops.",
     )
-    min_delta: float = Field(default=0.0, ge=0, description="The least change of the metric that counts.")
-    target: float | None = Field(default=None, description="Stop as soon as the metric reaches this value.")
-    max_epochs: int = Field(default=100, ge=1, description="Stop after this many epochs in any case.")
+    min_delta: float = Field(
+        default=0.0, ge=0, description="Smallest change of the metric that counts as an improvement."
+    )
+    target: float | None = Field(default=None, description="Value of the metric at which training stops.")
+    max_epochs: int = Field(default=100, ge=1, description="Maximum number of epochs.")
     expected_epochs: int | None = Field(
         default=None,
         ge=1,
-        description="Epochs that predictions assume, at most max_epochs; null for max_epochs.",
+        description="Number of epochs assumed in predictions, at most max_epochs; null: max_epochs.",
     )
 
 
 class Settings(Strict):
-    """Settings that an ensemble makes for all its members, and a member for itself."""
+    """Settings of an ensemble for all its members, and of a member for itself."""
 
     batch_size: int = Field(default=32, ge=1, description="Samples per GPU and step.")
     min_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Out of memory, a member's batch size is halved down to this; null to let it fail.",
+        description="Lower limit for halving the batch size of members out of memory; null: they fail.",
     )
     validation_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Samples per GPU and step of an evaluation; null for as many as in training.",
+        description="Samples per GPU and step of an evaluation; null: as in training.",
     )
-    seed: int = Field(default=0, ge=0, description="A member's own seed is a hash of this one and its name.")
+    seed: int = Field(
+        default=0, ge=0, description="Random seed; each member's own is a hash of it and the member's name."
+    )
     max_gpus: int | None = Field(
-        default=None, ge=1, description="Never give a member more GPUs; null leaves it to the planner."
+        default=None, ge=1, description="Maximum number of GPUs of a member; null: no limit."
     )
     rescale_learning_rate: bool = Field(
         default=True,
@@ -95,8 +103,8 @@ class Settings(Strict):
     )
     stop: StopModel = Field(
         default_factory=StopModel,
-        description="When a member has converged; a member's keys go over the ensemble's, but for mode and "
-        "target, which it must repeat if it names its own metric.",
+        description="Conditions under which a member has converged. Keys of a member override those of the "
+        "ensemble; a member with its own metric does not inherit mode and target.",
     )
 
 
@@ -113,20 +121,22 @@ class MemberSettings(Settings):
 
 
 class MemberModel(MemberSettings):
-    """One member."""
+    """Single member."""
 
-    name: MemberName = Field(description="Unique in the ensemble and safe as a file name.")
+    name: MemberName = Field(description="Name, unique in the ensemble and valid as a file name.")
     config: Config = Field(default_factory=dict)
     layers: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="Profile of its layers, for a pipeline; a relative path is taken from the file's folder.",
+        description="File with a profile of its layers, for pipelines, relative to the ensemble file.",
     )
 
 
 class GridModel(MemberSettings):
-    """A member for every combination of the values in `over`."""
+    """Members for all combinations of the values in `over`."""
 
-    name: SafeName = Field(description="The members are named NAME-KEY-VALUE-..., keys as in over.")
+    name: SafeName = Field(
+        description="Prefix of the names NAME-KEY-VALUE-..., with keys in the order of over."
+    )
     config: Config = Field(default_factory=dict)
     over: dict[str, Values] = Field(min_length=1, description="Keys of config, each with its list of values.")
 
@@ -142,15 +152,17 @@ class DrawModel(Strict):
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     uniform: Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(_rising)] = Field(
-        default_factory=list, description="[lower, upper], any float between."
+        default_factory=list, description="[lower, upper]: a float, uniform between the bounds."
     )
     log_uniform: Annotated[
         list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2), AfterValidator(_rising)
-    ] = Field(default_factory=list, description="[lower, upper], uniform in the logarithm; both above 0.")
-    integer: Annotated[list[int], Field(min_length=2, max_length=2), AfterValidator(_rising)] = Field(
-        default_factory=list, description="[lower, upper], any whole number from lower to upper."
+    ] = Field(
+        default_factory=list, description="[lower, upper], both above 0: a float, uniform in the logarithm."
     )
-    choice: Values = Field(default_factory=list, description="One of these values.")
+    integer: Annotated[list[int], Field(min_length=2, max_length=2), AfterValidator(_rising)] = Field(
+        default_factory=list, description="[lower, upper]: a whole number, bounds included."
+    )
+    choice: Values = Field(default_factory=list, description="List of values, of which one is drawn.")
 
 
 def _one_way(draw: DrawModel) -> DrawModel:
@@ -160,14 +172,14 @@ def _one_way(draw: DrawModel) -> DrawModel:
 
 
 class RandomModel(MemberSettings):
-    """Members whose values in `over` are drawn at random."""
+    """Members with values of `over` that are drawn at random."""
 
-    name: SafeName = Field(description="The members are named NAME-000, NAME-001, ...")
-    count: int = Field(ge=1, description="How many; raising it keeps the others as they are.")
+    name: SafeName = Field(description="Prefix of the names NAME-000, NAME-001, ...")
+    count: int = Field(ge=1, description="Number of members; raising it does not change those that exist.")
     config: Config = Field(default_factory=dict)
     over: dict[str, Annotated[DrawModel, AfterValidator(_one_way)]] = Field(
         min_length=1,
-        description="Keys of config, each with how it is drawn, from the seed, the number and the key alone.",
+        description="Keys of config, each with its distribution; values depend on seed, number and key only.",
     )
 
     @field_validator("over")
@@ -184,15 +196,15 @@ def _apart_from_config(over: dict[str, Any], info: ValidationInfo) -> dict[str, 
 
 
 class GridEntry(Strict):
-    """An entry of members that stands for a grid."""
+    """Entry of members that expands to a grid."""
 
-    grid: GridModel = Field(description="A member for every combination of values.")
+    grid: GridModel = Field(description="Members for all combinations of values.")
 
 
 class RandomEntry(Strict):
-    """An entry of members that stands for a random sample."""
+    """Entry of members that expands to a random sample."""
 
-    random: RandomModel = Field(description="Members whose values are drawn at random.")
+    random: RandomModel = Field(description="Members with values that are drawn at random.")
 
 
 def _kind_of(entry: Any) -> str:
@@ -217,20 +229,23 @@ else:
 class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
 
-    name: SafeName = Field(description="Name of the ensemble, safe as a file name.")
-    framework: FrameworkName = Field(default="tensorflow", description="What the networks are built with.")
+    name: SafeName = Field(description="Name of the ensemble, valid as a file name.")
+    framework: FrameworkName = Field(
+        default="tensorflow", description="Framework in which the networks are built."
+    )
     functions: FunctionsModel = Field(description="The user's functions.")
     data: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Handed to input_fn; a relative path is taken from the file's folder."
+        default=None,
+        description="Argument of input_fn; a relative path is relative to the folder of the ensemble file.",
     )
     partitions: int | None = Field(
         default=None,
         ge=1,
-        description="Parts of the training data that lie on the nodes, each on one; null if there are none.",
+        description="Number of parts of the training data, each stored on one node; null: not partitioned.",
     )
     samples_per_epoch: int | None = Field(
         default=None,
         ge=1,
-        description="Training samples; null: as profiles say. It takes it where no member fits one GPU.",
+        description="Number of training samples; null: as profiled. Required if no member fits on one GPU.",
     )
     members: list[Entry] = Field(min_length=1, description="Single members, grids and random samples.")

@@ -38,28 +38,30 @@ Points = Annotated[
 
 
 class IntraNodeModel(Strict):
-    """Links between the GPUs of a node: either scaling or points beside the peak."""
+    """Links between the GPUs of a node: peak bandwidth, with either scaling or points."""
 
-    bytes_per_s: Positive = Field(description="Peak bandwidth.")
+    bytes_per_s: Positive = Field(description="Peak bandwidth in bytes/s.")
     scaling: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="The part of it that is reached."
+        default=None, description="Fraction of the peak bandwidth that is reached."
     )
-    points: Points = Field(default=(), description="What was measured, [bytes, seconds] each.")
+    points: Points = Field(default=(), description="Measured transfers, each as [bytes, seconds].")
 
 
 class InterNodeModel(Strict):
     """Links between nodes: either latency_s and bytes_per_s, or points."""
 
-    latency_s: Annotated[float, Field(ge=0)] | None = Field(default=None, description="Of a message.")
-    bytes_per_s: Positive | None = Field(default=None, description="Bandwidth.")
-    points: Points = Field(default=(), description="What was measured, [bytes, seconds] each.")
+    latency_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="Latency of a message in seconds."
+    )
+    bytes_per_s: Positive | None = Field(default=None, description="Bandwidth in bytes/s.")
+    points: Points = Field(default=(), description="Measured transfers, each as [bytes, seconds].")
 
 
 class LinksModel(Strict):
-    """Links between GPUs, as pipelines see them."""
+    """Links between GPUs, for pipelines."""
 
-    intra_node: IntraNodeModel = Field(description="Between the GPUs of a node.")
-    inter_node: InterNodeModel = Field(description="Between nodes.")
+    intra_node: IntraNodeModel = Field(description="Links between the GPUs of a node.")
+    inter_node: InterNodeModel = Field(description="Links between nodes.")
 
 
 def links_problems(links: LinksModel) -> list[tuple[Location, str]]:

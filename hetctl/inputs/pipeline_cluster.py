@@ -93,7 +93,7 @@ class _ClusterModel(Strict):
 
 def _unknown_types(model: _ClusterModel) -> list[tuple[Location, str]]:
     return [
-        (("nodes", index, name), f"is no gpu_type of this file{suggestion(name, model.gpu_types)}")
+        (("nodes", index, name), f"must be one of gpu_types{suggestion(name, model.gpu_types)}")
         for index, node in enumerate(model.nodes)
         for name in node
         if name not in model.gpu_types

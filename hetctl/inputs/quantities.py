@@ -36,7 +36,7 @@ def parse_duration(text: str) -> int:
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
     total = hours * 3600 + minutes * 60 + seconds
     if total == 0:
-        raise BadInputError(f"duration {shown(text)} must be longer than nothing")
+        raise BadInputError(f"duration {shown(text)} must be longer than 0 s")
     return total
 
 

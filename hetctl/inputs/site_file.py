@@ -67,10 +67,10 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
     model = validate(SiteModel, source)
     if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
         known = suggestion(model.queue, (queue.name for queue in model.queues))
-        raise source.refusal([(("queue",), f"is none of the queues, got '{model.queue}'{known}")])
+        raise source.refusal([(("queue",), f"must be one of the queues, got '{model.queue}'{known}")])
     of_types = sum(node_type.nodes for node_type in model.node_types)
     if model.node_types and of_types != model.nodes:
-        raise source.refusal([(("node_types",), f"add up to {of_types} nodes, but nodes is {model.nodes}")])
+        raise source.refusal([(("node_types",), f"must add up to nodes ({model.nodes}), got {of_types}")])
     if model.links is not None and (problems := links_problems(model.links)):
         raise source.refusal(problems)
     if problems := list(_timeouts_problems(_timeouts(model.timeouts))):
@@ -155,7 +155,7 @@ class _SiteSearch:
         except BadInputError as error:
             raise source.refusal([(("extends",), error.message)]) from None
         if base_path.resolve() in chain:
-            raise source.refusal([(("extends",), f"leads back to {base_path}")])
+            raise source.refusal([(("extends",), f"forms a cycle with {base_path}")])
         return source.extending(self.load(base_path, chain))
 
 

@@ -29,14 +29,14 @@ Directive = Annotated[
     str,
     Matching(
         rf"[^#\s{BREAKS}][^{BREAKS}]*",
-        "must be one line as the batch system takes it, without #SBATCH or #BSUB",
+        "must be one line of options for the batch system, without #SBATCH or #BSUB",
     ),
 ]
 Word = Annotated[
     str,
     Matching(
         r"[A-Za-z0-9_][A-Za-z0-9._@:+/-]*",
-        "must be one word of A-Z a-z 0-9 . _ @ : + / - that starts with no sign",
+        "must be one word of A-Z a-z 0-9 . _ @ : + / - that starts with a letter, a digit or _",
     ),
 ]
 Variable = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be the name of an environment variable")]
@@ -94,27 +94,30 @@ Duration = Annotated[
 
 
 class QueueModel(Strict):
-    """A queue (a partition in Slurm's words) and its limits."""
+    """Queue (a partition in Slurm's words) and its limits."""
 
-    name: Word = Field(description="The queue's name at the batch system.")
+    name: Word = Field(description="Name of the queue at the batch system.")
     max_nodes: int | None = Field(
-        default=None, ge=1, description="The most nodes of one job; null for no limit."
+        default=None, ge=1, description="Maximum number of nodes of one job; null: no limit."
     )
     max_wall: Duration = Field(
         default=None,
-        description="The longest wall-clock time of one job, as 2h, 90m or 2:00:00; null for no limit.",
+        description="Maximum wall-clock time of one job, such as 2h, 90m or 2:00:00; null: no limit.",
     )
 
 
 class NodeTypeModel(Strict):
-    """Nodes with the same type of GPU, at a machine that has several."""
+    """Nodes with the same type of GPU, on a machine with several types."""
 
-    gpu_type: Line = Field(description="The type, as `hetctl profile` names it.")
-    nodes: int = Field(ge=1, description="How many nodes have it.")
+    gpu_type: Line = Field(description="Model of the GPUs, as reported by `hetctl profile`.")
+    nodes: int = Field(ge=1, description="Number of nodes with this type.")
     hosts: list[Line] = Field(
-        min_length=1, description="Names of these nodes, * for any text; they tell a job's nodes apart."
+        min_length=1,
+        description="Host names of these nodes, * for any text, by which the type of a job's node is found.",
     )
-    gpu_memory: MaybeBytes = Field(default=None, description="Memory of each GPU; null for the site's.")
+    gpu_memory: MaybeBytes = Field(
+        default=None, description="Memory of each GPU; null: the site's gpu_memory."
+    )
 
 
 class NetworkModel(Strict):
@@ -122,31 +125,43 @@ class NetworkModel(Strict):
 
     control: list[Interface] = Field(
         default_factory=list,
-        description="For connections between driver and compute nodes; [] for the one of the host name.",
+        description="For connections between driver and compute nodes; []: the one of the host name.",
     )
     gloo: list[Interface] = Field(
         default_factory=list,
-        description="For Gloo; [] for the one by which a rank reaches the others of its group.",
+        description="For Gloo; []: the one by which a rank reaches the other ranks of its group.",
     )
 
 
 def _timeout(name: str, meaning: str) -> Any:
     usual = format_duration(getattr(USUAL_TIMEOUTS, f"{name}_s"))
-    return Field(default=None, description=f"{meaning}; null for {usual}.")
+    return Field(default=None, description=f"{meaning}; null: {usual}.")
 
 
 class TimeoutsModel(Strict):
     """Time limits of waits."""
 
-    hang: Duration = _timeout("hang", "A group of which no rank gives a sign of life for so long hangs")
-    meeting: Duration = _timeout("meeting", "For the ranks of a group to meet")
-    join: Duration = _timeout("join", "For the agent of a node to connect to the driver after its launch")
-    silence: Duration = _timeout("silence", "An agent that sends nothing for so long is lost with its node")
-    ending: Duration = _timeout("ending", "For the ranks of a group that has failed to end by themselves")
-    orphaned: Duration = _timeout("orphaned", "For the script of a job to see that its driver is gone")
-    samples: Duration = _timeout("samples", "For preprocessors to prepare a batch")
-    lockstep: Duration = _timeout("lockstep", "For members and leaders that share in lockstep to begin")
-    leaders: Duration = _timeout("leaders", "For the leaders of nodes to load the data and connect")
+    hang: Duration = _timeout(
+        "hang", "Time without a sign of life from any rank after which a group counts as hung"
+    )
+    meeting: Duration = _timeout("meeting", "Time limit for the ranks of a group to connect to one another")
+    join: Duration = _timeout(
+        "join", "Time limit for the agent of a node to connect to the driver after its launch"
+    )
+    silence: Duration = _timeout(
+        "silence", "Time without a message after which an agent and its node count as lost"
+    )
+    ending: Duration = _timeout("ending", "Time limit for the ranks of a failed group to end by themselves")
+    orphaned: Duration = _timeout(
+        "orphaned", "Time limit for the script to end a job whose driver has ended; later its agents end it"
+    )
+    samples: Duration = _timeout("samples", "Time limit for preprocessors to prepare a batch")
+    lockstep: Duration = _timeout(
+        "lockstep", "Time limit for members and leaders that share data in lockstep to start"
+    )
+    leaders: Duration = _timeout(
+        "leaders", "Time limit for the leaders of nodes to load the data and connect"
+    )
 
 
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:
@@ -169,76 +184,82 @@ else:
 
 
 class SiteModel(Strict):
-    """A machine: its batch system, nodes and queues, and how programs are started on it."""
+    """Machine: its batch system, nodes and queues, and the launcher of its jobs."""
 
     extends: SiteRef | None = Field(
-        default=None, description="Another site, by name or file: its keys hold where this file has none."
+        default=None,
+        description="Another site, by name or file, whose keys are used where this file has none.",
     )
-    batch_system: BatchSystemName = Field(description="What takes the jobs.")
-    launcher: LauncherName = Field(description="What starts a job's steps.")
+    batch_system: BatchSystemName = Field(description="Batch system that runs the jobs.")
+    launcher: LauncherName = Field(description="Program that starts the steps of a job.")
     launch: Literal["nodes", "members"] = Field(
         default="nodes",
-        description="nodes: one step a job, for all nodes. members: one for each member and round.",
+        description="nodes: one step per job, on all nodes. members: one step per member and round.",
     )
-    nodes: int = Field(ge=1, description="Compute nodes of the machine.")
-    gpus_per_node: int = Field(ge=1, description="GPUs of each node, or slots where device is slot.")
-    cores_per_node: int = Field(ge=1, description="Cores of each node that jobs may use.")
-    memory_per_node: Bytes = Field(description="Memory of each node: 512GB, 480GiB or a number of bytes.")
+    nodes: int = Field(ge=1, description="Number of compute nodes of the machine.")
+    gpus_per_node: int = Field(ge=1, description="Number of GPUs per node; of slots if device is slot.")
+    cores_per_node: int = Field(ge=1, description="Number of cores per node that jobs may use.")
+    memory_per_node: Bytes = Field(description="Memory per node, such as 512GB, 480GiB or a number of bytes.")
     device: Literal["gpu", "slot"] = Field(
-        default="gpu", description="slot at a machine without GPUs, where a slot stands for a GPU."
+        default="gpu",
+        description="slot on a machine without GPUs, where a share of the cores takes the place of a GPU.",
     )
-    gpu_type: Line | None = Field(default=None, description="Model of the GPUs, as V100.")
+    gpu_type: Line | None = Field(default=None, description="Model of the GPUs, such as V100.")
     gpu_memory: MaybeBytes = Field(
-        default=None, description="Memory of each GPU, as 16GB; null if it is not to be counted with."
+        default=None, description="Memory of each GPU, such as 16GB; null: not taken into account."
     )
     links: LinksModel | None = Field(
-        default=None, description="How fast GPUs send to one another, for pipelines; null if it is not known."
+        default=None, description="Bandwidth and latency between GPUs, for pipelines; null: unknown."
     )
     network: NetworkModel = Field(
         default_factory=NetworkModel, description="Network interfaces for control connections and for Gloo."
     )
     timeouts: TimeoutsModel = Field(
         default_factory=TimeoutsModel,
-        description="Times after which what has not come by then is given up, each as 30s or 15m.",
+        description="Time limits of waits, each such as 30s or 15m.",
     )
     visible_devices: Variable = Field(
         default="CUDA_VISIBLE_DEVICES",
-        description="The variable that names the GPUs which a process sees; ROCR_VISIBLE_DEVICES for AMD.",
+        description="Environment variable with the GPUs visible to a process; ROCR_VISIBLE_DEVICES for AMD.",
     )
     node_types: list[NodeTypeModel] = Field(
         default_factory=list,
-        description="The types of GPU of a machine that has several; their nodes must add up to `nodes`.",
+        description="Types of GPU of a machine with several; their nodes must add up to `nodes`.",
     )
     queues: Annotated[list[QueueModel], Field(min_length=1), AfterValidator(_limits_rise)] = Field(
-        description="The queues; several entries of one name, max_nodes rising, are its bins by size."
+        description="Queues; several entries of one name, with rising max_nodes, are its limits by job size."
     )
-    queue: Word | None = Field(default=None, description="The queue to use; null for the first one.")
+    queue: Word | None = Field(default=None, description="Queue to use; null: the first one.")
     queue_option: Literal["partition", "qos"] = Field(
-        default="partition", description="How Slurm is told the queue: --partition, or --qos as at NERSC."
+        default="partition",
+        description="Slurm option that takes the queue: --partition, or --qos as at NERSC.",
     )
-    account: Word | None = Field(default=None, description="Who pays: the project or account of the jobs.")
+    account: Word | None = Field(default=None, description="Project or account that jobs are charged to.")
     submit_by: Literal["file", "stdin"] = Field(
-        default="file", description="Whether the submit command takes the script as a file or reads it."
+        default="file",
+        description="Input of the submit command: the file name of the script, or its text on stdin.",
     )
     max_queued_jobs: int | None = Field(
-        default=None, ge=1, description="The most jobs that a user may have queued; null for no limit."
+        default=None, ge=1, description="Maximum number of queued jobs per user; null: no limit."
     )
     template: Template | None = Field(
-        default=None, description="The script's template; null for the batch system's own."
+        default=None, description="File name of the script's template; null: the batch system's own."
     )
     directives: list[Directive] = Field(
-        default_factory=list, description="More options for the batch system, without #SBATCH or #BSUB."
+        default_factory=list, description="Additional options for the batch system, without #SBATCH or #BSUB."
     )
     setup: list[Line] = Field(
-        default_factory=list, description="Shell lines that prepare the environment of every script."
+        default_factory=list,
+        description="Shell lines at the start of every script, which prepare its environment.",
     )
     environment: dict[Variable, Value] = Field(
-        default_factory=dict, description="Variables that every step gets; values are text."
+        default_factory=dict, description="Environment variables of every step; values are text."
     )
-    mpi: Word | None = Field(default=None, description="The launcher's MPI plugin, as in srun --mpi=pmix.")
+    mpi: Word | None = Field(default=None, description="MPI plugin of the launcher, as in srun --mpi=pmix.")
     python: Line | None = Field(
-        default=None, description="The Python on the compute nodes; null for the one that submits."
+        default=None, description="Python interpreter on the compute nodes; null: the one that submits."
     )
     host_patterns: list[Line] = Field(
-        default_factory=list, description="Host names of the login nodes, * for any text; they tell the site."
+        default_factory=list,
+        description="Host names of the login nodes, * for any text, by which the site is detected.",
     )

@@ -67,10 +67,10 @@ def read_unit_times(path: Path) -> UnitTimeTable:
 
 def _sized(first: SourceLine, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:
     if rows == 0 or columns == 0:
-        raise refusal([(first, f"says {rows} rows and {columns} columns, but must say at least 1 of each")])
-    problems = _ragged(lines, columns, f"line {first.line} says {columns} columns")
+        raise refusal([(first, f"sizes must be at least 1 row and 1 column, got {rows} and {columns}")])
+    problems = _ragged(lines, columns, f"line {first.line} gives {columns} columns")
     if len(lines) != rows:
-        problems.append((first, f"says {rows} rows, but {len(lines)} follow"))
+        problems.append((first, f"gives {rows} rows, but {len(lines)} follow"))
     if problems:
         raise refusal(problems)
     return _matrix(lines, _numbered("c", rows), _numbered("w", columns))
@@ -110,8 +110,8 @@ def _matrix(lines: Sequence[Line], configs: tuple[str, ...], workers: tuple[str,
     for place, cells in lines if not problems else ():
         for worker, cell in zip(workers, cells, strict=True):
             if cell.lower() in NEVER:
-                rule = "every configuration visits every partition, and no other worker has this one"
-                problems.append((place, f"worker {shown(worker)}: there is no time; {rule}"))
+                rule = "every configuration must visit every partition, and no other worker has this one"
+                problems.append((place, f"worker {shown(worker)}: no time is given; {rule}"))
             elif wrong := _wrong_seconds(cell):
                 problems.append((place, f"worker {shown(worker)}: {wrong}"))
     _refuse(problems)
@@ -169,7 +169,7 @@ def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str,
         for config in table.configs:
             if (config, partition, worker) not in times:
                 where = f"partition {shown(partition)} of worker {shown(worker)}"
-                rule = f"config {shown(config)} has no seconds on {where}, but others have"
+                rule = f"config {shown(config)} has no seconds on {where}, unlike other configs"
                 yield places[partition, worker], rule
 
 

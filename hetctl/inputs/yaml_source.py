@@ -110,7 +110,7 @@ def _reason_of(error: yaml.YAMLError) -> str:
 
 def _text(text: str) -> str:
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("has a character that is not text")
+        raise ValueError("has an invalid character")
     return text
 
 
@@ -148,7 +148,7 @@ class _Builder:
     def build(self, node: yaml.Node, at: Location) -> Any:
         self.places.setdefault(at, self._place(node))
         if len(self.places) > MOST_VALUES:
-            raise self._refusal(node, f"holds more than {MOST_VALUES:,} values, aliases written out")
+            raise self._refusal(node, f"must have at most {MOST_VALUES:,} values, with aliases expanded")
         if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
             return self._mapping(node, at)
         if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":

@@ -149,7 +149,7 @@ REFUSALS = [
     (f"members: [{{name: {'a' * 65}}}]\n", "e.yaml:3: members[0].name: must be 1 to 64 of"),
     (
         "members:\n  - name: a\n  - name: b\n  - name: a\n",
-        "e.yaml:6: members[2].name: member 'a' is there already, from members[0]",
+        "e.yaml:6: members[2].name: member 'a' is already defined by members[0]",
     ),
     ("members: [{grid: {name: g, over: {}}}]\n", "members[0].grid.over: must have at least 1, got {}"),
     ("members: [{grid: {name: g, over: {a: []}}}]\n", "members[0].grid.over.a: must have at least 1, got []"),
@@ -191,7 +191,7 @@ REFUSALS = [
     ),
     (
         "members: [{random: {name: r, count: 9999999999, over: {a: {uniform: [0, 1]}}}}]\n",
-        "e.yaml:3: members: must stand for at most 10,000 members",
+        "e.yaml:3: members: must expand to at most 10,000 members",
     ),
 ]
 
@@ -225,7 +225,7 @@ def test_missing_functions(tmp_path: Path):
         f"{at} digits.py defines no 'modle_fn'; did you mean 'model_fn'?"
     )
     assert functions_refused(tmp_path, "digit:model_fn") == (
-        f"{at} there is no digit.py or digit/__init__.py beside this file"
+        f"{at} there is no digit.py or digit/__init__.py in this file's folder"
     )
     assert functions_refused(tmp_path, "digits.model_fn") == (
         f"{at} must be module:function, got 'digits.model_fn'"

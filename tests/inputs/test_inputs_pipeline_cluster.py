@@ -58,7 +58,7 @@ def test_links_may_be_given_by_their_numbers(tmp_path):
             ("time_ratio: 1.0", "time_ratio: 0"),
             "cluster.yaml:2: gpu_types.V.time_ratio: must be greater than 0",
         ),
-        (("{V: 2}", "{X: 2}"), "cluster.yaml:5: nodes[0].X: is no gpu_type of this file"),
+        (("{V: 2}", "{X: 2}"), "cluster.yaml:5: nodes[0].X: must be one of gpu_types"),
         (("{V: 2}", "{V: 0}"), "cluster.yaml:5: nodes[0].V: must be at least 1"),
         (("{V: 2}", "{}"), "cluster.yaml:5: nodes[0]: must have at least 1"),
         (("scaling: 0.7", "scaling: 1.7"), "cluster.yaml:8: links.intra_node.scaling: must be at most 1"),

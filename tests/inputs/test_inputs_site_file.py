@@ -81,7 +81,7 @@ def test_human_units(tmp_path: Path):
         (
             "2:00:00",
             "0s",
-            "s.yaml:8: queues[0].max_wall: duration '0s' must be longer than nothing, got '0s'",
+            "s.yaml:8: queues[0].max_wall: duration '0s' must be longer than 0 s, got '0s'",
         ),
         ("name: main", "name: a b", "s.yaml:8: queues[0].name: must be one word"),
         ("name: main", 'name: "a\\nb"', "s.yaml:8: queues[0].name: must be one word"),
@@ -97,11 +97,14 @@ def test_refusals(tmp_path: Path, old: str, new: str, message: str):
     ("line", "message"),
     [
         ('account: "a\\nb"', "account: must be one word"),
-        ('account: "a\\0b"', "'a\\x00b' has a character that is not text"),
-        ('directives: ["-x\\n#SBATCH -y"]', "directives[0]: must be one line as the batch system takes it"),
+        ('account: "a\\0b"', "'a\\x00b' has an invalid character"),
+        (
+            'directives: ["-x\\n#SBATCH -y"]',
+            "directives[0]: must be one line of options for the batch system",
+        ),
         (
             'directives: ["#SBATCH -y"]',
-            "directives[0]: must be one line as the batch system takes it, without",
+            "directives[0]: must be one line of options for the batch system, without",
         ),
         ('setup: ["a\\rb"]', "setup[0]: must be one line of text"),
         ('setup: ["a\\n"]', "setup[0]: must be one line of text"),
@@ -115,7 +118,7 @@ def test_refusals(tmp_path: Path, old: str, new: str, message: str):
         ("submit_by: mail", "submit_by: must be 'file' or 'stdin', got 'mail'"),
         ("device: cpu", "device: must be 'gpu' or 'slot', got 'cpu'"),
         ("max_queued_jobs: 0", "max_queued_jobs: must be at least 1, got 0"),
-        ("queue: mian", "queue: is none of the queues, got 'mian'; did you mean 'main'?"),
+        ("queue: mian", "queue: must be one of the queues, got 'mian'; did you mean 'main'?"),
         ("extends: [x]", "extends: must be text (put it in quotes), got ['x']"),
         ("extends: slrm", "extends: unknown site 'slrm'; did you mean 'slurm'?"),
         ("extends: ./none.yaml", "none.yaml: cannot be read: No such file or directory"),
@@ -190,7 +193,7 @@ def test_loops_are_refused(tmp_path: Path):
     write(folder, "c", "extends: ./c.yaml\n")
     with pytest.raises(BadInputError, match=r"b\.yaml:2: extends: site 'a' extends itself"):
         find_site("a", project=tmp_path, home=None)
-    with pytest.raises(BadInputError, match=r"c\.yaml:1: extends: leads back to .*c\.yaml"):
+    with pytest.raises(BadInputError, match=r"c\.yaml:1: extends: forms a cycle with .*c\.yaml"):
         find_site("c", project=tmp_path, home=None)
 
 
@@ -304,7 +307,7 @@ def test_a_site_may_have_several_types_of_gpu(tmp_path: Path) -> None:
 def test_nodes_of_all_types_must_add_up(tmp_path: Path) -> None:
     path = tmp_path / "mixed.yaml"
     path.write_text("extends: slurm-docker\nnodes: 5\ngpus_per_node: 4\n" + TYPES)
-    with pytest.raises(BadInputError, match=r"mixed.yaml:\d+: node_types: add up to 3 nodes, but nodes is 5"):
+    with pytest.raises(BadInputError, match=r"mixed.yaml:\d+: node_types: must add up to nodes \(5\), got 3"):
         read_site(path)
 
 
@@ -364,7 +367,7 @@ def test_timeouts_are_the_usual_ones_but_for_those_that_are_given(tmp_path: Path
     ("key", "value", "message"),
     [
         ("hang", "15", "timeouts.hang: '15' is not a duration such as 2h, 90m, 1h30m or 2:00:00; write 15s"),
-        ("hang", "0s", "timeouts.hang: duration '0s' must be longer than nothing"),
+        ("hang", "0s", "timeouts.hang: duration '0s' must be longer than 0 s"),
         ("hang", "5s", "timeouts.hang: must be at least 10s, since a sign of life comes every 2s, got 5s"),
         (
             "silence",

@@ -86,8 +86,8 @@ def test_a_list_has_copies_of_partitions(tmp_path: Path):
         ("1,\n2,\n", "t.csv:1: worker 'w1' has no partition: all its times are inf"),
         (
             "1,2\n2,inf\n",
-            "t.csv:2: worker 'w1': there is no time; every configuration visits every partition, and no other"
-            " worker has this one",
+            "t.csv:2: worker 'w1': no time is given; every configuration must visit every partition, and no"
+            " other worker has this one",
         ),
         ("a,2\n1,2\n", "t.csv:1: '2' is a number among names"),
         ("a,a\n1,2\n", "t.csv:1: worker: 'a' is given twice"),
@@ -96,10 +96,10 @@ def test_a_list_has_copies_of_partitions(tmp_path: Path):
         ("config\nn\n", "t.csv:1: has no seconds below its header, or names no worker"),
         ("config,a\n", "t.csv:1: has no seconds below its header, or names no worker"),
         ('1,"2\n', "t.csv:1: not CSV: unexpected end of data"),
-        ("2 2\n1 2\n", "t.csv:1: says 2 rows, but 1 follow"),
-        ("1 2\n1 2\n3 4\n", "t.csv:1: says 1 rows, but 2 follow"),
-        ("2 2\n1 2\n1 2 3\n", "t.csv:3: has 3 cells, line 1 says 2 columns"),
-        ("0 2\n", "t.csv:1: says 0 rows and 2 columns, but must say at least 1 of each"),
+        ("2 2\n1 2\n", "t.csv:1: gives 2 rows, but 1 follow"),
+        ("1 2\n1 2\n3 4\n", "t.csv:1: gives 1 rows, but 2 follow"),
+        ("2 2\n1 2\n1 2 3\n", "t.csv:3: has 3 cells, line 1 gives 2 columns"),
+        ("0 2\n", "t.csv:1: sizes must be at least 1 row and 1 column, got 0 and 2"),
         ("1 2\n1 -2\n", "t.csv:2: worker 'w1': seconds must be a number from 0 to 1e12, got '-2'"),
     ],
 )
@@ -122,8 +122,8 @@ def test_a_wrong_matrix_is_refused_by_line_and_rule(tmp_path: Path, text: str, m
         ("a,p,w,1\na,q,w,\n", "t.csv:3: partition 'q' is on no worker"),
         (
             "a,p,w,1\nb,p,v,1\n",
-            "t.csv:2: config 'b' has no seconds on partition 'p' of worker 'w', but others have\n"
-            "t.csv:3: config 'a' has no seconds on partition 'p' of worker 'v', but others have",
+            "t.csv:2: config 'b' has no seconds on partition 'p' of worker 'w', unlike other configs\n"
+            "t.csv:3: config 'a' has no seconds on partition 'p' of worker 'v', unlike other configs",
         ),
     ],
 )

@@ -163,8 +163,8 @@ def _make_lock_folder() -> None:
     make_private_folder(folder)
     if folder.stat().st_uid != os.getuid():
         raise BatchSystemError(
-            f"{folder} belongs to another user, and is to hold the locks of this machine's slots",
-            f"name a folder of yours in {FOLDER_VARIABLE}",
+            f"{folder}, the folder of the locks of this machine's slots, belongs to another user",
+            f"set {FOLDER_VARIABLE} to a folder of your own",
         )
 
 

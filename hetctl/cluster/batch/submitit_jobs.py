@@ -95,7 +95,7 @@ def _refuse_open_folders(folder: Path) -> None:
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise BadInputError(
-                f"everybody may write to {path}, and so could run programs as you",
+                f"{path} is writable for all users, who could run programs as you through it",
                 f"chmod o-w {path}, or set HETCTL_HOME to a folder of your own",
             )
 

@@ -140,8 +140,8 @@ def _refuse_misfits(allocations: Sequence[Allocation], nodes: Sequence[Node]) ->
         gpus = gpus_of(allocation.placement)
         if len(gpus) != allocation.gpus or len(set(gpus)) != len(gpus):
             raise InfeasibleError(
-                f"member {allocation.member} has {allocation.gpus} GPUs, and is placed on {len(set(gpus))}",
-                "It would straddle nodes without saying so: choose another --planner.",
+                f"member {allocation.member} has {allocation.gpus} GPUs, but is placed on {len(set(gpus))}",
+                "choose another --planner",
             )
         for place in allocation.placement:
             left = free.get(place.node, set())
@@ -149,6 +149,6 @@ def _refuse_misfits(allocations: Sequence[Allocation], nodes: Sequence[Node]) ->
                 raise InfeasibleError(
                     f"member {allocation.member} is placed on GPUs {', '.join(map(str, place.gpus))} of"
                     f" {place.node}, which has {', '.join(map(str, sorted(left))) or 'none'} left",
-                    "It would straddle nodes without saying so: choose another --planner.",
+                    "choose another --planner",
                 )
             left.difference_update(place.gpus)

@@ -26,7 +26,7 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
     if len(sets) != 1:
         raise InfeasibleError(
             f"{len(sets)} nodes; the launcher 'local' has one",
-            "Set nodes to 1 in the site file, or choose another launcher.",
+            "set nodes to 1 in the site file, or choose another launcher",
         )
     return LaunchSpec(name, command, {**common_environment(site), **variables_of(site, sets[0])})
 

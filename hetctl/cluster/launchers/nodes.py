@@ -43,7 +43,7 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
     if source.variable not in environ or not nodes:
         raise BatchSystemError(
             f"{source.variable}={environ.get(source.variable)!r} names no nodes",
-            f"The driver must run inside a job of {site.batch_system}.",
+            f"start the driver inside a job of {site.batch_system}",
         )
     return nodes
 

@@ -30,8 +30,8 @@ class QuotingRule:
         text = str(value)
         if not self.pattern.fullmatch(text):
             raise BadInputError(
-                f"{text!r} in {self.place}: it needs {self.wanted}",
-                "Change it in the site file, or choose another name or folder.",
+                f"{text!r} in {self.place} must have {self.wanted}",
+                "change it in the site file, or choose another name or folder",
             )
         return self.quote(text)
 

@@ -84,7 +84,7 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
     except TemplateNotFound as error:
         raise BadInputError(
             f"template {error.name!r} of site {job.site.name!r} is in none of {', '.join(folders)}",
-            "Set template in the site file to the name of a file in one of these folders.",
+            "set template in the site file to the name of a file in one of these folders",
         ) from None
     except TemplateError as error:
         raise BadInputError(f"template {name!r} of site {job.site.name!r}: {error}") from None
@@ -100,17 +100,17 @@ def _check(job: JobScript) -> None:
     unit = BATCH_SYSTEMS[job.site.batch_system].time_unit_s
     if _ceil(job.grace_s, unit) >= _ceil(job.wall_s, unit):
         raise BadInputError(
-            f"a grace of {job.grace_s} s leaves nothing of a limit of {job.wall_s} s (counted in {unit} s)",
-            "Ask for more wall-clock time or less grace.",
+            f"grace of {job.grace_s} s must be shorter than the limit of {job.wall_s} s (units of {unit} s)",
+            "raise --time",
         )
     if job.site.launcher == "local" and job.nodes > 1:
         raise BadInputError(
-            f"{job.nodes} nodes; the launcher 'local' has one", "Choose another launcher in the site file."
+            f"{job.nodes} nodes; the launcher 'local' has one", "choose another launcher in the site file"
         )
     if job.site.launcher == "jsrun" and "TMPDIR" in job.site.environment:
         raise BadInputError(
             f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",
-            "Take it out of the site file.",
+            "remove it from the site file",
         )
 
 

@@ -31,7 +31,7 @@ def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(BadInputError, match=f"everybody may write to {shared}"):
+    with pytest.raises(BadInputError, match=f"{shared} is writable for all users"):
         write_call(shared / "home", time.sleep, "x", "1", 60)
     shared.chmod(0o1777)
     write_call(shared / "other", time.sleep, "x", "1", 60)

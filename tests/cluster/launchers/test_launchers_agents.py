@@ -91,8 +91,8 @@ def test_packing_shows_each_node_with_its_members_and_says_who_straddles() -> No
             [member("a", ("n1", (0, 1, 2, 3, 4)))],
             "a is placed on GPUs 0, 1, 2, 3, 4 of n1, which has 0, 1, 2",
         ),
-        ([member("a", ("n1", (0, 1)), gpus=6)], "a has 6 GPUs, and is placed on 2"),
-        ([member("a", ("n1", (0, 0)))], "a has 2 GPUs, and is placed on 1"),
+        ([member("a", ("n1", (0, 1)), gpus=6)], "a has 6 GPUs, but is placed on 2"),
+        ([member("a", ("n1", (0, 0)))], "a has 2 GPUs, but is placed on 1"),
         ([member("a", ("n9", (0,)))], "of n9, which has none left"),
         (
             [member("a", ("n1", (0, 1))), member("b", ("n1", (1,)))],
