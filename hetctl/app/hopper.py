@@ -15,12 +15,10 @@ import numpy as np
 from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.epochs import simulate_hops
-from hetctl.methods.hopper.mode_costs import ModeCost, price
-from hetctl.methods.hopper.parallelism_rule import ways
-from hetctl.methods.hopper.simulate import Outage, VisitRecord
+from hetctl.methods.hopper.modes import ModeCost, modes, price
+from hetctl.methods.hopper.schedule import Visit, by_start, visits_of
+from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
-from hetctl.methods.hopper.visits import Visit, by_start, visits_of
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import StepSpan
@@ -269,12 +267,12 @@ class _Chosen:
         return HopperOutcome(
             scheduler=request.scheduler,
             seed=request.seed,
-            way=self.way.way,
+            way=self.way.mode,
             units=self.way.units,
             stays=tuple(stays),
             lower_bound_s=epochs * lower_bound(self.way.units),
             plan_seconds=self.plan_seconds,
-            prices={one.way: one.schedule.makespan_s for one in self.priced},
+            prices={one.mode: one.schedule.makespan_s for one in self.priced},
             epochs=epochs,
         )
 
@@ -290,7 +288,7 @@ def _outages(away: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[O
 
 def _choose(request: HopperRequest) -> _Chosen:
     units = _units(request.unit_times, read_unit_times(request.unit_times))
-    rule = ways(len(units.configs), len(units.workers))
+    rule = modes(len(units.configs), len(units.workers))
     started = time.perf_counter()
     priced = price(
         units,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetctl.methods.hopper.parallelism_rule import ways
+from hetctl.methods.hopper.modes import modes
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
 
 
@@ -69,7 +69,7 @@ def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
         Number of workers, p in the paper.
     """
     left = sorted(epochs, reverse=True)
-    return next((left[n - 1] for n in range(1, len(left) + 1) if ways(n, gpus)[0] == HOPPER), 0)
+    return next((left[n - 1] for n in range(1, len(left) + 1) if modes(n, gpus)[0] == HOPPER), 0)
 
 
 def choose_modes(demands: Sequence[Demand], room: ModeLimits) -> tuple[ModeChoice, ...]:

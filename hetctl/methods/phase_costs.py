@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.hopper.epochs import simulate_hops
 from hetctl.methods.hopper.portfolio import best
+from hetctl.methods.hopper.schedule import Visit, visits_of
+from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.methods.hopper.visits import Visit, visits_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload

@@ -17,7 +17,7 @@ import numpy as np
 from tables import Figure, Table
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.dense_schedule import dense
+from hetctl.methods.hopper.list_schedule import dense
 from hetctl.methods.hopper.schedule import Schedule, violations
 from hetctl.methods.hopper.solver import refine
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound

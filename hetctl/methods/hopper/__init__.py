@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetctl.methods.hopper.approximate import approximate
+from hetctl.methods.hopper.list_schedule import randomized
 from hetctl.methods.hopper.milp import milp
 from hetctl.methods.hopper.portfolio import best
-from hetctl.methods.hopper.randomized import randomized
-from hetctl.methods.hopper.schedule import Schedule
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.schedule import Schedule, SearchOptions
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 __all__ = ["SCHEDULERS", "SearchOptions"]

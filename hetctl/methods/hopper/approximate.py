@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.hopper.list_schedule import Numbers, dispatch
-from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, in_sequence
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.list_schedule import Indices, dispatch
+from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 Matrix = NDArray[np.float64]
@@ -44,13 +43,13 @@ def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
     rank = np.empty_like(list_)
     rank[list_] = np.arange(len(list_))
 
-    def first_on_circle(_worker: int, ready: Numbers) -> int:
+    def first_on_circle(_worker: int, ready: Indices) -> int:
         return int(ready[rank[ready].argmin()])
 
     return dispatch(units, first_on_circle)
 
 
-def _places(numbers: Numbers, units: UnitTimes) -> list[Place]:
+def _places(numbers: Indices, units: UnitTimes) -> list[Place]:
     configs, partitions = np.divmod(numbers, len(units.partitions))
     workers = units.homes[partitions]
     return list(zip(configs.tolist(), partitions.tolist(), workers.tolist(), strict=True))
@@ -70,7 +69,7 @@ def _levelled(matrix: Matrix) -> Matrix:
     return np.asarray(matrix + np.clip(loads.max() - loads - before, 0, room))
 
 
-def _order(matrix: Matrix) -> Numbers:
+def _order(matrix: Matrix) -> Indices:
     """Return an order of the rows with the bound of `rearranged`: a fast greedy one if it meets the bound."""
     order = greedy(matrix)
     is_close = apart(matrix[order]) <= (matrix.shape[1] - 1) * matrix.max()
@@ -82,7 +81,7 @@ def apart(matrix: Matrix) -> float:
     return float(np.ptp(np.cumsum(matrix, axis=0), axis=1).max())
 
 
-def greedy(matrix: Matrix) -> Numbers:
+def greedy(matrix: Matrix) -> Indices:
     """Return an order of the rows in which each next row keeps the column sums closest together."""
     left = np.arange(len(matrix))
     order: list[int] = []
@@ -95,7 +94,7 @@ def greedy(matrix: Matrix) -> Numbers:
     return np.array(order, dtype=np.intp)
 
 
-def rearranged(matrix: Matrix) -> Numbers:
+def rearranged(matrix: Matrix) -> Indices:
     """Return an order of the rows in which workers are at most (p - 1) T_max `apart`.
 
     Parameters

@@ -1,19 +1,60 @@
-"""List scheduling: an idle worker begins one of the units that are ready for it, chosen by a rule."""
+"""List scheduling: an idle worker begins one of the units that are ready for it, chosen by a rule.
+
+The rule is a random choice in `randomized`, CEREBRO's own scheduler, and the longest remaining time in
+`dense`, the starting point of searches.
+"""
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.hopper.residual import Residual
-from hetctl.methods.hopper.schedule import Hop, Schedule
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
 from hetctl.methods.hopper.unit_times import UnitTimes
 
-Numbers = NDArray[np.intp]
-Rule = Callable[[int, Numbers], int]
+NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)
+"""Noise levels of `dense` to try in turn, as shares of the longest configuration's time."""
+
+Indices = NDArray[np.intp]
+Release = tuple[float, int, int]
+"""End of a running unit in seconds from now, its worker and its configuration."""
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """Units that are neither done nor running, and the times at which workers become free.
+
+    Parameters
+    ----------
+    waiting : array of bool of shape (configs, partitions)
+        Waiting units of the configurations' present epochs.
+    epochs : array of int of shape (configs,)
+        Whole epochs that follow.
+    running : tuple of Release
+        Running units, which are not preempted.
+    absent : frozenset of int
+        Workers that are absent for an unknown time.
+    """
+
+    units: UnitTimes
+    waiting: NDArray[np.bool_]
+    epochs: NDArray[np.intp]
+    running: tuple[Release, ...] = ()
+    absent: frozenset[int] = frozenset()
+
+    @classmethod
+    def whole(cls, units: UnitTimes) -> Residual:
+        """Return the residual problem of an epoch that has not begun, with all workers present."""
+        configs, partitions, _ = units.seconds.shape
+        return cls(units, np.ones((configs, partitions), dtype=bool), np.zeros(configs, dtype=np.intp))
+
+
+Rule = Callable[[int, Indices], int]
 """Function from a worker and the units that are ready for it to one of these units.
 
 A unit's number is configuration * partitions + partition.
@@ -87,9 +128,9 @@ class _Floor:
         for config in set(range(len(units.configs))) - training:
             self._make_ready(config)
 
-    def ready_for(self, worker: int) -> Numbers:
+    def ready_for(self, worker: int) -> Indices:
         """Return the units that a worker can begin."""
-        at: Numbers = self._at[worker]
+        at: Indices = self._at[worker]
         return np.asarray(at[self.ready.ravel()[at]])
 
     def dismiss(self, worker: int) -> None:
@@ -117,3 +158,54 @@ class _Floor:
             self._epochs[config] -= 1
             self._epochs_left -= 1
         self.ready[config] = self.waiting[config]
+
+
+def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
+    """Return the dense schedule in which a worker begins the unit with the most remaining time.
+
+    The remaining time is that of its configuration plus that of its partition.
+
+    Parameters
+    ----------
+    noise : float
+        Upper limit of the random time added to the remaining time, as a share of the longest
+        configuration's time.
+    """
+    return dense_residual(Residual.whole(units), noise, seed)
+
+
+def dense_residual(residual: Residual, noise: float = 0.0, seed: int = 0) -> Schedule:
+    """Return a dense schedule, as `dense`, of what is left; future epochs count as remaining time."""
+    return dispatch_residual(residual, _longest_left(residual, noise, np.random.default_rng(seed)))
+
+
+def _longest_left(residual: Residual, noise: float, draw: np.random.Generator) -> Rule:
+    seconds = residual.units.fastest
+    left_s = seconds * (residual.waiting + residual.epochs[:, None])
+    configs_s, partitions_s = left_s.sum(axis=1), left_s.sum(axis=0)
+    spread_s = noise * configs_s.max()
+    count = seconds.shape[1]
+
+    def rule(_worker: int, ready: Indices) -> int:
+        configs, partitions = np.divmod(ready, count)
+        left_s = configs_s[configs] + partitions_s[partitions] + spread_s * draw.random(len(ready))
+        at = left_s.argmax()
+        config, partition = configs[at], partitions[at]
+        configs_s[config] -= seconds[config, partition]
+        partitions_s[partition] -= seconds[config, partition]
+        return int(ready[at])
+
+    return rule
+
+
+def randomized(units: UnitTimes, options: SearchOptions) -> Schedule:
+    """Return a random dense schedule (CEREBRO, Algorithms 1 and 2).
+
+    With replicas, any worker that has the partition may process a unit (section 4.5).
+    """
+    draw = random.Random(options.seed)
+
+    def any_of(_worker: int, ready: Indices) -> int:
+        return int(ready[draw.randrange(len(ready))])
+
+    return dispatch(units, any_of)

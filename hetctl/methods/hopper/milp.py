@@ -9,15 +9,14 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.hopper.randomized import randomized
-from hetctl.methods.hopper.schedule import Schedule, in_sequence
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.list_schedule import randomized
+from hetctl.methods.hopper.schedule import Schedule, SearchOptions, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 MOST_PAIRS = 5000
 """Most pairs of mutually exclusive units; with more, HiGHS finds nothing in minutes and exceeds its time."""
 
-Unit = tuple[int, int]
+UnitIndex = tuple[int, int]
 Term = tuple[int, float]
 
 
@@ -57,8 +56,8 @@ class _Programme:
         self._terms: list[tuple[int, int, float]] = []
         self._wholes: list[int] = []
         self._makespan = self._column(whole=False)
-        self._starts: dict[Unit, int] = {}
-        self._places: dict[Unit, dict[int, int]] = {}
+        self._starts: dict[UnitIndex, int] = {}
+        self._places: dict[UnitIndex, dict[int, int]] = {}
         configs, partitions = range(len(units.configs)), range(len(units.partitions))
         for unit in product(configs, partitions):
             self._add_unit(unit)
@@ -75,14 +74,14 @@ class _Programme:
         self._terms += [(len(self._least), column, factor) for column, factor in terms]
         self._least.append(least)
 
-    def _time(self, unit: Unit, worker: int) -> float:
+    def _time(self, unit: UnitIndex, worker: int) -> float:
         return float(self._units.seconds[unit][worker])
 
-    def _minus_time(self, unit: Unit) -> Iterator[Term]:
+    def _minus_time(self, unit: UnitIndex) -> Iterator[Term]:
         for worker, place in self._places[unit].items():
             yield place, -self._time(unit, worker)
 
-    def _add_unit(self, unit: Unit) -> None:
+    def _add_unit(self, unit: UnitIndex) -> None:
         """Assign a unit to one worker (appendix 10, constraints 1 and 2); it ends before C (Equation 2.f)."""
         workers = np.flatnonzero(np.isfinite(self._units.seconds[unit])).tolist()
         self._starts[unit] = self._column(whole=False)
@@ -91,14 +90,14 @@ class _Programme:
         self._row(-1, *((place, -1) for place in self._places[unit].values()))
         self._row(0, (self._makespan, 1), (self._starts[unit], -1), *self._minus_time(unit))
 
-    def _add_isolation(self, one: Unit, other: Unit) -> None:
+    def _add_isolation(self, one: UnitIndex, other: UnitIndex) -> None:
         """Let one of two units of a configuration follow the other (Equations 2.a and 2.b)."""
         x, y, v = self._starts[one], self._starts[other], self._v
         order = self._column(whole=True)
         self._row(0, (x, 1), (y, -1), (order, v), *self._minus_time(other))
         self._row(-v, (y, 1), (x, -1), (order, -v), *self._minus_time(one))
 
-    def _add_exclusive_access(self, one: Unit, other: Unit) -> None:
+    def _add_exclusive_access(self, one: UnitIndex, other: UnitIndex) -> None:
         """Let one of two units follow the other if they share a worker (Equations 2.c and 2.d)."""
         shared = self._places[one].keys() & self._places[other].keys()
         if not shared:

@@ -10,12 +10,10 @@ from operator import attrgetter
 import numpy as np
 
 from hetctl.methods.hopper.approximate import approximate
-from hetctl.methods.hopper.dense_schedule import NOISES, dense
-from hetctl.methods.hopper.replica_assignment import settled
-from hetctl.methods.hopper.schedule import PRECISION, Schedule
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.list_schedule import NOISES, dense
+from hetctl.methods.hopper.schedule import PRECISION, Schedule, SearchOptions
 from hetctl.methods.hopper.solver import refine
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound, shares
 
 MOST_PLACES = 600
 """Most pairs of a unit and a worker for it; with more the solver finds nothing in seconds."""
@@ -54,5 +52,27 @@ def _schedules(units: UnitTimes, options: SearchOptions) -> Iterator[Schedule]:
         yield approximate(units, options)
     for number in count():
         seed = options.seed + number
-        shop = units if units.is_open_shop or number % 2 else settled(units, seed)
+        shop = units if units.is_open_shop or number % 2 else on_single_workers(units, seed)
         yield dense(shop, NOISES[number % len(NOISES)], seed)
+
+
+def on_single_workers(units: UnitTimes, seed: int) -> UnitTimes:
+    """Return the units with one worker each, such that all workers are about equally busy.
+
+    A partition is shared as if all configurations were one; the configurations of a worker are then drawn.
+    If some partition has no worker that can train them all, the units are returned unchanged.
+    """
+    together = units.seconds.sum(axis=0)
+    if np.isinf(together).all(axis=1).any():
+        return units
+    _, (parts,) = shares(together[None], one_at_a_time=False)
+    draw = np.random.default_rng(seed)
+    seconds = np.full_like(units.seconds, np.inf)
+    for partition, part in enumerate(parts):
+        configs = draw.permutation(len(units.configs))
+        times = units.fastest[configs, partition]
+        done = (np.cumsum(times) - times / 2) / max(times.sum(), np.finfo(float).tiny)
+        last = part.nonzero()[0].max()
+        workers = np.searchsorted(np.cumsum(part), done, side="right").clip(max=last)
+        seconds[configs, partition, workers] = units.seconds[configs, partition, workers]
+    return replace(units, seconds=seconds)

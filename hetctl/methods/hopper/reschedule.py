@@ -10,13 +10,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from hetctl.methods.hopper.dense_schedule import NOISES, dense_residual
-from hetctl.methods.hopper.residual import Residual
-from hetctl.methods.hopper.schedule import Hop, Schedule
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense_residual
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, Visit
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.methods.hopper.visits import Visit
 
 MOST_SECONDS = 0.2
 """Time limit of a search in seconds, short since workers are idle meanwhile."""

@@ -1,7 +1,8 @@
-"""Schedule of hops, and its invariants."""
+"""Schedules: hops of one epoch, their invariants, and the visits that carry them out."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,28 @@ class Hop(NamedTuple):
     end_s: float
 
 
+def by_start(hop: Hop) -> tuple[float, float]:
+    """Return a sort key by start, then end, so that at equal starts hops without duration come first."""
+    return hop.start_s, hop.end_s
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of every scheduler; each uses those that it supports.
+
+    Parameters
+    ----------
+    seconds : float
+        Time limit of a search; a scheduler without a search ignores it.
+    clock : callable
+        Clock that returns seconds.
+    """
+
+    seed: int = 0
+    seconds: float = 2.0
+    clock: Callable[[], float] = time.monotonic
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Hops of one epoch, in any order."""
@@ -42,7 +65,7 @@ class Schedule:
     @property
     def sequence(self) -> list[Place]:
         """Places in order of their starts; at equal starts, hops without duration come first."""
-        hops = sorted(self.hops, key=attrgetter("start_s", "end_s"))
+        hops = sorted(self.hops, key=by_start)
         return [(hop.config, hop.partition, hop.worker) for hop in hops]
 
 
@@ -100,3 +123,49 @@ def _preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> list[str
         for config, partition, worker, start_s, end_s in schedule.hops
         if start_s < 0 or not abs(end_s - start_s - units.seconds[config, partition, worker]) <= slack_s
     ]
+
+
+class Unit(NamedTuple):
+    """A training unit: one configuration on one partition in one of its epochs."""
+
+    config: str
+    epoch: int
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Training of a unit at a worker.
+
+    Parameters
+    ----------
+    number : int
+        Number of the start, which distinguishes repeated attempts at a unit.
+    """
+
+    number: int
+    config: str
+    epoch: int
+    partition: str
+    worker: str
+
+    @property
+    def unit(self) -> Unit:
+        """Unit that is trained."""
+        return Unit(self.config, self.epoch, self.partition)
+
+
+def visits_of(schedule: Schedule, units: UnitTimes, epochs: int = 1) -> tuple[Visit, ...]:
+    """Return the visits of a schedule in order of their starts, repeated for each epoch."""
+    hops = sorted(schedule.hops, key=by_start)
+    return tuple(
+        Visit(
+            number=epoch * len(hops) + i,
+            config=units.configs[hop.config],
+            epoch=epoch,
+            partition=units.partitions[hop.partition],
+            worker=units.workers[hop.worker],
+        )
+        for epoch in range(epochs)
+        for i, hop in enumerate(hops)
+    )

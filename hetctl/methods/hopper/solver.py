@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hetctl.methods.hopper.schedule import Place, Schedule, in_sequence
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.schedule import Place, Schedule, SearchOptions, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetctl.methods.hopper.schedule import Unit, Visit
 from hetctl.methods.hopper.unit_queue import UnitQueue
-from hetctl.methods.hopper.visits import Unit, Visit
 
 
 @dataclass(frozen=True)

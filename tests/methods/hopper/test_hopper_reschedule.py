@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import reschedule
-from hetctl.methods.hopper.dense_schedule import dense_residual
+from hetctl.methods.hopper.list_schedule import Residual, dense_residual
 from hetctl.methods.hopper.reschedule import Rescheduler, residual_of
-from hetctl.methods.hopper.residual import Residual
-from hetctl.methods.hopper.search_options import SearchOptions
+from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.methods.hopper.visits import Visit
 
 ONCE = SearchOptions(seconds=0)
 """Only the first schedule: what follows is the same on any machine."""

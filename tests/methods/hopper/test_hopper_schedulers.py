@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.dense_schedule import dense
-from hetctl.methods.hopper.randomized import randomized
-from hetctl.methods.hopper.replica_assignment import settled
+from hetctl.methods.hopper.list_schedule import dense, randomized
+from hetctl.methods.hopper.portfolio import on_single_workers
 from hetctl.methods.hopper.schedule import in_sequence, violations
 from hetctl.methods.hopper.solver import refine
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
@@ -133,21 +132,21 @@ def test_searches_use_replicas():
 @settings(max_examples=40, deadline=None)
 @given(units=replicated(most=6), seed=st.integers(0, 9))
 def test_units_are_settled_on_a_worker_that_has_them(units, seed):
-    there = np.isfinite(settled(units, seed).seconds)
+    there = np.isfinite(on_single_workers(units, seed).seconds)
     assert (there.sum(axis=2) == 1).all()
     assert (there <= np.isfinite(units.seconds)).all()
 
 
 def test_settled_units_keep_workers_equally_busy():
     units = UnitTimes(tuple("abcdefgh"), ("p", "q"), ("x", "y"), np.full((8, 2, 2), 3.0))
-    busy = np.nan_to_num(settled(units, 0).seconds, posinf=0).sum(axis=(0, 1))
+    busy = np.nan_to_num(on_single_workers(units, 0).seconds, posinf=0).sum(axis=(0, 1))
     assert busy.tolist() == [24, 24]
 
 
 def test_units_stay_unsettled_where_workers_cannot_train_all():
     seconds = np.array([[[1, np.inf]], [[np.inf, 1]]])
     units = UnitTimes(("a", "b"), ("p",), ("x", "y"), seconds)
-    assert settled(units, 0) is units
+    assert on_single_workers(units, 0) is units
     assert SCHEDULERS["best"](units, SOON).makespan_s == 1
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper.parallelism_rule import DATA_PARALLEL, HOPPER, HYBRID, WAYS, grouped, groups, ways
+from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, MODES, grouped, groups, modes
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
 
@@ -14,16 +14,16 @@ from hetctl.model.errors import BadInputError
     ("configs", "first"), [(1, DATA_PARALLEL), (4, DATA_PARALLEL), (5, HOPPER), (9, HOPPER)]
 )
 def test_the_rule_is_that_of_appendix_12(configs, first):
-    assert ways(configs, workers=8)[0] == first
-    assert (HYBRID in ways(configs, 8)) == (first == DATA_PARALLEL)
+    assert modes(configs, workers=8)[0] == first
+    assert (HYBRID in modes(configs, 8)) == (first == DATA_PARALLEL)
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(WAYS))
-def test_every_worker_is_in_one_group_of_about_equal_size(configs, workers, way):
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(MODES))
+def test_every_worker_is_in_one_group_of_about_equal_size(configs, workers, mode):
     units = UnitTimes.from_matrix(np.arange(configs * workers).reshape(configs, workers) + 1.0)
-    parts = groups(way, units)
+    parts = groups(mode, units)
     assert sorted(worker for part in parts for worker in part) == list(range(workers))
-    assert len(parts) == {HOPPER: workers, HYBRID: min(configs, workers), DATA_PARALLEL: 1}[way]
+    assert len(parts) == {HOPPER: workers, HYBRID: min(configs, workers), DATA_PARALLEL: 1}[mode]
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
 

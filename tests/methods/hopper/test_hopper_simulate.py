@@ -10,14 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.approximate import approximate
-from hetctl.methods.hopper.epochs import simulate_hops
-from hetctl.methods.hopper.mode_costs import price
-from hetctl.methods.hopper.parallelism_rule import DATA_PARALLEL, HOPPER, HYBRID
-from hetctl.methods.hopper.schedule import Hop, Schedule, in_sequence, violations
-from hetctl.methods.hopper.search_options import SearchOptions
-from hetctl.methods.hopper.simulate import HopTrace, Outage
+from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, price
+from hetctl.methods.hopper.schedule import (
+    Hop,
+    Schedule,
+    SearchOptions,
+    Unit,
+    in_sequence,
+    violations,
+    visits_of,
+)
+from hetctl.methods.hopper.simulate import HopTrace, Outage, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
-from hetctl.methods.hopper.visits import Unit, visits_of
 from hetctl.model.errors import InfeasibleError
 
 ONCE = SearchOptions(seconds=0)
@@ -222,7 +226,7 @@ def test_ways_are_priced(efficiency, cheapest):
     units = UnitTimes.from_matrix([[10.0] * 4])
     share = {1: 1.0, 2: 0.8 * efficiency, 4: 0.5 * efficiency}
     priced = price(units, (HOPPER, HYBRID, DATA_PARALLEL), share.__getitem__, first_come)
-    prices = {one.way: one.schedule.makespan_s for one in priced}
+    prices = {one.mode: one.schedule.makespan_s for one in priced}
     assert prices[HOPPER] == 40.0
     assert prices[HYBRID] == prices[DATA_PARALLEL] == pytest.approx(20.0 / efficiency)
-    assert priced[0].way in ((HYBRID, DATA_PARALLEL) if cheapest == DATA_PARALLEL else (HOPPER,))
+    assert priced[0].mode in ((HYBRID, DATA_PARALLEL) if cheapest == DATA_PARALLEL else (HOPPER,))

@@ -1,17 +1,19 @@
-"""Choice between hopping and groups for few configurations (CEREBRO, appendix 12, Horovod hopper)."""
+"""Training modes: the hopper, data parallelism and their hybrid (CEREBRO, appendix 12, Horovod hopper)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetctl.methods.hopper.schedule import Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.plan import DATA_PARALLEL, HOPPER
 
 HYBRID = "hybrid"
-WAYS = (HOPPER, HYBRID, DATA_PARALLEL)
+MODES = (HOPPER, HYBRID, DATA_PARALLEL)
 
 Efficiency = Callable[[int], float]
 """Share of the ideal rate by size of a group: rate / (size * rate of one)."""
@@ -19,7 +21,7 @@ Groups = tuple[tuple[int, ...], ...]
 """Numbers of the workers in each group."""
 
 
-def ways(configs: int, workers: int) -> tuple[str, ...]:
+def modes(configs: int, workers: int) -> tuple[str, ...]:
     """Return the training modes by the rule of appendix 12: the hopper if p/2 < ``|S|``.
 
     Otherwise the paper uses data parallelism. The hybrid, which lies between the two, comes second, for
@@ -28,17 +30,17 @@ def ways(configs: int, workers: int) -> tuple[str, ...]:
     return (HOPPER,) if workers / 2 < configs else (DATA_PARALLEL, HYBRID)
 
 
-def groups(way: str, units: UnitTimes) -> Groups:
+def groups(mode: str, units: UnitTimes) -> Groups:
     """Return the groups of workers: all workers in one, or in the hybrid one group per configuration.
 
     The hybrid's groups have equal sizes or differ by one worker. Since a group is as slow as its slowest
     worker, workers of similar speed are grouped. In the hopper each worker is a group.
     """
-    if way == HOPPER:
+    if mode == HOPPER:
         return tuple((worker,) for worker in range(len(units.workers)))
     busy_s = _by_worker(units).sum(axis=0)
     workers = sorted(range(len(units.workers)), key=lambda worker: float(busy_s[worker]))
-    count = min(len(units.configs), len(workers)) if way == HYBRID else 1
+    count = min(len(units.configs), len(workers)) if mode == HYBRID else 1
     return tuple(tuple(int(worker) for worker in part) for part in np.array_split(workers, count))
 
 
@@ -62,3 +64,51 @@ def grouped(units: UnitTimes, parts: Groups, efficiency: Efficiency) -> UnitTime
 def _by_worker(units: UnitTimes) -> NDArray[np.float64]:
     """Return the unit times in seconds, shape (configs, workers), each worker on its own partition."""
     return units.matrix[:, np.argsort(units.homes)]
+
+
+@dataclass(frozen=True)
+class ModeCost:
+    """Schedule of one training mode; its groups of workers act as the hopper's workers.
+
+    Parameters
+    ----------
+    groups : Groups
+        Numbers of the workers in each group.
+    units : UnitTimes
+        Unit times of the groups.
+    schedule : Schedule
+        Schedule of one epoch.
+    """
+
+    mode: str
+    groups: Groups
+    units: UnitTimes
+    schedule: Schedule
+
+
+def price(
+    units: UnitTimes,
+    modes: Iterable[str],
+    efficiency: Efficiency,
+    schedule: Callable[[UnitTimes], Schedule],
+) -> list[ModeCost]:
+    """Return the modes from the fastest to the slowest; equally fast ones stay in the given order.
+
+    Parameters
+    ----------
+    efficiency : callable
+        Efficiency of a group that trains data-parallel, by its size.
+    schedule : callable
+        Scheduler of the hopper, with its options.
+
+    Raises
+    ------
+    BadInputError
+        If partitions are on several workers or a worker has several, and a mode groups workers.
+    """
+    priced = []
+    for mode in modes:
+        parts = groups(mode, units)
+        times = units if mode == HOPPER else grouped(units, parts, efficiency)
+        priced.append(ModeCost(mode, parts, times, schedule(times)))
+    return sorted(priced, key=lambda one: one.schedule.makespan_s)
