@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.pipeline.members import MemberLayers, PipelineMember
-from hetctl.methods.balance.initial_batches import with_batches
+from hetctl.methods.balance.cpu_manager import with_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, hop_phase, pipeline_phase, unit_times
 from hetctl.model.ensemble import Ensemble

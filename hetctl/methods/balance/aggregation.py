@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from hetctl.model.errors import BadInputError
 
-Array = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 
-def weights(batches: Sequence[int]) -> Array:
+def weights(batches: Sequence[int]) -> Values:
     """Return |B_i| / X by worker, the weight of each gradient in the sum (Equation 7).
 
     Raises
@@ -23,11 +23,11 @@ def weights(batches: Sequence[int]) -> Array:
     samples = np.array(batches, dtype=float)
     if not samples.any() or (samples < 0).any():
         raise BadInputError(f"batches {list(batches)} cannot be weights: none below 0, one above")
-    parts: Array = samples / samples.sum()
+    parts: Values = samples / samples.sum()
     return parts
 
 
-def scale_factors(batches: Sequence[int]) -> Array:
+def scale_factors(batches: Sequence[int]) -> Values:
     """Return n x_i / X by worker, the factor of each gradient before a plain mean (Algorithm 3, line 8).
 
     Raises
@@ -38,7 +38,7 @@ def scale_factors(batches: Sequence[int]) -> Array:
     return len(batches) * weights(batches)
 
 
-def weighted_mean(gradients: Sequence[Array], batches: Sequence[int]) -> Array:
+def weighted_mean(gradients: Sequence[Values], batches: Sequence[int]) -> Values:
     """Return the gradient of the whole batch from the mean gradients of its uneven parts (Equation 7).
 
     Parameters
@@ -51,5 +51,5 @@ def weighted_mean(gradients: Sequence[Array], batches: Sequence[int]) -> Array:
     BadInputError
         See `weights`.
     """
-    total: Array = np.tensordot(weights(batches), np.stack(gradients), axes=1)
+    total: Values = np.tensordot(weights(batches), np.stack(gradients), axes=1)
     return total

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 NEAR = 1e-12
 """Relative width of the bracket at which the bisection for a time ends."""
@@ -20,10 +20,10 @@ STEPS = 200
 class Times(Protocol):
     """Non-decreasing time curves of all workers, each rising without limit in the end."""
 
-    def seconds(self, batches: Numbers) -> Numbers:
+    def seconds(self, batches: Values) -> Values:
         """Return the time in seconds of each worker with its batch."""
 
-    def batches(self, seconds: float) -> Numbers:
+    def batches(self, seconds: float) -> Values:
         """Return the largest batch of each worker that takes at most `seconds`."""
 
 
@@ -39,20 +39,20 @@ class Lines:
         Seconds per sample, above 0.
     """
 
-    launch: Numbers
-    per_sample: Numbers
+    launch: Values
+    per_sample: Values
 
-    def seconds(self, batches: Numbers) -> Numbers:
+    def seconds(self, batches: Values) -> Values:
         """Return the time in seconds of each worker with its batch."""
         return self.launch + self.per_sample * batches
 
-    def batches(self, seconds: float) -> Numbers:
+    def batches(self, seconds: float) -> Values:
         """Return the batch of each worker that takes `seconds`; negative if launching takes longer."""
-        found: Numbers = (seconds - self.launch) / self.per_sample
+        found: Values = (seconds - self.launch) / self.per_sample
         return found
 
 
-def fluid_time(times: Times, total: int, caps: Numbers) -> float:
+def fluid_time(times: Times, total: int, caps: Values) -> float:
     """Return the least t at which fractional batches from 1 to the caps sum up to `total`.
 
     Parameters
@@ -65,7 +65,7 @@ def fluid_time(times: Times, total: int, caps: Numbers) -> float:
     return max(enough_s, first_s)
 
 
-def whole_batches(times: Times, total: int, caps: Numbers) -> NDArray[np.int64]:
+def whole_batches(times: Times, total: int, caps: Values) -> NDArray[np.int64]:
     """Return integer batches from 1 to the caps with sum `total` that minimise the longest time.
 
     Workers whose time for a single sample exceeds that time do not affect the balance of the others.
@@ -76,7 +76,7 @@ def whole_batches(times: Times, total: int, caps: Numbers) -> NDArray[np.int64]:
         Largest batch of each worker, integers of at least 1 and `total` in sum; infinite for no cap.
     """
 
-    def within(seconds: float) -> Numbers:
+    def within(seconds: float) -> Values:
         return np.clip(np.floor(times.batches(seconds)), 1, caps)
 
     first_s = float(times.seconds(np.ones_like(caps)).max())
@@ -89,7 +89,7 @@ def whole_batches(times: Times, total: int, caps: Numbers) -> NDArray[np.int64]:
 
 
 def _bracket(
-    within: Callable[[float], Numbers], guess_s: float, total: int, stop_at_total: bool = False
+    within: Callable[[float], Values], guess_s: float, total: int, stop_at_total: bool = False
 ) -> tuple[float, float]:
     """Return two times: at the first, at most `total` samples are processed; at the second, at least.
 

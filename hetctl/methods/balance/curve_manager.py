@@ -1,4 +1,8 @@
-"""Batches from time curves learnt online: a few large steps to the balance, then no further changes."""
+"""Batches from time curves learnt online: a few large steps to the balance, then no further changes.
+
+`ChangeDetector` and `Noise` distinguish changed conditions from noise by the deviation of measured from
+expected times.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetctl.methods.balance.batch_partition import Numbers, whole_batches
-from hetctl.methods.balance.drift import ChangeDetector, Noise
+from hetctl.methods.balance.batch_partition import Values, whole_batches
 from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
-from hetctl.methods.balance.step_time_fit import Fit, StepTimeHistory, fit_lines
+from hetctl.methods.balance.step_time_fit import RECENT, Fit, StepTimeHistory, fit_lines
 
 LAUNCH_SHARE = 0.3
 """Share of the first iteration that is assumed to be launch overhead until the curve shows it."""
@@ -26,6 +30,20 @@ NEGLIGIBLE = 1e-9
 """Share of memory that counts as none; also the tolerance for rounding errors in samples."""
 PLAUSIBLE = 3.0
 """Standard deviations to which larger deviations of a measurement are clipped."""
+
+OUTLIER = 5.0
+"""Limit of a residual, in standard deviations, so that a single outlier does not count as a change."""
+SLACK = 0.5
+"""Standard deviations subtracted in each iteration: half of the smallest change to be detected quickly."""
+THRESHOLD = 8.0
+"""Sum of standard deviations that counts as a change; noise alone reaches it in about 20,000 iterations."""
+
+FIRST_NOISE, FIRST_WEIGHT, LAST_WEIGHT = 0.05, 10, 100
+"""Initial relative noise, and its weight in iterations: initially and at most."""
+LEAST_NOISE = 0.003
+"""Lower limit of the relative noise: no curve is known more precisely."""
+TRUSTED = 3.0
+"""Standard deviations beyond which an iteration is not used to estimate the noise."""
 
 
 class CurveManager:
@@ -54,7 +72,7 @@ class CurveManager:
         self._history = StepTimeHistory(len(batches))
         self._noise = Noise(len(batches))
         self._changes = ChangeDetector(len(batches))
-        self._launch: Numbers = np.zeros(len(batches))
+        self._launch: Values = np.zeros(len(batches))
         self.batches = tuple(batches)
         self.warnings: tuple[StragglerWarning, ...] = ()
 
@@ -67,7 +85,7 @@ class CurveManager:
         self._decide(self._room(batches, memory))
         return self.batches
 
-    def _learn(self, batches: Numbers, seconds: Numbers) -> None:
+    def _learn(self, batches: Values, seconds: Values) -> None:
         if not self._history.counts.any():
             self._launch = LAUNCH_SHARE * seconds
             self._history.add(batches, seconds, seconds)
@@ -82,15 +100,15 @@ class CurveManager:
         self._history.restart(new)
         self._launch = np.where(new > 0, self._launch * seconds / expected.seconds, self._launch)
 
-    def _room(self, batches: Numbers, memory: Numbers) -> Numbers:
+    def _room(self, batches: Values, memory: Values) -> Values:
         """Return the limits of the batches; memory grows at most in proportion, which is assumed here."""
         filled = np.floor(batches * FULL_MEMORY / np.maximum(memory, NEGLIGIBLE) + NEGLIGIBLE)
         return np.minimum(self._limits, np.maximum(filled, self.batches))
 
-    def _fit(self, near: Numbers) -> Fit:
+    def _fit(self, near: Values) -> Fit:
         return fit_lines(self._history, near, self._noise.deviation, self._launch)
 
-    def _decide(self, room: Numbers) -> None:
+    def _decide(self, room: Values) -> None:
         now = np.array(self.batches, dtype=float)
         present = self._fit(now)
         self._launch = present.lines.launch
@@ -109,7 +127,7 @@ class CurveManager:
                 self.batches = tuple(split.astype(int).tolist())
                 return
 
-    def _split(self, fit: Fit, limits: Numbers) -> Numbers:
+    def _split(self, fit: Fit, limits: Values) -> Values:
         return whole_batches(fit.lines, sum(self.batches), limits).astype(float)
 
     def _warn(self, present: Fit) -> None:
@@ -122,3 +140,54 @@ class CurveManager:
         )
         if self.batches[slowest] == 1 and late and warning not in self.warnings:
             self.warnings += (warning,)
+
+
+class ChangeDetector:
+    """Page's cumulative sums, upwards and downwards, one pair per worker."""
+
+    def __init__(self, workers: int) -> None:
+        self._sums: Values = np.zeros((2, workers))
+        self._recent: Values = np.zeros((workers, RECENT))
+
+    def observe(self, residuals: Values) -> NDArray[np.int64]:
+        """Return by worker the number of iterations since conditions changed; 0 if unchanged.
+
+        Parameters
+        ----------
+        residuals : array of shape (workers,)
+            Deviations of the last iteration, in standard deviations.
+        """
+        counted = np.clip(residuals, -OUTLIER, OUTLIER)
+        self._recent = np.column_stack([counted, self._recent[:, :-1]])
+        self._sums = np.maximum(self._sums + np.stack([counted, -counted]) - SLACK, 0)
+        changed = (self._sums > THRESHOLD).any(axis=0)
+        new = np.where(changed, _likeliest_lengths(self._recent), 0)
+        self._sums[:, changed] = 0
+        self._recent[changed] = 0
+        return new
+
+
+def _likeliest_lengths(recent: Values) -> NDArray[np.int64]:
+    """Return by worker the most likely number of latest residuals with a mean other than 0."""
+    likelihood = np.cumsum(recent, axis=1) ** 2 / np.arange(1, RECENT + 1)
+    lengths: NDArray[np.int64] = 1 + likelihood.argmax(axis=1)
+    return lengths
+
+
+class Noise:
+    """Relative variation of each worker's time under constant conditions."""
+
+    def __init__(self, workers: int) -> None:
+        self._variance: Values = np.full(workers, FIRST_NOISE**2)
+        self._weight = FIRST_WEIGHT
+
+    @property
+    def deviation(self) -> Values:
+        """Relative standard deviation by worker."""
+        return np.maximum(np.sqrt(self._variance), LEAST_NOISE)
+
+    def observe(self, residuals: Values) -> None:
+        """Update the estimate from residuals, in standard deviations."""
+        self._weight = min(self._weight + 1, LAST_WEIGHT)
+        surplus = np.where(np.abs(residuals) < TRUSTED, residuals**2 - 1, 0.0)
+        self._variance = self._variance * (1 + surplus / self._weight)

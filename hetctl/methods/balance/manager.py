@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.step_time import check_room
+from hetctl.methods.balance.step_time import check_room, limits_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 FULL_MEMORY = 0.95
@@ -102,11 +102,6 @@ def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
         for worker in open_workers[:left]:
             shares[worker] = min(shares[worker] + part, limits[worker])
     return tuple(shares.tolist())
-
-
-def limits_of(caps: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return the caps as floats, infinite for None."""
-    return np.array([math.inf if cap is None else cap for cap in caps], dtype=float)
 
 
 def checked_limits(batches: Sequence[int], caps: Sequence[int | None]) -> NDArray[np.float64]:

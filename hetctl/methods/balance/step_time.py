@@ -91,7 +91,7 @@ def balance_time(curves: Sequence[TimeCurve], total: int) -> float:
     InfeasibleError
         If the sum of the caps is below `total`.
     """
-    caps = _caps(curves)
+    caps = limits_of([curve.cap for curve in curves])
     check_room(total, caps)
     return fluid_time(_Curves(curves), total, caps)
 
@@ -104,9 +104,14 @@ def balanced(curves: Sequence[TimeCurve], total: int) -> tuple[int, ...]:
     BadInputError, InfeasibleError
         See `balance_time`.
     """
-    caps = _caps(curves)
+    caps = limits_of([curve.cap for curve in curves])
     check_room(total, caps)
     return tuple(whole_batches(_Curves(curves), total, caps).tolist())
+
+
+def limits_of(caps: Sequence[int | None]) -> NDArray[np.float64]:
+    """Return the caps as floats, infinite for None."""
+    return np.array([math.inf if cap is None else cap for cap in caps], dtype=float)
 
 
 def check_room(total: int, caps: NDArray[np.float64]) -> None:
@@ -126,10 +131,6 @@ def check_room(total: int, caps: NDArray[np.float64]) -> None:
             f"a batch of {total} samples does not fit: the workers hold {caps.sum():.0f} in all",
             hint="a smaller batch, or more workers",
         )
-
-
-def _caps(curves: Sequence[TimeCurve]) -> NDArray[np.float64]:
-    return np.array([math.inf if curve.cap is None else curve.cap for curve in curves], dtype=float)
 
 
 @dataclass(frozen=True)

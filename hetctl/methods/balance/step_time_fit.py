@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.batch_partition import Lines, Numbers
+from hetctl.methods.balance.batch_partition import Lines, Values
 
 POINTS = 16
 """Points kept per worker; consecutive iterations with the same batch form one point."""
@@ -34,12 +34,12 @@ class StepTimeHistory:
     """
 
     def __init__(self, workers: int) -> None:
-        self.batches: Numbers = np.ones((workers, POINTS))
-        self.seconds: Numbers = np.ones((workers, POINTS))
-        self.counts: Numbers = np.zeros((workers, POINTS))
-        self._recent: Numbers = np.ones((2, workers, RECENT))
+        self.batches: Values = np.ones((workers, POINTS))
+        self.seconds: Values = np.ones((workers, POINTS))
+        self.counts: Values = np.zeros((workers, POINTS))
+        self._recent: Values = np.ones((2, workers, RECENT))
 
-    def add(self, batches: Numbers, seconds: Numbers, believed: Numbers) -> None:
+    def add(self, batches: Values, seconds: Values, believed: Values) -> None:
         """Add an iteration: as measured, and the plausible times to use for the time being."""
         self._recent = np.concatenate(
             [self._recent[:, :, 1:], np.stack([batches, seconds])[:, :, None]], axis=2
@@ -53,7 +53,7 @@ class StepTimeHistory:
             for batch, seconds in self._recent[:, worker, -lengths[worker] :].T:
                 self._take(np.array([worker]), batch, seconds)
 
-    def _take(self, workers: NDArray[np.int64], batches: Numbers, seconds: Numbers) -> None:
+    def _take(self, workers: NDArray[np.int64], batches: Values, seconds: Values) -> None:
         last = self.counts[workers, -1] > 0
         moved = workers[last & (self.batches[workers, -1] != batches)]
         for points in (self.batches, self.seconds, self.counts):
@@ -78,11 +78,11 @@ class Fit:
     """
 
     lines: Lines
-    seconds: Numbers
-    error: Numbers
+    seconds: Values
+    error: Values
 
 
-def fit_lines(history: StepTimeHistory, near: Numbers, noise: Numbers, launch: Numbers) -> Fit:
+def fit_lines(history: StepTimeHistory, near: Values, noise: Values, launch: Values) -> Fit:
     """Fit a line per worker; points with batches far from `near` weigh less, as curves are not straight.
 
     Least squares of relative errors, with one additional point: `launch` at batch 0, with uncertainty

@@ -1,11 +1,12 @@
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from bsp_iterations import FOUR_GPUS, K80, M60, V100, changes, longest, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.curve_manager import CurveManager
+from hetctl.methods.balance.curve_manager import ChangeDetector, CurveManager, Noise
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.step_time import TimeCurve, balance_time, balanced
 
@@ -127,3 +128,46 @@ def test_any_curves_with_launch_and_saturation_are_balanced(workers):
     found = ratios(curves, play(start(curves), curves, 30))
     assert min(found[:11]) <= 1.05
     assert found[-1] <= 1.03
+
+
+def observe(detector, *residuals):
+    return [int(detector.observe(np.array([residual]))[0]) for residual in residuals]
+
+
+def test_noise_is_no_change():
+    detector = ChangeDetector(8)
+    draw = np.random.default_rng(1)
+    assert sum(np.count_nonzero(detector.observe(draw.normal(size=8))) for _ in range(500)) == 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_large_change_is_noticed_in_the_second_iteration(sign):
+    assert observe(ChangeDetector(1), 0.1, sign * 30.0, sign * 30.0) == [0, 0, 2]
+
+
+def test_a_single_odd_iteration_is_no_change():
+    assert observe(ChangeDetector(1), 0.0, 100.0, 0.0, 0.0, 0.0) == [0] * 5
+
+
+def test_a_small_change_is_noticed_when_it_lasts():
+    seen = observe(ChangeDetector(1), *[1.5] * 9)
+    assert seen == [0] * 8 + [9]
+
+
+def test_the_next_change_is_counted_from_anew():
+    detector = ChangeDetector(1)
+    assert observe(detector, 9.0, 9.0, 9.0, 9.0) == [0, 2, 0, 2]
+
+
+def test_each_worker_changes_for_itself():
+    detector = ChangeDetector(2)
+    detector.observe(np.array([0.0, 9.0]))
+    assert detector.observe(np.array([0.0, 9.0])).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("true", [0.01, 0.03, 0.1])
+def test_noise_is_learnt(true):
+    noise, draw = Noise(4), np.random.default_rng(2)
+    for _ in range(400):
+        noise.observe(draw.normal(scale=true, size=4) / noise.deviation)
+    assert noise.deviation == pytest.approx(np.full(4, true), rel=0.3)

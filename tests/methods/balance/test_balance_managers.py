@@ -12,7 +12,7 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.methods.balance.predictors.memoryless import Memoryless
+from hetctl.methods.balance.predictors.averages import Memoryless
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 SECONDS = st.floats(1e-4, 1e4)

@@ -1,4 +1,4 @@
-"""Predictors of each worker's speed in the next iteration (LB-BSP, section 3.2.2), one file per method."""
+"""Predictors of each worker's speed in the next iteration (LB-BSP, section 3.2.2), one module per kind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from hetctl.methods.balance.predictors import lstm, narx, rnn
 from hetctl.methods.balance.predictors.arima import Arima
+from hetctl.methods.balance.predictors.averages import Ema, Memoryless
 from hetctl.methods.balance.predictors.base import Predictor
-from hetctl.methods.balance.predictors.ema import Ema
-from hetctl.methods.balance.predictors.memoryless import Memoryless
 
 PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "memoryless": lambda workers, _: Memoryless(workers),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetctl.methods.balance.predictors.averages import Ema
 from hetctl.methods.balance.predictors.base import ObservedRange, Values
-from hetctl.methods.balance.predictors.ema import Ema
 from hetctl.methods.balance.predictors.fitting import Fitting, SmallNetwork
-from hetctl.methods.balance.predictors.speed_history import SPEED, Numbers, SpeedHistory
+from hetctl.methods.balance.predictors.speed_history import SPEED, Indices, SpeedHistory
 
 Lag = tuple[int, int]
 """A series, and the lag in observations."""
@@ -99,7 +99,7 @@ class Learner:
         self._forecasts = np.zeros((2, workers))
         self._errors = np.zeros((2, workers))
         self._next = 0
-        self._training: tuple[Numbers, Models, Fitting] | None = None
+        self._training: tuple[Indices, Models, Fitting] | None = None
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
         """Add the observation, take one training step, and compute the next forecasts."""
@@ -143,7 +143,7 @@ class Learner:
             self._keep(workers, fitting.best, models)
             self._training = None
 
-    def _start(self) -> tuple[Numbers, Models, Fitting]:
+    def _start(self) -> tuple[Indices, Models, Fitting]:
         """Start the training of the next few workers on a sample of the history."""
         workers = self._everyone[self._next : self._next + self._effort.workers]
         self._next = (int(workers[-1]) + 1) % len(self._everyone)
@@ -154,7 +154,7 @@ class Learner:
         fitting = Fitting(self._network, models.weights, self._features(models, whose, rows), targets)
         return workers, models, fitting
 
-    def _sample(self, workers: Numbers) -> tuple[Numbers, Numbers]:
+    def _sample(self, workers: Indices) -> tuple[Indices, Indices]:
         """Draw each worker's training observations: their workers and rows, shape (workers, samples)."""
         first, last = self._reach - 1, len(self._history) - 1
         own = self._draw.choice(
@@ -166,7 +166,7 @@ class Learner:
         rows = np.concatenate([np.broadcast_to(own, shape), self._draw.integers(first, last, shape)], axis=1)
         return whose, rows
 
-    def _keep(self, workers: Numbers, best: Values, models: Models) -> None:
+    def _keep(self, workers: Indices, best: Values, models: Models) -> None:
         """Adopt trained networks; workers without a first training will start from the last of them."""
         weights, centres, spreads = (
             array.copy() for array in (self.models.weights, self.models.centres, self.models.spreads)
@@ -177,7 +177,7 @@ class Learner:
         weights[~self._trained] = best[-1]
         self.models = Models(weights, centres, spreads)
 
-    def _features(self, models: Models, workers: Numbers, rows: Numbers) -> Values:
+    def _features(self, models: Models, workers: Indices, rows: Indices) -> Values:
         """Return the inputs at given observations of given workers, shape (.., features)."""
         whose = workers[..., None]
         values = self._history.at(whose, self._series, rows[..., None] - self._lags)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hetctl.methods.balance.predictors.base import Values
 
-Numbers = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 SERIES = SPEED, CPU, MEMORY = range(3)
 """Indices of the series; speed is stored as its logarithm, since slowdowns are multiplicative."""
@@ -46,7 +46,7 @@ class SpeedHistory:
         self._length += 1
         self.seen += 1
 
-    def at(self, workers: Numbers, series: Numbers, rows: Numbers) -> Values:
+    def at(self, workers: Indices, series: Indices, rows: Indices) -> Values:
         """Return single values; the arrays are broadcast together, rows count from the oldest one kept."""
         return self._values[workers, series, rows]
 

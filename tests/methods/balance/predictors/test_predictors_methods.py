@@ -9,8 +9,7 @@ from scipy.signal import lfilter
 
 from hetctl.methods.balance.predictors import learner
 from hetctl.methods.balance.predictors.arima import Arima
-from hetctl.methods.balance.predictors.ema import Ema
-from hetctl.methods.balance.predictors.memoryless import Memoryless
+from hetctl.methods.balance.predictors.averages import Ema, Memoryless
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
 from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, SpeedHistory
 

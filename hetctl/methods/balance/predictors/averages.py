@@ -1,4 +1,4 @@
-"""Exponential moving average of the speed (LB-BSP, section 3.2.2)."""
+"""Last speed, and exponential moving average of the speed (LB-BSP, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ from hetctl.methods.balance.predictors.base import Values, check
 
 ALPHA = 0.2
 """Weight of the latest observation (LB-BSP, Table 3)."""
+
+
+class Memoryless:
+    """Predictor of an unchanged speed."""
+
+    def __init__(self, workers: int) -> None:
+        self._speed = np.ones(workers)
+
+    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+        """Store the last speed."""
+        check(len(self._speed), speed, cpu, memory)
+        self._speed = speed.copy()
+
+    def predict(self) -> Values:
+        """Return the last speed."""
+        return self._speed.copy()
 
 
 class Ema:
