@@ -19,7 +19,7 @@ from tables import Figure, Table
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Partitioner
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulation_input import simulate_plan
+from hetctl.methods.pipeline.simulate import simulate_plan
 from hetctl.methods.pipeline.stage_costs import StageCosts
 from hetctl.methods.pipeline.stages import virtual_worker
 from hetctl.methods.pipeline.sync_cost import LOCAL, ROUND_ROBIN

@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import minibatches_held
 
 
 def least_bottleneck_s(

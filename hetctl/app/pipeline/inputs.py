@@ -10,7 +10,7 @@ from hetctl.inputs.pipeline_cluster import ClusterFile
 from hetctl.methods.pipeline.communication import Links, fit_inter, fit_scaling
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
-from hetctl.methods.pipeline.stage_memory import least_bytes
+from hetctl.methods.pipeline.stage_costs import least_bytes
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import NodeLinks
 

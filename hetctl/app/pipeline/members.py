@@ -14,8 +14,8 @@ from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, Waves, plan
-from hetctl.methods.pipeline.simulation_input import simulate_plan, steady_waves
-from hetctl.methods.pipeline.stage_memory import least_bytes
+from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
+from hetctl.methods.pipeline.stage_costs import least_bytes
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.profile import MemberProfile

@@ -12,7 +12,7 @@ from hetctl.inputs.pipeline_cluster import read_cluster
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulation_input import simulate_plan, steady_waves
+from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
 from hetctl.methods.pipeline.sync_cost import LOCAL
 from hetctl.model.errors import InfeasibleError
 

@@ -10,8 +10,7 @@ from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_flow import Passes
-from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.stage_costs import StageCosts, most_in_flight
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
 from hetctl.methods.pipeline.throughput import (

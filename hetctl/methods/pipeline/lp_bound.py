@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.stage_memory import least_bytes
+from hetctl.methods.pipeline.stage_costs import least_bytes
 
 
 def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes: Mapping[str, int]) -> float:

@@ -1,37 +1,32 @@
 """Exact partitions: the order of GPUs and the cuts between layers that minimise the slowest stage's time.
 
-HetPipe (section 7) uses CPLEX for this; here it is a dynamic programme from the last layer back. Its
-state consists of the multiset of GPUs used so far, where like GPUs and like nodes are interchangeable, and
-the GPU of the stage added last; its value is a vector over the first layer of that stage.
+HetPipe (section 7) uses CPLEX for this; here it is the dynamic programme of `PartitionTable`. For groups of
+very many unlike GPUs, `parts_that_fit` finds at least a partition that fits into memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise, product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.feasible_partition import parts_that_fit
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
-from hetctl.methods.pipeline.gpu_multiset import (
-    Head,
+from hetctl.methods.pipeline.partition_table import (
     Node,
+    PartitionTable,
     Pool,
     all_heads,
-    heads_after,
-    left_of,
     most_within,
     one_head,
     pool_of,
-    without,
+    take,
 )
-from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
 from hetctl.model.errors import InfeasibleError
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -39,6 +34,11 @@ Kind = TypeVar("Kind", bound=Hashable)
 MOST_EFFORT, HEAD_EFFORT = 8e8, 1e5
 """Most stages to evaluate in a partition, and the equivalent number of stages for each choice of a GPU. If
 all orders of GPUs take more, only some are tried."""
+MOST_COUNTS = 300_000
+"""Most combinations of GPUs, by memory size, that are considered."""
+
+Used = tuple[int, ...]
+"""Number of GPUs of each memory size."""
 
 
 class Cut(NamedTuple):
@@ -67,7 +67,7 @@ class Partitioner:
         self._in_flight = in_flight
         self._types = cluster.gpu_types
         self._exact, self._in_one_order = (
-            _Table(costs, self._types, in_flight, heads) for heads in (all_heads, one_head)
+            PartitionTable(costs, self._types, in_flight, heads) for heads in (all_heads, one_head)
         )
         self._large: dict[Group, tuple[float, tuple[Cut, ...]]] = {}
 
@@ -110,16 +110,16 @@ class Partitioner:
             self._large[group] = self._slowest_s(cuts), cuts
         return self._large[group]
 
-    def _best_of(self, table: _Table, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
+    def _best_of(self, table: PartitionTable, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
         """Return first and last layer, node and type of each stage; an empty list if none fits."""
         left = dict(nodes)
         if table.best(pool_of(left.values()))[0] == np.inf:
             return []
         while (idle := table.best(pool_of(left.values()))[1]) is not None:
-            _take(left, idle, left)
+            take(left, idle, left)
         return [(first, last, node, self._types[kind]) for first, last, node, kind in table.walk(left)]
 
-    def _by_nodes(self, table: _Table, group: Group) -> tuple[Cut, ...]:
+    def _by_nodes(self, table: PartitionTable, group: Group) -> tuple[Cut, ...]:
         stages = self._best_of(table, self._by_node(group))
         wanted = [(first, last, (node, kind)) for first, last, node, kind in stages]
         return _on_gpus(wanted, group, lambda gpu: (gpu[0], self._cluster.type_of(gpu)))
@@ -160,129 +160,6 @@ class Partitioner:
         return {node: tuple(count) for node, count in counts.items()}
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Choice after a stage: its last layer, and the GPU of the next stage."""
-
-    last: int
-    same_node: bool
-    head: Head | None
-
-
-class _Table:
-    """Dynamic programme of the partitions.
-
-    Parameters
-    ----------
-    heads : callable
-        Function from a pool to the GPUs that may have the first of the remaining stages.
-    """
-
-    def __init__(
-        self,
-        costs: StageCosts,
-        types: tuple[str, ...],
-        in_flight: int,
-        heads: Callable[[Pool], Iterable[Head]],
-    ) -> None:
-        self._costs, self._types, self._in_flight, self._heads = costs, types, in_flight, heads
-        self._rest: dict[Pool, dict[Head, NDArray[np.float64]]] = {(): {}}
-        self._best: dict[Pool, tuple[float, Head | None]] = {(): (np.inf, None)}
-        self._of_level: dict[tuple[int, int], NDArray[np.float64]] = {}
-
-    def best(self, pool: Pool) -> tuple[float, Head | None]:
-        """Return the least bottleneck, and a GPU to leave idle for it; None if all are used."""
-        if pool not in self._best:
-            levels = [{pool}]
-            while lower := {without(p, head) for p in levels[-1] for head in self._heads(p)}:
-                levels.append(lower - self._best.keys())
-            for level in reversed(levels):
-                self._of_level.clear()
-                self._best.update((p, self._better_of_all(p)) for p in level)
-        return self._best[pool]
-
-    def _better_of_all(self, pool: Pool) -> tuple[float, Head | None]:
-        heads = list(self._heads(pool))
-        self._rest[pool] = {head: self._values(pool, head) for head in heads}
-        full = min(float(values[0, 0]) for values in self._rest[pool].values())
-        found: tuple[float, Head | None] = (full, None)
-        for head in heads:
-            value = self._best[without(pool, head)][0]
-            if value < found[0]:
-                found = (value, head)
-        return found
-
-    def _values(self, pool: Pool, head: Head) -> NDArray[np.float64]:
-        """Return the least bottleneck of the remaining layers, shape (2, layers).
-
-        Column j is for a stage at `head` that begins with layer j, with all GPUs of the pool used. Row 1
-        is for a previous stage on the same node, row 0 for one on another node.
-        """
-        after = self._after(pool, head)
-        if not after:
-            return self._compute(pool, head)[:, -1] + self._costs.receive_s[:, :-1]
-        values = [
-            np.maximum(self._stage_s(pool, head, link), rest).min(axis=2) for link, rest in after.items()
-        ]
-        least: NDArray[np.float64] = np.min(values, axis=0)
-        return least
-
-    def _stage_s(self, pool: Pool, head: Head, link: int) -> NDArray[np.float64]:
-        """Return the seconds of the stage at `head` by link before it, first and last layer.
-
-        They are equal for all pools of the same size.
-        """
-        key = (head.type, link)
-        if key not in self._of_level:
-            receive = self._costs.receive_s
-            self._of_level[key] = self._compute(pool, head) + receive[:, :-1, None] + receive[link, 1:]
-        return self._of_level[key]
-
-    def _compute(self, pool: Pool, head: Head) -> NDArray[np.float64]:
-        stages_after = sum(map(sum, pool)) - 1
-        held = minibatches_held(stages_after, self._in_flight)
-        return self._costs.compute_s(self._types[head.type], held)
-
-    def _after(self, pool: Pool, head: Head) -> dict[int, NDArray[np.float64]]:
-        """Return by link the least bottleneck of the stages after one that ends with each layer."""
-        after: dict[int, NDArray[np.float64]] = {}
-        rest = self._rest[without(pool, head)]
-        for link in (0, 1):
-            values = [rest[h][link, 1:] for h in heads_after(pool, head, bool(link)) if h in rest]
-            if values:
-                after[link] = np.append(np.min(values, axis=0), np.inf)
-        return after
-
-    def walk(self, left: dict[int, Node]) -> Iterator[tuple[int, int, int, int]]:
-        """Follow the best choices over the remaining GPUs of each node, all of which are used.
-
-        Yields the first and last layer, the node and the type of every stage.
-        """
-        values = self._rest[pool_of(left.values())]
-        head: Head | None = min(values, key=lambda h: float(values[h][0, 0]))
-        candidates, first, before = list(left), 0, 0
-        while head is not None:
-            step = self._step(pool_of(left.values()), head, first, before)
-            node = _take(left, head, candidates)
-            yield first, step.last, node, head.type
-            candidates = [node] if step.same_node else [other for other in left if other != node]
-            head, first, before = step.head, step.last + 1, int(step.same_node)
-
-    def _step(self, pool: Pool, head: Head, first: int, before: int) -> _Cut:
-        after = self._after(pool, head)
-        if not after:
-            return _Cut(self._costs.layers - 1, False, None)
-        row = self._compute(pool, head)[first] + self._costs.receive_s[before, first]
-        totals = {
-            link: np.maximum(row + self._costs.receive_s[link, 1:], rest) for link, rest in after.items()
-        }
-        link = min(totals, key=lambda which: float(totals[which].min()))
-        last = int(totals[link].argmin())
-        rest = self._rest[without(pool, head)]
-        heads = (h for h in heads_after(pool, head, bool(link)) if h in rest)
-        return _Cut(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
-
-
 def _on_gpus(
     wanted: Iterable[tuple[int, int, Kind]], group: Group, kind_of: Callable[[Gpu], Kind]
 ) -> tuple[Cut, ...]:
@@ -297,8 +174,75 @@ def _on_gpus(
     return tuple(cuts)
 
 
-def _take(left: dict[int, Node], head: Head, candidates: Iterable[int]) -> int:
-    """Remove a GPU from the first candidate node that is as full as the head's; return that node."""
-    node = next(node for node in candidates if left[node] == head.node)
-    left[node] = left_of(head)
-    return node
+class LayerSpan(NamedTuple):
+    """Layers from `first` to `last` on a GPU with `memory_bytes`."""
+
+    first: int
+    last: int
+    memory_bytes: int
+
+
+def parts_that_fit(
+    stage_bytes: Callable[[int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
+) -> list[LayerSpan]:
+    """Return stages that fit, in the order of the layers; an empty list if there are none.
+
+    Dynamic programming from the last layer back: for each combination of GPUs used so far (only their sizes
+    matter), the stages that reach the earliest layer, since fewer remaining layers never need more memory.
+    If there are more than `MOST_COUNTS` combinations, only some GPUs of each size are considered.
+
+    Parameters
+    ----------
+    stage_bytes : callable
+        Bytes of a stage by first and last layer, shape (layers, layers), for a number of minibatches held.
+    memory_bytes : sequence of int
+        Memory of each GPU.
+    """
+    layers = len(stage_bytes(1))
+    counts = _limited({size: min(n, layers) for size, n in Counter(memory_bytes).items()})
+    sizes = sorted(counts)
+    reached: dict[Used, tuple[int, int]] = {(0,) * len(sizes): (layers, -1)}
+    earliest: dict[tuple[int, int], NDArray[np.int64]] = {}
+    for used in product(*(range(counts[size] + 1) for size in sizes)):
+        if not any(used):
+            continue
+        held = minibatches_held(sum(used) - 1, in_flight)
+        found = (layers, -1)
+        for at in (at for at, count in enumerate(used) if count):
+            key = (sizes[at], held)
+            if key not in earliest:
+                earliest[key] = _earliest(stage_bytes(held), sizes[at])
+            found = min(found, (int(earliest[key][reached[_less(used, at)][0]]), at))
+        reached[used] = found
+        if found[0] == 0:
+            return _parts(reached, used, sizes)
+    return []
+
+
+def _limited(counts: Mapping[int, int]) -> dict[int, int]:
+    """Return the numbers of GPUs by size, reduced to at most `MOST_COUNTS` combinations."""
+    limited = dict(counts)
+    while math.prod(count + 1 for count in limited.values()) > MOST_COUNTS:
+        most = max(limited, key=lambda size: limited[size])
+        limited[most] -= 1
+    return limited
+
+
+def _earliest(needed: NDArray[np.int64], memory_bytes: int) -> NDArray[np.int64]:
+    """Return the earliest first layer of a stage by the layer after its last; that layer if none fits."""
+    fits = np.triu(needed <= memory_bytes)
+    ends = np.arange(1, len(needed) + 1)
+    return np.concatenate([[0], np.where(fits.any(axis=0), fits.argmax(axis=0), ends)])
+
+
+def _less(used: Used, at: int) -> Used:
+    return (*used[:at], used[at] - 1, *used[at + 1 :])
+
+
+def _parts(reached: Mapping[Used, tuple[int, int]], used: Used, sizes: Sequence[int]) -> list[LayerSpan]:
+    parts = []
+    while any(used):
+        first, at = reached[used]
+        used = _less(used, at)
+        parts.append(LayerSpan(first, reached[used][0] - 1, sizes[at]))
+    return parts

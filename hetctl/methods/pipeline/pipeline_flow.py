@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.methods.pipeline.wsp import Bounds
 
 Passes = tuple[tuple[float, float], ...]

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hetctl.methods.pipeline.coarsen import coarse
 from hetctl.methods.pipeline.evaluate import Assembly, Evaluated
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
-from hetctl.methods.pipeline.grouping import MOST_SETS, all_cells, exact_groupings
-from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.local_search import improved
+from hetctl.methods.pipeline.grouping import MOST_SETS, all_cells, exact_groupings, improved
+from hetctl.methods.pipeline.layers import LayerProfile, coarse
 from hetctl.methods.pipeline.lp_bound import lower_bound_s
-from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.stage_costs import most_in_flight
 from hetctl.methods.pipeline.sync_cost import Waves
 from hetctl.methods.pipeline.throughput import SAME
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS, Grouping

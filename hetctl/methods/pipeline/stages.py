@@ -10,8 +10,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut
 from hetctl.methods.pipeline.pipeline_flow import Passes
-from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
 from hetctl.methods.pipeline.throughput import period_s, tasks
 
 

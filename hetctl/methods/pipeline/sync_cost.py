@@ -62,7 +62,7 @@ def _servers(
     ``local``: a layer goes to the node on which most virtual workers have it; ties are balanced. With Equal
     Distribution all have it on the same node, so that nothing crosses the network.
     """
-    if placement == "local":
+    if placement == LOCAL:
         return _nearest_servers(workers, sizes, nodes)
     with_parameters = accumulate((size > 0 for size in sizes), initial=0)
     return [count % nodes for count, _ in zip(with_parameters, sizes, strict=False)]

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 
 from hetctl.methods.pipeline.pipeline_flow import Passes, wave_ends
-from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.stage_costs import most_in_flight
 
 SAME = 1e-9
 """Relative tolerance within which times count as equal."""

@@ -14,8 +14,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.lp_bound import lower_bound_s
 from hetctl.methods.pipeline.partition import Partitioner
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, plan
-from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import BadInputError, InfeasibleError
 

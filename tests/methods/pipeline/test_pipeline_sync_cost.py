@@ -17,7 +17,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.pipeline_flow import wave_ends
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
-from hetctl.methods.pipeline.stage_memory import most_in_flight
+from hetctl.methods.pipeline.stage_costs import most_in_flight
 from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, synchronisation_s
 from hetctl.methods.pipeline.throughput import WaveSync, common_period_s, least_period_s, sufficient_depth
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS

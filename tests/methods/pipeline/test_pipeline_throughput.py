@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.stage_memory import minibatches_held
+from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.methods.pipeline.throughput import bottleneck_s, min_depth, period_s, round_trip_s, tasks
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)
