@@ -1,13 +1,16 @@
 """Lower bounds of schedules. On GPUs of several types, all count as the fastest for each member."""
 
 from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence
-
 from hetctl.model.workload import Workload
-from hetctl.perf.fluid_bound import envelope_of, fluid_time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+NEWTON_STEPS = 200
 
 
 def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
@@ -71,3 +74,104 @@ def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:
                 now += left
                 total += now - came
     return total
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Points of a concave increasing curve from (0 GPUs, 0 samples/s) to the highest rate."""
+
+    gpus: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def highest(self) -> float:
+        """Highest rate, in samples/s."""
+        return self.rates[-1]
+
+    def corner_above(self, rate: float) -> int:
+        """Return the index of the first corner, from 1 on, with a rate of at least `rate`."""
+        return min(max(bisect_left(self.rates, rate), 1), len(self.rates) - 1)
+
+    def gpus_for(self, rate: float) -> tuple[float, float]:
+        """Return g(rate) and its slope in GPUs per samples/s, for rates up to the highest."""
+        at = self.corner_above(rate)
+        slope = (self.gpus[at] - self.gpus[at - 1]) / (self.rates[at] - self.rates[at - 1])
+        return self.gpus[at - 1] + slope * (rate - self.rates[at - 1]), slope
+
+
+def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
+    """Return the envelope of a rate curve on up to `limit` GPUs, cached by the identity of the mapping."""
+    return _envelope(_Identity(rates), limit)
+
+
+def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float = 0.0) -> float:
+    """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
+
+    The sum is convex and piecewise linear in 1/T, so that Newton's method converges to its root from above
+    in a few steps.
+
+    Parameters
+    ----------
+    works : sequence of (W_i, Envelope)
+        Samples left, above 0.
+    near_s : float
+        Initial estimate of T, which only saves steps.
+    """
+    if not works:
+        return 0.0
+    fastest = 1 / max(work / envelope.highest for work, envelope in works)
+    pace = fastest
+    if near_s > 0:
+        pace = min(_newton(works, gpus, min(1 / near_s, fastest)), fastest)
+    for _ in range(NEWTON_STEPS):
+        lower = _newton(works, gpus, pace)
+        if lower >= pace * (1 - 1e-13):
+            break
+        pace = lower
+    return 1 / pace
+
+
+def _newton(works: Sequence[tuple[float, Envelope]], gpus: int, pace: float) -> float:
+    """Return the 1/T at which the tangent at `pace` needs all GPUs; it is never below the root."""
+    needed, slope = _needed(works, pace)
+    return pace - (needed - gpus) / slope
+
+
+def _needed(works: Sequence[tuple[float, Envelope]], pace: float) -> tuple[float, float]:
+    total = slope = 0.0
+    for work, envelope in works:
+        gpus, per_rate = envelope.gpus_for(work * pace)
+        total += gpus
+        slope += per_rate * work
+    return total, slope
+
+
+class _Identity:
+    """Mapping as a cache key, equal to itself only."""
+
+    __slots__ = ("rates",)
+
+    def __init__(self, rates: Mapping[int, float]) -> None:
+        self.rates = rates
+
+    def __hash__(self) -> int:
+        return id(self.rates)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.rates is other.rates
+
+
+@lru_cache(maxsize=1 << 14)
+def _envelope(key: _Identity, limit: int) -> Envelope:
+    corners: list[tuple[int, float]] = [(0, 0.0)]
+    for gpus in sorted(m for m in key.rates if m <= limit):
+        corner = (gpus, key.rates[gpus])
+        while len(corners) > 1 and _slope(corners[-1], corner) > _slope(corners[-2], corners[-1]):
+            corners.pop()
+        if corner[1] > corners[-1][1]:
+            corners.append(corner)
+    return Envelope(tuple(gpus for gpus, _ in corners), tuple(rate for _, rate in corners))
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])

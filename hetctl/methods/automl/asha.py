@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hetctl.methods.automl.procedure import Method, NewTrial
-from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trial_history import Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetctl.methods.automl.procedure import Method, NewTrial
-from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trial_history import TrialHistory
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetctl.methods.automl.procedure import Method, NewTrial, TrialSource
-from hetctl.methods.automl.rules import at_least
+from hetctl.methods.automl.procedure import Method, NewTrial, TrialSource, at_least
 from hetctl.methods.automl.space import draws
 from hetctl.methods.automl.trial_history import Parent, Trial, TrialHistory
 from hetctl.model.errors import BadInputError

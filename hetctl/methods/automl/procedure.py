@@ -154,3 +154,10 @@ class Procedure:
 
 def _settings(part: Method | TrialSource) -> Any:
     return {"name": type(part).__name__, **encode(part)}
+
+
+def at_least(least: int, **settings: int) -> None:
+    """Raise BadInputError for the first setting below `least`."""
+    for name, value in settings.items():
+        if value < least:
+            raise BadInputError(f"{name} is {value}, but must be at least {least}")

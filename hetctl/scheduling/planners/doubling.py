@@ -8,13 +8,24 @@ all have a worker. `exchange` then improves the greedy solution.
 """
 
 from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-
 from hetctl.model.site import Node
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
-from hetctl.scheduling.planners.knapsack_exchange import exchange
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from hetctl.scheduling.planners.elastic import ResizeCandidate
+
+LOOKED_AT = 8
+"""Number of members considered among those that would gain, or lose, equally many GPUs."""
+
+LEAST_S = 1e-3
+"""Smallest saving in seconds for which an exchange is made."""
+
+Change = tuple[int, float]
+"""Change of a member's GPUs, and the seconds that it saves; both negative if it gets fewer."""
 
 
 def twice(gpus: int) -> int:
@@ -36,3 +47,91 @@ def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
 
 
 DOUBLING = by_gain("doubling", twice, double)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Changes of some members: those of `before`, and one of `name`."""
+
+    gpus: int
+    saved_s: float
+    before: _Plan | None = None
+    name: str = ""
+
+    def changes(self) -> dict[str, int]:
+        """Return the added GPUs by member."""
+        found, plan = dict[str, int](), self
+        while plan.before:
+            found[plan.name] = plan.gpus - plan.before.gpus
+            plan = plan.before
+        return found
+
+
+def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
+    """Return counts with a total time that no further exchange makes shorter.
+
+    Members that keep their present GPUs do not get fewer.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        GPUs by member, powers of two, as in the result.
+    left : int
+        GPUs that no member has.
+    """
+    given = [job for job in jobs if job.name in counts]
+    better = dict(counts)
+    while changed := _best(_changes(given, better), left):
+        for name, gpus in changed.items():
+            better[name] += gpus
+            left -= gpus
+    return better
+
+
+def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict[str, list[Change]]:
+    """Return the changes that matter, by member."""
+    by_gpus: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+    for job in jobs:
+        before = counts[job.name]
+        for after in _worth_trying(job, before):
+            by_gpus[after - before].append((job.seconds(before) - job.seconds(after), job.name))
+    changes: defaultdict[str, list[Change]] = defaultdict(list)
+    for gpus, saved in by_gpus.items():
+        for saved_s, name in heapq.nlargest(LOOKED_AT, saved):
+            changes[name].append((gpus, saved_s))
+    return changes
+
+
+def _worth_trying(job: ResizeCandidate, gpus: int) -> list[int]:
+    """Return twice and four times as many GPUs if they gain anything, and half and a quarter."""
+    fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
+    more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]
+    return [*more, *(other for other in fewer if other)]
+
+
+def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
+    """Return the changes that save most, at most one for each member, within the GPUs left."""
+    largest = max((gpus for options in changes.values() for gpus, _ in options), default=0)
+    if largest <= 0:
+        return {}
+    plans = [_Plan(0, 0.0)]
+    for name, options in changes.items():
+        tried = (
+            _Plan(plan.gpus + gpus, plan.saved_s + saved_s, plan, name)
+            for plan in plans
+            for gpus, saved_s in options
+        )
+        plans = _undominated([*plans, *(plan for plan in tried if abs(plan.gpus) <= 2 * largest)])
+    best = max((plan for plan in plans if plan.gpus <= left), key=lambda plan: plan.saved_s)
+    return best.changes() if best.saved_s >= LEAST_S else {}
+
+
+def _undominated(plans: list[_Plan]) -> list[_Plan]:
+    """Return the plans that save more than all others with as few GPUs."""
+    plans.sort(key=lambda plan: (plan.gpus, -plan.saved_s))
+    most_s, good = -math.inf, list[_Plan]()
+    for plan in plans:
+        if plan.saved_s > most_s:
+            most_s = plan.saved_s
+            good.append(plan)
+    return good

@@ -1,14 +1,15 @@
 """FLEET-G (Algorithms 1 to 4): members with similar rates train on all GPUs, in rounds."""
 
 from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
-
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+
+
 
 
 def decide(request: Request) -> Decision:
@@ -105,3 +106,20 @@ def _allocation(workload: Workload, placement: tuple[Placement, ...]) -> Allocat
 
 
 FLOTILLA = Planner("flotilla", "global", decide, shares=True)
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Return the rates of members that start, beside the rate that they were chosen by."""
+    if not decision.start:
+        return {}
+    fastest = max(request.workloads, key=lambda workload: workload.rates[1])
+    beside = f"chosen by {fastest.name}, the fastest left, with {fastest.rates[1]:.4g} on one GPU"
+    words = {
+        a.member: f"{a.gpus} of {request.free_gpus} GPUs: {a.rate:.4g} samples/s, {beside}"
+        for a in decision.start
+    }
+    waiting = (workload.name for workload in request.workloads if workload.name not in words)
+    return words | dict.fromkeys(waiting, f"waits for freed GPUs: others are nearer to {fastest.name}")
+
+
+FLOTILLA_LOCAL = Planner("flotilla-local", "local", decide, shares=True, reasons=reasons, alpha=0.0)

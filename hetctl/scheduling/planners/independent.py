@@ -1,13 +1,14 @@
 """FLEET's Baseline (section 6.1): each free GPU gets a random remaining member."""
 
 from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
-
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Planner, Request
+
+
 
 
 def decide(request: Request) -> Decision:
@@ -36,3 +37,17 @@ def _draw(seed: int, name: str) -> bytes:
 
 
 INDEPENDENT = Planner("independent", "local", decide, order=drawn)
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Return the members of the set, and the number of sets before each waiting one."""
+    size = len(decision.start)
+    words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
+    waiting = (workload.name for workload in request.workloads if workload.name not in words)
+    return words | {
+        name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"
+        for place, name in enumerate(waiting)
+    }
+
+
+HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=reasons, alpha=0.0)

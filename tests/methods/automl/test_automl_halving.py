@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hetctl.methods.automl.asha import Asha
 from hetctl.methods.automl.hyperband import Hyperband
+from hetctl.methods.automl.plain_sources import RandomSource
 from hetctl.methods.automl.procedure import Method, Procedure
-from hetctl.methods.automl.random_search import RandomSource
 from hetctl.methods.automl.space import NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError

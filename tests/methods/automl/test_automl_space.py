@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.grid import GridSource
 from hetctl.methods.automl.one_shot import OneShot
+from hetctl.methods.automl.plain_sources import GridSource, RandomSource
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.random_search import RandomSource
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.model.errors import BadInputError
 

@@ -1,4 +1,4 @@
-"""Grid of all combinations of the listed values."""
+"""Sources that do not learn from reports: a grid of listed values, and independent random draws."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetctl.methods.automl.space import Categorical, Space, Value
+from hetctl.methods.automl.space import Categorical, Space, Value, draws
 from hetctl.methods.automl.trial_history import Config, TrialHistory
 from hetctl.model.errors import BadInputError
 
@@ -41,3 +41,24 @@ class GridSource:
 
     def _values(self) -> dict[str, tuple[Value, ...]]:
         return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Categorical)}
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Unlimited random draws; each depends only on the seed and its number."""
+
+    space: Space
+    seed: int = 0
+
+    @property
+    def size(self) -> None:
+        """None: the number of draws is unlimited."""
+
+    def config(self, number: int) -> Config:
+        """Return the draw with this number."""
+        draw = draws(self.seed, number)
+        return {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
+
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
+        """Return `config`: the draws do not depend on the history."""
+        return self.config
