@@ -1,14 +1,15 @@
 """Lower bounds of schedules. On GPUs of several types, all count as the fastest for each member."""
 
 from __future__ import annotations
+
 import heapq
 import math
-from collections.abc import Sequence
-from hetctl.model.workload import Workload
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from hetctl.model.workload import Workload
 
 NEWTON_STEPS = 200
 

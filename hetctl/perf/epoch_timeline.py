@@ -12,6 +12,12 @@ PART_SHARE = 0.9
 """Share of a whole job's time above which an epoch is trained in parts."""
 
 
+def step_s(workload: Workload, rate: float) -> float:
+    """Return the seconds until a member that trains without interruption has converged."""
+    course = EpochTimeline(workload, rate)
+    return workload.startup_s + course.end_of(course.count)
+
+
 def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -> float:
     """Return the least seconds of a useful step: its start-up and one epoch.
 

@@ -14,17 +14,15 @@ from typing import Any
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
-from hetctl.perf.epoch_timeline import has_room, least_step_s
-from hetctl.perf.round_time import round_s, step_s
+from hetctl.perf.epoch_timeline import has_room, least_step_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
 from hetctl.scheduling.events import Event
-from hetctl.scheduling.flotilla_stop import should_stop
 from hetctl.scheduling.observer import ObservedMembers, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling.pool import Pool
-from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running, round_s, should_stop
 
 POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""

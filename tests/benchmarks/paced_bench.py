@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
 from hetctl.model.events import Event
-from hetctl.perf.fluid_bound import envelope_of, fluid_time
+from hetctl.perf.bounds import envelope_of, fluid_time
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 

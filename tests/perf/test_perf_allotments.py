@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from hetctl.model.workload import Workload
 from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of, constant_bound
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.round_time import step_s
+from hetctl.perf.epoch_timeline import step_s
 
 times = st.dictionaries(st.integers(1, 12), st.floats(0.1, 1000.0), min_size=1).map(lambda d: {1: 900.0} | d)
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
+
 from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from hetctl.model.workload import Workload
-from hetctl.perf.bounds import fluid_bound
-from hypothesis import given
-from hetctl.perf.bounds import Envelope, envelope_of, fluid_time
+from hetctl.perf.bounds import Envelope, envelope_of, fluid_bound, fluid_time
 
 curves = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12).map(
     lambda values: dict(enumerate(values, start=1))
@@ -14,7 +15,7 @@ curves = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12).map(
 jobs = st.lists(st.tuples(curves, st.floats(1.0, 1e5)), min_size=1, max_size=6).map(
     lambda pairs: tuple(Workload(f"m{i}", curve, work) for i, (curve, work) in enumerate(pairs))
 )
-curves = st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=16).map(
+rate_curves = st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=16).map(
     lambda values: dict(enumerate(values, start=1))
 )
 
@@ -93,7 +94,7 @@ def test_gpus_for_a_rate_between_corners() -> None:
     assert envelope.gpus_for(20.0) == (3.0, 0.2)
 
 
-@given(curves)
+@given(rate_curves)
 def test_an_envelope_is_concave_and_above_the_curve(curve: dict[int, float]) -> None:
     envelope = envelope_of(curve, 16)
     slopes = [envelope.gpus_for(rate)[1] for rate in envelope.rates[1:]]
@@ -103,7 +104,7 @@ def test_an_envelope_is_concave_and_above_the_curve(curve: dict[int, float]) -> 
             assert envelope.gpus_for(rate)[0] <= gpus + 1e-9
 
 
-@given(st.lists(st.tuples(st.floats(1.0, 1e6), curves), min_size=1, max_size=8), st.integers(1, 30))
+@given(st.lists(st.tuples(st.floats(1.0, 1e6), rate_curves), min_size=1, max_size=8), st.integers(1, 30))
 def test_at_the_fluid_time_all_gpus_are_needed_or_a_member_is_at_its_peak(
     members: list[tuple[float, dict[int, float]]], gpus: int
 ) -> None:

@@ -9,12 +9,10 @@ from hetctl.scheduling.planners.base import Planner, nearest
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY
 from hetctl.scheduling.planners.fixed import fixed
-from hetctl.scheduling.planners.flotilla import FLOTILLA
-from hetctl.scheduling.planners.flotilla_local import FLOTILLA_LOCAL
+from hetctl.scheduling.planners.flotilla import FLOTILLA, FLOTILLA_LOCAL
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
-from hetctl.scheduling.planners.homogeneous import HOMOGENEOUS
-from hetctl.scheduling.planners.independent import INDEPENDENT
+from hetctl.scheduling.planners.independent import HOMOGENEOUS, INDEPENDENT
 from hetctl.scheduling.planners.optimus import OPTIMUS
 from hetctl.scheduling.planners.static import STATIC
 

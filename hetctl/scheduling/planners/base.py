@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -142,6 +142,23 @@ class Decision:
     stop: tuple[str, ...] = ()
     again_s: float | None = None
     memory: Any = None
+
+
+def allocations_after(request: Request, decision: Decision) -> dict[str, Allocation]:
+    """Return the allocation of each member with GPUs after a decision is carried out."""
+    held = {h.workload.name: h.allocation for h in request.held if h.workload.name not in decision.stop}
+    return held | {allocation.member: allocation for allocation in decision.start}
+
+
+def allocation_on(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
+    """Return the allocation of a member on all GPUs of a placement."""
+    gpus = sum(len(part.gpus) for part in placement)
+    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)
+
+
+def gpu_count(gpus: int) -> str:
+    """Return ``1 GPU``, ``2 GPUs``, .."""
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
 def in_order_of_arrival(_candidate: Workload, _options: Options) -> Any:

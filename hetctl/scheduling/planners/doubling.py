@@ -4,23 +4,29 @@ Every member gets 1 worker, first come, first served if there are more members t
 member whose time t_j = Q_j / f(w_j) falls most per added GPU is doubled, as long as GPUs are left. The
 paper does this periodically and from scratch. Here it is done whenever a member comes or goes, and the
 cost of a resize counts: a restart is part of t_j, and members in training get fewer GPUs only so that
-all have a worker. `exchange` then improves the greedy solution.
+all have a worker.
+
+`exchange`, ours, then improves the greedy solution, which loses if the member that gains most needs more
+GPUs than are left, or if twice as many GPUs gain nothing but four times as many do. Some members get fewer
+GPUs and others more; the choice of these steps is a small knapsack problem. It is solved exactly over the
+members that matter: of all that would gain, or lose, equally many GPUs, those with the largest gain, or the
+least loss.
 """
 
 from __future__ import annotations
-from collections.abc import Mapping, Sequence
-from hetctl.model.site import Node
-from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
+
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hetctl.scheduling.planners.elastic import ResizeCandidate
+
+from hetctl.model.site import Node
+from hetctl.scheduling.planners.capacity import NodeCapacity
+from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
 
 LOOKED_AT = 8
 """Number of members considered among those that would gain, or lose, equally many GPUs."""
-
 LEAST_S = 1e-3
 """Smallest saving in seconds for which an exchange is made."""
 
@@ -44,9 +50,6 @@ def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, 
 def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
     room = NodeCapacity(nodes)
     return all(room.change(0, gpus) for gpus in counts.values())
-
-
-DOUBLING = by_gain("doubling", twice, double)
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,6 @@ def _undominated(plans: list[_Plan]) -> list[_Plan]:
             most_s = plan.saved_s
             good.append(plan)
     return good
+
+
+DOUBLING = by_gain("doubling", twice, double)

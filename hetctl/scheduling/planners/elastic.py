@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
@@ -175,13 +175,11 @@ def explain(
 
 def given_by(request: Request, decision: Decision) -> dict[str, int]:
     """Return the GPUs by member after a decision is carried out."""
-    stays = (held for held in request.held if held.workload.name not in decision.stop)
-    given = {held.workload.name: held.allocation.gpus for held in stays}
-    return given | {allocation.member: allocation.gpus for allocation in decision.start}
+    return {name: given.gpus for name, given in allocations_after(request, decision).items()}
 
 
 def _holds(job: ResizeCandidate, gpus: int, step: Step) -> str:
-    count = count_of(gpus)
+    count = gpu_count(gpus)
     if job.fixed:
         return f"{count}: it can be neither stopped nor moved"
     if step(gpus) not in job.rates:
@@ -190,8 +188,3 @@ def _holds(job: ResizeCandidate, gpus: int, step: Step) -> str:
     if gain_s <= 0:
         return f"{count}: {step(gpus)} would save no time"
     return f"{count}: {step(gpus)} would save {gain_s:.3g} s for each GPU more"
-
-
-def count_of(gpus: int) -> str:
-    """Return ``1 GPU``, ``2 GPUs``, .."""
-    return f"{gpus} GPU{'s' * (gpus != 1)}"

@@ -11,23 +11,20 @@ rates by then.
 """
 
 from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.perf.allreduce_model import fitted_rates
-from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.planners.elastic import ResizeCandidate
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.doubling import double, twice
 from hetctl.scheduling.planners.elastic import (
     ResizeCandidate,
-    count_of,
     explain,
     give,
     given_by,
@@ -37,79 +34,10 @@ from hetctl.scheduling.planners.elastic import (
 
 STAGE_S = 150.0
 """Seconds on a number of GPUs after which its rate is known: the paper's 2.5 minutes."""
-
 EXPLORED = 8
 """Largest number of GPUs that is explored."""
+
 Parts = tuple[Placement, ...]
-
-
-class Known:
-    """Numbers of GPUs with known rates, by member or, if shared, by family."""
-
-    def __init__(self, shared: bool, memory: Mapping[str, list[int]]) -> None:
-        self._shared = shared
-        self._counts = defaultdict(set, {key: set(counts) for key, counts in memory.items()})
-
-    def learn(self, held: Iterable[Held], now_s: float) -> None:
-        """Add the numbers of GPUs that members have trained with for long enough by now."""
-        for member in held:
-            if now_s >= ready_s(member):
-                self._counts[self.key(member.workload)].add(member.allocation.gpus)
-
-    def key(self, workload: Workload) -> str:
-        """Return the key of workloads with the same rates: the family, or the member itself."""
-        if self._shared and workload.family:
-            return f"family {workload.family}"
-        return f"member {workload.name}"
-
-    def next_stage(self, workload: Workload, limit: int = EXPLORED) -> int | None:
-        """Return the first power of two whose rate is to be explored; None if all are known."""
-        known = self._counts[self.key(workload)]
-        stages = powers_of_two(min(limit, EXPLORED, workload.max_gpus))
-        return next((gpus for gpus in stages if gpus not in known), None)
-
-    def rates(self, workload: Workload) -> dict[int, float]:
-        """Return the rates on powers of two up to the first one that is still to be explored.
-
-        Above `EXPLORED`, Equation 5 of Capes et al., fitted to the known rates, gives the others.
-        """
-        known = self._counts[self.key(workload)]
-        tried = {gpus: workload.rates[gpus] for gpus in powers_of_two(workload.max_gpus) if gpus in known}
-        rates: dict[int, float] = {}
-        for gpus in powers_of_two(workload.max_gpus):
-            if gpus in tried:
-                rates[gpus] = tried[gpus]
-            elif gpus > EXPLORED and tried:
-                rates[gpus] = _fitted(tuple(tried.items()), workload.max_gpus)[gpus]
-            else:
-                break
-        return rates
-
-    def job(self, job: ResizeCandidate) -> ResizeCandidate:
-        """Return a member with its known rates only."""
-        return replace(job, rates=self.rates(job.workload))
-
-    def memory(self) -> dict[str, list[int]]:
-        """Return the state to be kept."""
-        return {key: sorted(counts) for key, counts in self._counts.items() if counts}
-
-
-@lru_cache(maxsize=1 << 12)
-def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
-    return fitted_rates(dict(tried), max_gpus)[0]
-
-
-def ready_s(held: Held) -> float:
-    """Return the time in seconds when the rate of a member in training is known."""
-    return held.since_s + STAGE_S
-
-
-def powers_of_two(limit: int) -> Iterator[int]:
-    """Yield 1, 2, 4, .. up to `limit`."""
-    gpus = 1
-    while gpus <= limit:
-        yield gpus
-        gpus *= 2
 
 
 @dataclass(frozen=True)
@@ -195,10 +123,10 @@ def _apart(request: Request, known: Known) -> Exploration:
     counts = double([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest))
     decision = give(rest, counts, twice)
     others = [allocation for allocation in decision.start if allocation.member not in new]
-    for name, parts in _placements(rest, decision).items():
+    for name, allocation in allocations_after(rest, decision).items():
         if name in new:
-            kept[name] = parts
-            resized.append(_stage(new[name].workload, known, parts))
+            kept[name] = allocation.placement
+            resized.append(_stage(new[name].workload, known, kept[name]))
     held = {h.allocation for h in request.held}
     start = (*others, *(allocation for allocation in resized if allocation not in held))
     return Exploration(replace(decision, start=start), tuple(kept), kept)
@@ -240,11 +168,6 @@ def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
     )
 
 
-def _placements(request: Request, decision: Decision) -> dict[str, Parts]:
-    stays = (held.allocation for held in request.held if held.workload.name not in decision.stop)
-    return {allocation.member: allocation.placement for allocation in (*stays, *decision.start)}
-
-
 def _most(request: Request) -> int:
     """Return the largest number of GPUs that one member can explore on an empty cluster."""
     sizes = [gpus for gpus in powers_of_two(EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
@@ -264,10 +187,79 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     explorers = _stages(request, known) if _shared(request) else kept
     for name in explorers:
         if name in given:
-            words[name] = f"explores its rate on {count_of(given[name])}"
+            words[name] = f"explores its rate on {gpu_count(given[name])}"
     for name, parts in kept.items():
         words[name] += f" of the {sum(len(gpus) for _, gpus in parts)} that are kept for it"
     return words
+
+
+class Known:
+    """Numbers of GPUs with known rates, by member or, if shared, by family."""
+
+    def __init__(self, shared: bool, memory: Mapping[str, list[int]]) -> None:
+        self._shared = shared
+        self._counts = defaultdict(set, {key: set(counts) for key, counts in memory.items()})
+
+    def learn(self, held: Iterable[Held], now_s: float) -> None:
+        """Add the numbers of GPUs that members have trained with for long enough by now."""
+        for member in held:
+            if now_s >= ready_s(member):
+                self._counts[self.key(member.workload)].add(member.allocation.gpus)
+
+    def key(self, workload: Workload) -> str:
+        """Return the key of workloads with the same rates: the family, or the member itself."""
+        if self._shared and workload.family:
+            return f"family {workload.family}"
+        return f"member {workload.name}"
+
+    def next_stage(self, workload: Workload, limit: int = EXPLORED) -> int | None:
+        """Return the first power of two whose rate is to be explored; None if all are known."""
+        known = self._counts[self.key(workload)]
+        stages = powers_of_two(min(limit, EXPLORED, workload.max_gpus))
+        return next((gpus for gpus in stages if gpus not in known), None)
+
+    def rates(self, workload: Workload) -> dict[int, float]:
+        """Return the rates on powers of two up to the first one that is still to be explored.
+
+        Above `EXPLORED`, Equation 5 of Capes et al., fitted to the known rates, gives the others.
+        """
+        known = self._counts[self.key(workload)]
+        tried = {gpus: workload.rates[gpus] for gpus in powers_of_two(workload.max_gpus) if gpus in known}
+        rates: dict[int, float] = {}
+        for gpus in powers_of_two(workload.max_gpus):
+            if gpus in tried:
+                rates[gpus] = tried[gpus]
+            elif gpus > EXPLORED and tried:
+                rates[gpus] = _fitted(tuple(tried.items()), workload.max_gpus)[gpus]
+            else:
+                break
+        return rates
+
+    def job(self, job: ResizeCandidate) -> ResizeCandidate:
+        """Return a member with its known rates only."""
+        return replace(job, rates=self.rates(job.workload))
+
+    def memory(self) -> dict[str, list[int]]:
+        """Return the state to be kept."""
+        return {key: sorted(counts) for key, counts in self._counts.items() if counts}
+
+
+@lru_cache(maxsize=1 << 12)
+def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
+    return fitted_rates(dict(tried), max_gpus)[0]
+
+
+def ready_s(held: Held) -> float:
+    """Return the time in seconds when the rate of a member in training is known."""
+    return held.since_s + STAGE_S
+
+
+def powers_of_two(limit: int) -> Iterator[int]:
+    """Yield 1, 2, 4, .. up to `limit`."""
+    gpus = 1
+    while gpus <= limit:
+        yield gpus
+        gpus *= 2
 
 
 EXPLORATORY = Planner("doubling-exploratory", "elastic", decide, reasons=reasons)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.packing import Item, pack
 
 
@@ -73,7 +73,7 @@ def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
     started = {allocation.member: allocation.gpus for allocation in decision.start}
     waiting = [workload for workload in request.workloads if workload.name not in started]
     less = {
-        name: f"{_gpus(gpus)} and not {k}: it can use no more here"
+        name: f"{gpu_count(gpus)} and not {k}: it can use no more here"
         for name, gpus in started.items()
         if gpus < k
     }
@@ -83,10 +83,6 @@ def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
     head, *rest = waiting
     wish = min(_most(request, k), head.max_gpus)
     return less | {
-        head.name: f"waits for {_gpus(wish)} on as few nodes as that takes; {free} free",
+        head.name: f"waits for {gpu_count(wish)} on as few nodes as that takes; {free} free",
         **{workload.name: f"waits: {head.name} came first" for workload in rest},
     }
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"

@@ -1,15 +1,19 @@
-"""FLEET-G (Algorithms 1 to 4): members with similar rates train on all GPUs, in rounds."""
+"""FLEET-G and FLEET-L (Algorithms 1 to 4): members with similar rates train on all GPUs.
+
+In FLEET-G, `FLOTILLA`, they train in rounds. In FLEET-L (section 4.3.3), `FLOTILLA_LOCAL`, GPUs that become
+free are used again at once: their members are found by the same greedy algorithm on those GPUs and the
+remaining members alone, while all others continue to train.
+"""
 
 from __future__ import annotations
+
 import heapq
 from collections.abc import Iterator, Sequence
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+
+from hetctl.model.plan import Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocation_on
 from hetctl.scheduling.planners.packing import pack
-from hetctl.scheduling.planners.base import Decision, Planner, Request
-
-
 
 
 def decide(request: Request) -> Decision:
@@ -22,7 +26,7 @@ def decide(request: Request) -> Decision:
     placements = _placed(counts, request)
     by_name = {workload.name: workload for workload in request.workloads}
     return Decision(
-        tuple(_allocation(by_name[name], placements[name]) for name in counts if name in placements)
+        tuple(allocation_on(by_name[name], placements[name]) for name in counts if name in placements)
     )
 
 
@@ -100,15 +104,7 @@ def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placeme
         counts = {name: count for name, count in counts.items() if count}
 
 
-def _allocation(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
-    gpus = sum(len(part.gpus) for part in placement)
-    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)
-
-
-FLOTILLA = Planner("flotilla", "global", decide, shares=True)
-
-
-def reasons(request: Request, decision: Decision) -> dict[str, str]:
+def _local_reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return the rates of members that start, beside the rate that they were chosen by."""
     if not decision.start:
         return {}
@@ -122,4 +118,5 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     return words | dict.fromkeys(waiting, f"waits for freed GPUs: others are nearer to {fastest.name}")
 
 
-FLOTILLA_LOCAL = Planner("flotilla-local", "local", decide, shares=True, reasons=reasons, alpha=0.0)
+FLOTILLA = Planner("flotilla", "global", decide, shares=True)
+FLOTILLA_LOCAL = Planner("flotilla-local", "local", decide, shares=True, reasons=_local_reasons, alpha=0.0)

@@ -1,7 +1,7 @@
 """Ours: follow the fluid optimum with whole GPUs, and resize a member only if that is worth its cost.
 
 If GPUs could be split and resizing were free, every member would train at the constant rate W_i / T
-on its concave envelope, and all would be done at the fluid bound T (`perf/fluid_bound.py`). Between
+on its concave envelope, and all would be done at the fluid bound T (`perf/bounds.py`). Between
 two corners of the envelope that rate is a mixture of two whole numbers of GPUs: the smaller for some of
 the time left, the larger for the rest of it (its `share`). As in McNaughton's wrap-around rule, the
 time at which a member has its share does not matter, so each has it in one piece: a member that has
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetctl.model.workload import Workload
-from hetctl.perf.fluid_bound import Envelope, envelope_of, fluid_time
+from hetctl.perf.bounds import Envelope, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
-from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request, allocations_after
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
@@ -193,10 +193,8 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     if request.options.objective == MEAN_JCT:
         return mean_jct.reasons(request, decision)
     jobs, time_s = mixtures(request)
-    gpus = {job.workload.name: job.holds for job in jobs}
-    gpus |= dict.fromkeys(decision.stop, 0)
-    gpus |= {allocation.member: allocation.gpus for allocation in decision.start}
-    return {job.workload.name: _reason(job, gpus[job.workload.name], time_s) for job in jobs}
+    gpus = {name: given.gpus for name, given in allocations_after(request, decision).items()}
+    return {job.workload.name: _reason(job, gpus.get(job.workload.name, 0), time_s) for job in jobs}
 
 
 def _reason(job: FluidCandidate, gpus: int, time_s: float) -> str:

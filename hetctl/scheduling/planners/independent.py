@@ -1,14 +1,19 @@
-"""FLEET's Baseline (section 6.1): each free GPU gets a random remaining member."""
+"""Random members, one GPU each: FLEET's Baseline (section 6.1) and homogeneous ensembles.
+
+`INDEPENDENT` is the Baseline: each free GPU gets a random remaining member. `HOMOGENEOUS` is the training of
+homogeneous ensembles (Pittman et al.) as in FLEET's comparison: a random set of members trains with shared
+data, and the next set begins when all of it are done. Sets follow one another in the order in which
+`INDEPENDENT` draws members.
+"""
 
 from __future__ import annotations
+
 import hashlib
 from functools import lru_cache
+
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
-from hetctl.scheduling.planners.base import Decision, Planner, Request
-
-
 
 
 def decide(request: Request) -> Decision:
@@ -36,10 +41,7 @@ def _draw(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
-INDEPENDENT = Planner("independent", "local", decide, order=drawn)
-
-
-def reasons(request: Request, decision: Decision) -> dict[str, str]:
+def _reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return the members of the set, and the number of sets before each waiting one."""
     size = len(decision.start)
     words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
@@ -50,4 +52,5 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     }
 
 
-HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=reasons, alpha=0.0)
+INDEPENDENT = Planner("independent", "local", decide, order=drawn)
+HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=_reasons, alpha=0.0)

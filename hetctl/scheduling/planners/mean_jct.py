@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetctl.model.workload import Workload
-from hetctl.perf.fluid_bound import Envelope, envelope_of
-from hetctl.scheduling.planners.base import Decision, Request
+from hetctl.perf.bounds import Envelope, envelope_of
+from hetctl.scheduling.planners.base import Decision, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
@@ -105,12 +105,10 @@ def _growth(job: JctCandidate, order: int) -> list[tuple[float, int, int]]:
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Return the gain of the next corner for members with GPUs, and the place in the queue for the others."""
-    gpus = {held.workload.name: held.allocation.gpus for held in request.held}
-    gpus |= dict.fromkeys(decision.stop, 0)
-    gpus |= {allocation.member: allocation.gpus for allocation in decision.start}
+    given = allocations_after(request, decision)
     words = {}
     for ahead, job in enumerate(_jobs(request)):
-        job.gpus = gpus.get(job.workload.name, 0)
+        job.gpus = given[job.workload.name].gpus if job.workload.name in given else 0
         words[job.workload.name] = _reason(job, ahead)
     return words
 
@@ -118,7 +116,7 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
 def _reason(job: JctCandidate, ahead: int) -> str:
     if not job.gpus:
         return f"waits: {ahead} members have less work left than its {job.work:.0f} GPU-seconds"
-    count = f"{job.gpus} GPU{'s' * (job.gpus != 1)} for {job.work:.0f} GPU-seconds of work left"
+    count = f"{gpu_count(job.gpus)} for {job.work:.0f} GPU-seconds of work left"
     more = job.next_corner()
     if not more:
         return f"{count}: it can use no more"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Held, Request
+from hetctl.model.plan import Placement
+from hetctl.scheduling.planners.base import Decision, Held, Request, allocation_on
 
 NODES_LOOKED_AT = 64
 """Number of nodes compared if members have to move for another one."""
@@ -182,14 +181,9 @@ class _Board:
     def decision(self) -> Decision:
         """Return the members to start, move or stop."""
         start = tuple(
-            _allocation(self._candidates[name], placement)
+            allocation_on(self._candidates[name], placement)
             for name, placement in self._placed.items()
             if name not in self._held or self._held[name].allocation.placement != placement
         )
         stop = tuple(name for name in self._held if name not in self._counts)
         return Decision(start, stop)
-
-
-def _allocation(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
-    gpus = sum(len(part.gpus) for part in placement)
-    return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)

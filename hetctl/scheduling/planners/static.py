@@ -14,7 +14,7 @@ from typing import Any
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.perf.allotments import allotment_bound, allotments_of
-from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.independent import drawn
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, Schedule, placeable
 from hetctl.scheduling.planners.static_search import search
@@ -230,16 +230,12 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
 
 
 def _why_now(planned: Planned) -> str:
-    return f"{_gpus(planned.gpus)} from start to end, until {planned.end_s:.0f} s"
+    return f"{gpu_count(planned.gpus)} from start to end, until {planned.end_s:.0f} s"
 
 
 def _why_later(planned: Planned) -> str:
     nodes = ", ".join(node for node, _ in planned.parts)
-    return f"waits for {_gpus(planned.gpus)} of {nodes}, planned for {planned.start_s:.0f} s"
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+    return f"waits for {gpu_count(planned.gpus)} of {nodes}, planned for {planned.start_s:.0f} s"
 
 
 STATIC = Planner("static", "local", decide, reasons=reasons)

@@ -1,22 +1,21 @@
-"""Forecast of a plan: its rounds, simulated until every member has converged."""
+"""Forecast of a plan: its rounds, simulated until every member has converged, and reasons for them."""
 
 from __future__ import annotations
+
+import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.plan import Forecast, Plan, Round
+from hetctl.model.plan import Allocation, Plan, Round
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep
-import math
-from collections.abc import Mapping
-from hetctl.model.plan import Allocation
-from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
 
 MOST_NAMED = 3
 
@@ -65,7 +64,7 @@ def forecast(
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
         rounds=_rounds(steps, reasons),
-        members=_members(workloads, steps),
+        members=forecasts((workload.name for workload in workloads), steps),
         options=asdict(options),
     )
 
@@ -88,15 +87,6 @@ def _rounds(steps: Sequence[SimulatedStep], reasons: dict[int, dict[str, str]]) 
     )
 
 
-def _members(workloads: Sequence[Workload], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
-    done_s: dict[str, float] = {}
-    training_s: dict[str, float] = defaultdict(float)
-    for step in steps:
-        done_s[step.workload.name] = step.end_s
-        training_s[step.workload.name] += step.end_s - step.start_s
-    return tuple(Forecast(c.name, done_s[c.name], training_s[c.name]) for c in workloads)
-
-
 def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[str, str]:
     """Return a reason by member: of those that start or continue, then of those that wait.
 
@@ -104,7 +94,7 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
     are added, such as rates that were not measured.
     """
     known = {c.name: c for c in (*request.workloads, *(held.workload for held in request.held))}
-    given = _given(request, decision)
+    given = allocations_after(request, decision)
     whole_s = math.fsum(_single_s(workload) for workload in known.values())
     waiting = _waiting_reason(request, given)
     reasons = {
@@ -119,17 +109,11 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
     }
 
 
-def _given(request: Request, decision: Decision) -> dict[str, Allocation]:
-    """Return the allocation of each member after the decision is carried out."""
-    left = {h.workload.name: h.allocation for h in request.held if h.workload.name not in decision.stop}
-    return left | {allocation.member: allocation for allocation in decision.start}
-
-
 def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
     efficiency = allocation.rate / (allocation.gpus * workload.rates[1])
     share = _single_s(workload) / whole_s if whole_s else 0.0
     return (
-        f"{_gpus(allocation.gpus)} for {share:.0%} of the work:"
+        f"{gpu_count(allocation.gpus)} for {share:.0%} of the work:"
         f" {allocation.rate:.4g} samples/s, {efficiency:.0%} of linear scaling"
     )
 
@@ -153,7 +137,3 @@ def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:
     return (
         f"{idle} of {request.gpus} GPUs stay idle, the rest is {taken}" if idle else f"all GPUs are {taken}"
     )
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"

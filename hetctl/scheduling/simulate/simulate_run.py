@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.plan import Forecast
 from hetctl.model.simulation import Interval, Simulation
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep
+from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
 
 
 def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> Simulation:
@@ -28,7 +26,7 @@ def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, opt
     if world.cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
     engine = Engine(planner, arrivals, world, options).run()
-    members = _members(arrivals, engine.steps)
+    members = forecasts((arrival.workload.name for arrival in arrivals), engine.steps)
     came_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
     makespan_s = max((member.done_s for member in members), default=0.0)
     mean_jct_s = _mean([member.done_s - came_s[member.member] for member in members])
@@ -57,16 +55,6 @@ def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, opt
         members=members,
         options=asdict(options),
     )
-
-
-def _members(arrivals: Sequence[Arrival], steps: Sequence[SimulatedStep]) -> tuple[Forecast, ...]:
-    done_s: dict[str, float] = {}
-    training_s: dict[str, float] = defaultdict(float)
-    for step in steps:
-        done_s[step.workload.name] = step.end_s
-        training_s[step.workload.name] += step.end_s - step.start_s
-    names = (arrival.workload.name for arrival in arrivals)
-    return tuple(Forecast(name, done_s[name], training_s[name]) for name in names)
 
 
 def _interval(step: SimulatedStep) -> Interval:

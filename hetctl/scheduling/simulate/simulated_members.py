@@ -1,8 +1,12 @@
 """Members of a simulated run: those to train, those in training, and the view of the planner."""
 
 from __future__ import annotations
+
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
+
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
@@ -10,12 +14,6 @@ from hetctl.scheduling.planners.base import Held, Options, Planner
 from hetctl.scheduling.rounds import Running
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, kept_at
-from bisect import bisect_left
-from collections.abc import Sequence, Set
-from typing import Any
-from hetctl.scheduling.planners.base import Options, Planner
-
-
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import Allocation, Forecast
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import TOLERANCE, EpochTimeline
 
@@ -183,3 +185,13 @@ def lost(step: SimulatedStep, now: float, checkpoint_every_s: float) -> Simulate
         return replace(step, end_s=end_s, samples_left=kept_at(step, now))
     last_s = now - (now - step.ready_s) % checkpoint_every_s
     return replace(step, end_s=end_s, samples_left=step.left_at(last_s))
+
+
+def forecasts(members: Iterable[str], steps: Iterable[SimulatedStep]) -> tuple[Forecast, ...]:
+    """Return when each member is done, and for how long it trains, from all steps in order of starts."""
+    done_s: dict[str, float] = {}
+    training_s: dict[str, float] = defaultdict(float)
+    for step in steps:
+        done_s[step.workload.name] = step.end_s
+        training_s[step.workload.name] += step.end_s - step.start_s
+    return tuple(Forecast(name, done_s[name], training_s[name]) for name in members)

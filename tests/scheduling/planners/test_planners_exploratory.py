@@ -11,8 +11,7 @@ from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Request
 from hetctl.scheduling.planners.doubling import DOUBLING
-from hetctl.scheduling.planners.exploratory import EXPLORATORY
-from hetctl.scheduling.planners.rate_learning import STAGE_S
+from hetctl.scheduling.planners.exploratory import EXPLORATORY, STAGE_S
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate

@@ -16,7 +16,7 @@ from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.waiting_queue import WaitingQueue
+from hetctl.scheduling.simulate.simulated_members import WaitingQueue
 
 Row = tuple[str, int, float, float, float]
 """Member, GPUs, start, end, samples."""

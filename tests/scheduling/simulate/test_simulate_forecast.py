@@ -1,27 +1,26 @@
 from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.plan import Allocation, Placement, Plan
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement, Plan
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import least_step_s
 from hetctl.scheduling.planners import PLANNERS
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.forecast import forecast
+from hetctl.scheduling.simulate.forecast import forecast, reasons_for
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.simulate.forecast import forecast, reasons_for
-from hetctl.scheduling.simulate.scenario import Scenario
 
 FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 A, B, C = (
