@@ -10,7 +10,7 @@ from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Site
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.job_size import Bin, best_of, bins_of, grace_of, prospects
+from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, prospects
 
 DEFAULT_WALL_S = 2 * 3600
 DEVICES = {"gpu": "GPUs", "slot": "slots"}

@@ -10,7 +10,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.job_size import LEAST_WALL_S, best_of, bins_of, grace_of, prospects
+from hetctl.scheduling.job_size import LEAST_WALL_S, best_of, bins_of, grace_of, prospects
 
 HOUR = 3600
 SUMMIT = (
