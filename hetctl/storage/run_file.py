@@ -1,9 +1,10 @@
-"""``run.json``: the specification that login node and compute nodes share."""
+"""``run.json``, which login node and compute nodes share, and ``planner.json``, the state of the planner."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
@@ -24,3 +25,16 @@ def read_spec(folder: RunFolder) -> RunSpec:
 def checkpoint_folder(spec: RunSpec, member: str) -> Path:
     """Return the folder of a member's checkpoints."""
     return member_folder(Path(spec.checkpoints), spec.run, member)
+
+
+def write_memory(folder: RunFolder, memory: Any) -> None:
+    """Write ``planner.json`` if the planner's memory differs from the one in the file."""
+    if memory != read_memory(folder):
+        write_json(folder.memory, memory)
+
+
+def read_memory(folder: RunFolder) -> Any:
+    """Return the planner's memory at the start of the run's newest round; None if there is none."""
+    if not folder.memory.exists():
+        return None
+    return json.loads(folder.memory.read_text(encoding="utf-8"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
@@ -12,7 +14,6 @@ from hetctl.model.run import Usage
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
-from hetctl.storage.gc_pause import without_collections
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.run_facts import RunFacts
@@ -144,3 +145,16 @@ class RunState:
         changed = self._progress.add(events) | self._untold
         self._untold = set()
         return changed
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable garbage collections while a large run is read (a third of the time); freeze what was read."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.freeze()
+            gc.enable()

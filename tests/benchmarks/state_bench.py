@@ -60,14 +60,13 @@ RESTART = """
 import sys, time
 from pathlib import Path
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_file import read_memory, read_spec
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.run_members import RunMembers
-from hetctl.runtime.driver.planner_state import last_memory
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)
 members = RunMembers(folder, spec, spec.gpus, dict)
-last_memory(folder)
+read_memory(folder)
 assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
 """
 """What a driver does before its first decision, its imports included."""

@@ -13,10 +13,10 @@ from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Budget
-from hetctl.runtime.driver.planner_state import last_memory
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Planner
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_file import read_memory
 from hetctl.storage.usage_fold import usage_of
 
 AGAIN_S = 0.1
@@ -149,7 +149,7 @@ def test_the_next_job_remembers(tmp_path, monkeypatch):
     script = Script([(give("a", 0),), (give("a", 1),), (give("a", 0, 1),)], after(0.3))
     job.drive_by(script.planner, monkeypatch)
     assert job.reason == "--max-rounds 2 is reached"
-    remembered = last_memory(job.run)
+    remembered = read_memory(job.run)
     assert remembered[0] == 1
     assert script.requests[0].memory is None
     asked = len(script.requests)

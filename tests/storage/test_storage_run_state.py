@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from hetctl.perf.workloads import Workloads, active_workloads
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
-from hetctl.storage.run_state import RunState
+from hetctl.storage.run_state import RunState, without_collections
 from hetctl.storage.step_fold import StepFold, StepReport, report_of
 from hetctl.storage.usage_fold import UsageFold, usage_of
 
@@ -200,3 +202,31 @@ def test_a_step_of_a_killed_job_counts_until_the_last_event_of_its_rounds():
         Event(DRIVER, 1, "step_started", 110.0, {"member": "a", "gpus": 1}, 3),
     ]
     assert usage_of(events, 150.0).gpu_seconds == 30 * 2 + 40
+
+
+@pytest.fixture
+def collector():
+    """Restore the garbage collector's state after a test."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collector")
+def test_collections_are_off_while_reading_and_on_after_an_error():
+    with suppress(KeyError), without_collections():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("collector")
+def test_collections_that_were_off_before_stay_off():
+    with without_collections():
+        with without_collections():
+            pass
+        assert not gc.isenabled()
+    gc.disable()
+    with without_collections():
+        pass
+    assert not gc.isenabled()

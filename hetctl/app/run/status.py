@@ -19,8 +19,8 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import RunStatus, foremost
-from hetctl.storage.gc_pause import without_collections
 from hetctl.storage.heartbeats import read_heartbeats
+from hetctl.storage.run_state import without_collections
 
 BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
 

@@ -19,7 +19,6 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
 from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.planner_state import last_memory
 from hetctl.runtime.driver.round_launcher import RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.driver.run_observer import RunObserver
@@ -43,7 +42,7 @@ from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_file import read_memory, read_spec
 
 SETTLE_S = 0.5
 """Seconds within which the driver receives its signal after the batch system has signalled a step."""
@@ -93,7 +92,7 @@ class Driver:
         self._events = BestEffortEventWriter(folder.events, DRIVER, first_round, self._end_by_disk)
         self._deadline = deadline
         self._opened = JobOpened(
-            *(self._now_s(), self._workers.nodes, deadline - self._began_at, first_round, last_memory(folder))
+            *(self._now_s(), self._workers.nodes, deadline - self._began_at, first_round, read_memory(folder))
         )
         self._launcher = RoundLauncher(
             *(folder, self._spec, job, deadline, self._opened.longest_s),

@@ -15,13 +15,12 @@ from hetctl.model.serialization import encode
 from hetctl.runtime.data.lineup import Lineup, shares_of
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exchange_steps import Exchanges
-from hetctl.runtime.driver.planner_state import remember
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_file import checkpoint_folder, write_memory
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class RoundLauncher:
             If the start of the round cannot be written; no member is started then.
         """
         names = [allocation.member for allocation in allocations]
-        remember(self.folder, memory)
+        write_memory(self.folder, memory)
         EventWriter(self.folder.events, DRIVER, index).write(
             "round_started", job=self.job, predicted_s=predicted_s, members=names
         )

@@ -1,11 +1,11 @@
-"""What a planner remembers is what the next job starts with."""
+"""The planner's memory passes from one job to the next in a file."""
 
 from __future__ import annotations
 
 import pytest
 
-from hetctl.runtime.driver.planner_state import last_memory, remember
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import read_memory, write_memory
 
 
 @pytest.fixture
@@ -14,16 +14,16 @@ def run(tmp_path):
 
 
 def test_the_newest_memory_counts_and_nothing_is_a_memory_too(run):
-    assert last_memory(run) is None
+    assert read_memory(run) is None
     for memory in ({"known": [1, 2]}, 7.5, None):
-        remember(run, memory)
-        assert last_memory(run) == memory
+        write_memory(run, memory)
+        assert read_memory(run) == memory
 
 
 def test_no_file_is_written_for_nothing_or_for_no_news(run):
-    remember(run, None)
+    write_memory(run, None)
     assert not run.memory.exists()
-    remember(run, [1])
+    write_memory(run, [1])
     written = run.memory.stat().st_mtime_ns
-    remember(run, [1])
+    write_memory(run, [1])
     assert run.memory.stat().st_mtime_ns == written
