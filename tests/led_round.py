@@ -18,12 +18,12 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
-from hetctl.runtime.data.leader_program import folder_of
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
 from hetctl.runtime.data.loaders import LockstepLoader, PreprocessorPool
 from hetctl.runtime.data.preprocessors import layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
+from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.data.sources import MapSource
 
 SAMPLES = 200

@@ -11,7 +11,8 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import GIVEN_GPUS
 from hetctl.model.site import Site
 
-NODE_VARIABLES = (NODE_VARIABLE, "SLURMD_NODENAME", "PMIX_HOSTNAME")
+SLURM_NODE_VARIABLE = "SLURMD_NODENAME"
+NODE_VARIABLES = (NODE_VARIABLE, SLURM_NODE_VARIABLE, "PMIX_HOSTNAME")
 """Variables that may contain the name of the node on which a process runs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,9 +25,9 @@ from hetctl.runtime.data.loaders import (
 )
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
-from hetctl.runtime.data.sharing.cached import CachedSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
-from hetctl.runtime.data.sources import Array, ArraySource, SampleSource
+from hetctl.runtime.data.sharing.store import SampleStore
+from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,54 @@ def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
     except BadInputError as error:
         print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
         return source
+
+
+class CachedSource:
+    """Samples in a store of the node: each is prepared once, by the first process that needs it.
+
+    Parameters
+    ----------
+    path : Path
+        File of the store; the first process creates it.
+    name : str
+        Identification of the samples.
+
+    Raises
+    ------
+    BadInputError
+        If there is too little space for it.
+    """
+
+    def __init__(self, source: SampleSource, path: Path, name: str) -> None:
+        self._source = source
+        self._path = path
+        self._name = name
+        self._store = self._opened()
+        self._pid = os.getpid()
+
+    @property
+    def spec(self) -> SampleSpec:
+        """Shapes and types of the arrays that `prepare` returns."""
+        return self._source.spec
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._source)
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y, which must not be changed: they are in the store."""
+        if os.getpid() != self._pid:
+            # A claim belongs to an open file, which a forked process shares with its parent.
+            self._store, self._pid = self._opened(), os.getpid()
+        self._store.fill([number], self._source.prepare)
+        return self._store.view(number)
+
+    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
+        """Return x after the random part, which is not shared."""
+        return self._source.augment(x, rng, out)
+
+    def _opened(self) -> SampleStore:
+        return SampleStore(self._path, self.spec, len(self), self._name)
 
 
 def first_sample(source: SampleSource) -> Samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -62,6 +62,11 @@ class Lineup:
         batches = {a.member: a.gpus * sizes[a.member] for a in self.allocations}
         steps = together(self.roles, batches, self.run, self.index)
         return tuple(replace(lockstep, led=self.led) for lockstep in steps)
+
+
+def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
+    """Return the nodes of a round in the order of their leaders' ranks."""
+    return tuple(dict.fromkeys(place.node for a in allocations for place in a.placement))
 
 
 def shares_of(lineup: Lineup) -> dict[str, tuple[InputShare, ...]]:

@@ -13,23 +13,27 @@ import sys
 import traceback
 import uuid
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from hetctl.cluster.launchers.nodes import SLURM_NODE_VARIABLE
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import Allocation
+from hetctl.model.profile import PreprocessPoint
+from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.data.input_pipeline import first_sample
-from hetctl.runtime.data.leader_program import folder_of, node_here, nodes_of, preprocessors_of_a_node
-from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup
+from hetctl.runtime.data.lineup import Lineup, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import Lockstep, PreprocessorPool
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
-from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
+from hetctl.runtime.data.sharing.outlet import Outlet
 from hetctl.runtime.data.sharing.ring import Ring
-from hetctl.runtime.data.sharing.ring_writer import Outlet
 from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
@@ -75,6 +79,26 @@ def lead(lineup: Lineup) -> None:
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
+
+
+def node_here(nodes: Sequence[str], rank: int) -> str:
+    """Return the node of a leader; other launchers than Slurm's number ranks in the placement's order."""
+    named = os.environ.get(SLURM_NODE_VARIABLE, "")
+    return named if named in nodes else nodes[rank]
+
+
+def preprocessors_of_a_node(
+    allocations: Sequence[Allocation], points: Sequence[PreprocessPoint], cores: int
+) -> int:
+    """Return the preprocessors per node with which all nodes together supply the slowest member.
+
+    Parameters
+    ----------
+    points, cores
+        Parameters of `roles_of`.
+    """
+    demand = min(allocation.rate for allocation in allocations) / len(nodes_of(allocations))
+    return preprocessors_needed(points, demand, cores)
 
 
 def _training_samples(ensemble: Ensemble) -> SampleSource:

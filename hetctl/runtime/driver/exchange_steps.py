@@ -11,8 +11,7 @@ from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Site
 from hetctl.runtime.best_effort_io import log_line
-from hetctl.runtime.data.leader_program import nodes_of
-from hetctl.runtime.data.lineup import Lineup, write_lineup
+from hetctl.runtime.data.lineup import Lineup, nodes_of, write_lineup
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.storage.paths import JobFiles
 

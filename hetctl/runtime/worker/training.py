@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.leader_program import folder_of
+from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.heartbeat import beating, cores_used, gpu_used

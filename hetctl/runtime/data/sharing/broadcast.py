@@ -17,8 +17,8 @@ import numpy as np
 from hetctl.model.errors import HetctlError
 from hetctl.runtime.data.preprocessors import BatchLayout
 from hetctl.runtime.data.sampler import Chunk, Stream
+from hetctl.runtime.data.sharing.outlet import IN_FLIGHT, Outlet
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
-from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, Outlet
 
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """Sleep of a leader in seconds, while broadcasts are in flight and while none is."""

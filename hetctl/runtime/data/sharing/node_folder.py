@@ -37,6 +37,11 @@ def _base(name: str) -> Path:
     return folder
 
 
+def folder_of(run: str, node: str) -> str:
+    """Return the name of the folder that the trainers of a run share on a node."""
+    return f"{run}-{node}"
+
+
 @contextmanager
 def node_folder(name: str) -> Iterator[Path]:
     """Use a folder together with other processes that use the same name.

@@ -1,19 +1,23 @@
-"""Destination of the chunks of all nodes at a leader: the ring of its node, while it has readers."""
+"""The ring of a node as its leader fills it: chunks of all nodes, and a lock that shows that they come."""
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
 
-from hetctl.runtime.data.sharing.leader_lock import announce
+from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 
 IN_FLIGHT = 10
 """Chunks in flight at a time, FLEET's third queue."""
 RETRY_S = 0.005
 """Seconds between two attempts to claim a slot of a full ring."""
+POLL_S = 0.05
+"""Seconds between two checks of a trainer for the announcement of a leader."""
 
 
 class Outlet:
@@ -72,3 +76,41 @@ class Outlet:
         if not self._read and not self._held:
             self._ring.close()
             self._service.close()
+
+
+def announce(ring: Path) -> ByteLocks:
+    """Announce that this process fills a ring, until the result is closed or the process dies.
+
+    The file gets its name only after it is locked: if it is not locked, the service is over.
+    """
+    path = _file(ring)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    locks = ByteLocks(temporary)
+    locks.take(0)
+    temporary.replace(path)
+    return locks
+
+
+def exchange_serves(ring: Path) -> bool:
+    """Return true if a living leader fills the ring."""
+    try:
+        locks = ByteLocks(_file(ring))
+    except FileNotFoundError:
+        return False
+    try:
+        return locks.held_by_another(0)
+    finally:
+        locks.close()
+
+
+def await_exchange(ring: Path, timeout_s: float) -> bool:
+    """Wait for a leader that has not started; return true if one fills the ring."""
+    limit = time.monotonic() + timeout_s
+    while not _file(ring).exists() and time.monotonic() < limit:
+        time.sleep(POLL_S)
+    return exchange_serves(ring)
+
+
+def _file(ring: Path) -> Path:
+    return ring.with_name(f"{ring.name}.leader")
