@@ -16,12 +16,10 @@ from hetctl.model.site import MEMBERS
 from hetctl.model.workload import Workload
 from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.exchange_steps import Exchanges
 from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.round_launcher import RoundLauncher
-from hetctl.runtime.driver.run_members import RunMembers
-from hetctl.runtime.driver.run_observer import RunObserver
+from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
+from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop

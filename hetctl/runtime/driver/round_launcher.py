@@ -1,26 +1,34 @@
-"""Start of a round: its events, and the groups of its members."""
+"""Start of a round: its events, the groups of its members, and its leaders on several nodes."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
-from hetctl.model.run import RunSpec
+from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
-from hetctl.runtime.data.lineup import Lineup, shares_of
+from hetctl.model.site import Site
+from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.exchange_steps import Exchanges
+from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
-from hetctl.storage.paths import RunFolder
+from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_file import checkpoint_folder, write_memory
+
+LEAVE_S = 5.0
+"""Seconds that leaders have to end at the end of the job, when no trainer is left."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +152,47 @@ class RoundLauncher:
         types = {node.name: node.gpu_type for node in self.workers.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None
+
+
+class Exchanges:
+    """The steps of leaders of a job, one for each round; each ends with the trainers of its round.
+
+    In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers
+    continue without them, so no member counts as failed.
+    """
+
+    def __init__(self, site: Site, files: JobFiles) -> None:
+        self._site = site.yielding_to(os.environ)
+        self._start_leaders = LAUNCHERS[site.launcher].leaders
+        self._files = files
+        self._steps = StepPool()
+
+    def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
+        """Return true if a round needs leaders."""
+        several = len(nodes_of(allocations)) > 1
+        return sharing == LOCKSTEP and several and self._start_leaders is not None
+
+    def start(self, lineup: Lineup) -> None:
+        """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
+        if not lineup.led or self._start_leaders is None:
+            return
+        write_lineup(self._files.lineups, lineup)
+        arguments = (str(self._files.lineups), "--round", str(lineup.index))
+        command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
+        name = f"exchange of round {lineup.index}"
+        step = self._start_leaders(self._site, name, nodes_of(lineup.allocations), command)
+        self._steps.launch(step, self._files.exchange_log)
+
+    def reap(self) -> None:
+        """Log the leaders that have failed since the last call."""
+        _log_failures(self._steps.reap())
+
+    def leave(self) -> None:
+        """End the leaders that are left."""
+        _log_failures(self._steps.end(LEAVE_S))
+
+
+def _log_failures(steps: Sequence[EndedStep]) -> None:
+    for step in steps:
+        if step.exit_code:
+            log_line(f"the {step.name} ended with {step.exit_code}: its trainers continue without it")

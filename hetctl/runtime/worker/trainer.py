@@ -18,8 +18,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.async_checkpoint import Report, Saver
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, Report, Saver, TrainingState
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.step_clock import EpochClock

@@ -27,11 +27,10 @@ from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
 from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, StopMessage
-from hetctl.runtime.worker.report_node import report_node
+from hetctl.runtime.worker.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.reporting import report_failure, writer_of
-from hetctl.runtime.worker.stops import Stops
-from hetctl.runtime.worker.time_all_reduce import time_all_reduce
 from hetctl.runtime.worker.training import train
+from hetctl.scheduling.rounds import SIGNAL
 from hetctl.storage.processes import name_process
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
@@ -123,6 +122,56 @@ class Inbox:
             self._stops.add(decode(StopMessage, message["stop"]))
         else:
             self._queue.put(decode(Assignment, message["task"]))
+
+
+class Stops:
+    """Reasons for groups to stop with a checkpoint, by the keys of the groups.
+
+    Parameters
+    ----------
+    report : callable
+        Function that reports to the driver that this rank was signalled, so that it stops the other ranks.
+    """
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._reasons: dict[str, str] = {}
+        self._report = report
+        self._to_report = False
+
+    def add(self, stop: StopMessage) -> None:
+        """Record the driver's message; the first reason stands."""
+        self._reasons.setdefault(stop.key, stop.reason)
+
+    def reason(self, key: str) -> str | None:
+        """Return why a group has to stop, or None; the group at work calls it between two steps."""
+        if self._to_report:
+            # A signal handler cannot send it: it may have interrupted the sending of another message.
+            self._to_report = False
+            self._report()
+        return self._reasons.get(key)
+
+    @contextmanager
+    def heeding_sigterm(self, key: str) -> Iterator[None]:
+        """Make SIGTERM stop the group at work; a second one ends the rank, as the first does if it is idle.
+
+        SIGTERM also ends processes forked by the user's functions, which inherit the handler.
+        """
+        rank, asked = os.getpid(), False
+
+        def heed(number: int, _frame: Any) -> None:
+            nonlocal asked
+            if asked or os.getpid() != rank:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            asked = self._to_report = True
+            self._reasons.setdefault(key, SIGNAL)
+
+        signal.signal(signal.SIGTERM, heed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._to_report = False
 
 
 def work(assignment: Assignment, context: WorkerContext) -> int:

@@ -11,7 +11,7 @@ from hetctl.model.frameworks import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.model.site import Node
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.frameworks import GLOO, NCCL, framework_of_groups, load_framework
-from hetctl.runtime.worker import time_all_reduce
+from hetctl.runtime.worker import probe_tasks
 from hetctl.runtime.worker.all_reduce import (
     SIZE_BYTES,
     AllReduce,
@@ -93,4 +93,4 @@ def test_no_gpu_is_in_reach_where_nccl_is_told_so(monkeypatch, value, unreached)
     if value is not None:
         monkeypatch.setenv("NCCL_P2P_DISABLE", value)
     framework, second = load_framework("tensorflow"), Binding("n1", 1, 1, (0,))
-    assert time_all_reduce._unreached(framework, second, 3) == unreached
+    assert probe_tasks._unreached(framework, second, 3) == unreached

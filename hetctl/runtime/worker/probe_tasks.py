@@ -1,4 +1,4 @@
-"""Task of a rank in a job that tests a site: run all-reduces with the others, and report the time."""
+"""Tasks of a rank in a job that tests a site: report its GPU and cores, and time all-reduces."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetctl.model.serialization import encode
-from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
-from hetctl.runtime.driver.probe import read_order
+from hetctl.runtime.driver.probe import RankReport, read_order
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker.group import SingleRank, WiredGroup, join_group
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
 
@@ -24,6 +24,33 @@ WARM_UPS, TIMED = 2, 9
 SEED = 0
 DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
 """Variable that, set to 1, disables direct transfers between GPUs in NCCL."""
+
+
+def report_node(assignment: Assignment, context: WorkerContext) -> None:
+    """Connect to the other ranks, and write the report of this one to the folder of the job."""
+    folder = Path(assignment.task.folder)
+    site = read_order(folder).site
+    context.group = join_group(assignment.place, NoCollectives(), context.announce, timeouts=site.timeouts)
+    binding = context.binding
+    visible = os.environ.get(site.visible_devices) if site.device == GPU else None
+    report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
+    write_json(folder / f"rank-{assignment.place.rank:04d}.json", encode(report))
+    context.group.leave()
+
+
+class NoCollectives:
+    """Empty collective backend for ranks that only connect."""
+
+    needs = "nothing"
+
+    def load(self) -> None:
+        """Do nothing: there is nothing to import."""
+
+    def meet(self, group: WiredGroup) -> None:
+        """Do nothing: there is nothing to initialize."""
+
+    def part(self) -> None:
+        """Do nothing: there is nothing to shut down."""
 
 
 def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
