@@ -4,26 +4,55 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.torch_padding import first_rows, ignore_padding, is_compiled
-from hetctl.runtime.frameworks.torch_parts import Parts, Score, parts_of
+from hetctl.runtime.frameworks.torch_padding import (
+    accept_lone_samples,
+    first_rows,
+    ignore_padding,
+    is_compiled,
+)
 from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
-from hetctl.runtime.frameworks.torch_state import pack, unpack
+from hetctl.runtime.frameworks.torch_state import generators, pack, set_generators, unpack, without_functions
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
+
+Score = Callable[[Any, Any], Any]
+"""A loss or a metric: function of outputs and targets that returns its mean over them."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a network that ``model_fn`` returns as a mapping."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Score
+    metrics: Mapping[str, Score] = field(default_factory=dict)
+    scheduler: LRScheduler | None = None
+
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "model": (torch.nn.Module, "a torch.nn.Module"),
+    "optimizer": (torch.optim.Optimizer, "a torch.optim.Optimizer"),
+    "loss": (Callable, "a function of outputs and targets"),
+    "metrics": (Mapping, "a mapping of names to functions of outputs and targets"),
+    "scheduler": (LRScheduler, "a torch.optim.lr_scheduler.LRScheduler"),
+}
+REQUIRED = ("model", "optimizer", "loss")
 
 
 class TorchNetwork:
@@ -41,11 +70,10 @@ class TorchNetwork:
         self._compiled = is_compiled(parts.model)
         self._is_sample = torch.ones(member.batch_size, device=device)
         self._samples = member.batch_size
-        # The hooks for single samples would split a compiled module's graph.
         if self._compiled:
             ignore_padding(parts.model, self._is_sample)
         else:
-            _spare_lone_samples(parts.model)
+            accept_lone_samples(parts.model)
         self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
         self._rate_factor = 1.0
         self._rates: list[Any] = []
@@ -85,8 +113,8 @@ class TorchNetwork:
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
-        holders = {name: _lasting(holder.state_dict()) for name, holder in self._holders().items()}
-        return pack({**holders, "generators": _generators(), "learning_rate_factor": self._rate_factor})
+        holders = {name: without_functions(holder.state_dict()) for name, holder in self._holders().items()}
+        return pack({**holders, "generators": generators(), "learning_rate_factor": self._rate_factor})
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore all state.
@@ -99,7 +127,7 @@ class TorchNetwork:
         try:
             state = unpack(arrays)
             self._rate_factor = state.pop("learning_rate_factor")
-            generators = state.pop("generators")
+            random_states = state.pop("generators")
             for name, holder in self._holders().items():
                 holder.load_state_dict(state.pop(name))
             if state:
@@ -109,7 +137,7 @@ class TorchNetwork:
                 f"the checkpoint has other variables than the network that model_fn builds now: {error}",
                 "undo the change of model_fn, or start a new run with `hetctl submit --new`",
             ) from error
-        _set_generators(generators)
+        set_generators(random_states)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
@@ -248,6 +276,48 @@ class PyTorch:
 FRAMEWORK = PyTorch()
 
 
+def parts_of(returned: Any, name: str) -> Parts:
+    """Return the checked result of ``model_fn`` for the member of that name.
+
+    Raises
+    ------
+    BadInputError
+        If the result is not a mapping of `Parts`.
+    """
+    if not isinstance(returned, Mapping):
+        raise _not_parts(name, f"{type(returned).__name__} instead of a mapping")
+    given = {key: value for key, value in returned.items() if value is not None}
+    if problem := next(_problems(given), None):
+        raise _not_parts(name, problem)
+    return Parts(**given)
+
+
+def _problems(given: Mapping[Any, Any]) -> Iterator[str]:
+    yield from (f"the unknown key {key}" for key in given if key not in KINDS)
+    yield from (f"no {key}" for key in REQUIRED if key not in given)
+    for key, value in given.items():
+        kind, words = KINDS[key]
+        if not isinstance(value, kind):
+            yield f"{type(value).__name__} as {key} instead of {words}"
+    metrics = given.get("metrics", {})
+    yield from (f"no function as metric {name}" for name in metrics if not callable(metrics[name]))
+    if "loss" in metrics:
+        yield "a metric called loss, which is what the loss is called"
+    scheduler = given.get("scheduler")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        yield "a scheduler that waits for a metric, ReduceLROnPlateau"
+    elif scheduler is not None and getattr(scheduler, "optimizer", None) is not given["optimizer"]:
+        yield "a scheduler of another optimizer"
+
+
+def _not_parts(name: str, problem: str) -> BadInputError:
+    return BadInputError(
+        f"model_fn returned {problem} for {name}",
+        'return {"model": module, "optimizer": optimizer, "loss": function}, and if you like '
+        '"metrics": {name: function} and "scheduler": scheduler',
+    )
+
+
 def _default_train_fn(
     loss_of_batch: Score, compiled: bool
 ) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
@@ -278,43 +348,3 @@ def _tensor(values: Any, device: torch.device) -> torch.Tensor:
     """Return values on the device; floating-point values get the default type of modules."""
     tensor = torch.as_tensor(values)
     return tensor.to(device, torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype)
-
-
-def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove functions, which ``model_fn`` creates anew."""
-    return {name: value for name, value in state.items() if not callable(value)}
-
-
-def _generators() -> dict[str, torch.Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
-def _set_generators(states: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
-def _spare_lone_samples(model: torch.nn.Module) -> None:
-    """Make batch norm use its running statistics for a single sample, which it would reject in training.
-
-    For any batch size, the last batch of an epoch may leave a rank with one sample.
-    """
-    lone: set[torch.nn.Module] = set()
-
-    def before(norm: torch.nn.Module, inputs: Any) -> None:
-        values = inputs[0]
-        if norm.training and values.numel() == values.shape[1]:
-            lone.add(norm)
-            norm.eval()
-
-    def after(norm: torch.nn.Module, *_: Any) -> None:
-        if norm in lone:
-            lone.remove(norm)
-            norm.train()
-
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
-            module.register_forward_pre_hook(before)
-            module.register_forward_hook(after)

@@ -1,7 +1,7 @@
-"""Padding for compiled PyTorch modules: all batches get one size, and the padding is ignored.
+"""Last batches of an epoch in PyTorch: padding for compiled modules, single samples for others.
 
-A compiled module is traced again for each size of its batches. Modules that are not compiled get batches
-without padding.
+A compiled module is traced again for each size of its batches: all its batches get one size, and the padding
+is ignored. Modules that are not compiled get batches without padding.
 """
 
 from __future__ import annotations
@@ -33,6 +33,31 @@ def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
             part.__class__ = _masked(type(part))  # type: ignore[arg-type]
             part.is_sample = is_sample
+
+
+def accept_lone_samples(model: torch.nn.Module) -> None:
+    """Make batch norm use its running statistics for a single sample, which it would reject in training.
+
+    For any batch size, the last batch of an epoch may leave a rank with one sample. The module must not be
+    compiled: the hooks would split its graph.
+    """
+    lone: set[torch.nn.Module] = set()
+
+    def before(norm: torch.nn.Module, inputs: Any) -> None:
+        values = inputs[0]
+        if norm.training and values.numel() == values.shape[1]:
+            lone.add(norm)
+            norm.eval()
+
+    def after(norm: torch.nn.Module, *_: Any) -> None:
+        if norm in lone:
+            lone.remove(norm)
+            norm.train()
+
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(after)
 
 
 def first_rows(outputs: Any, rows: int) -> Any:

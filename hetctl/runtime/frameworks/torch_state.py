@@ -37,6 +37,24 @@ def unpack(arrays: Arrays) -> Any:
     return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays)
 
 
+def without_functions(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state without functions, which ``model_fn`` creates again."""
+    return {name: value for name, value in state.items() if not callable(value)}
+
+
+def generators() -> dict[str, torch.Tensor]:
+    """Return the states of the generators of random numbers, by device."""
+    cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def set_generators(states: Mapping[str, torch.Tensor]) -> None:
+    """Set the generators to states that `generators` returned."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     """Put tensors into `arrays`; return JSON that describes their places."""
     if isinstance(value, torch.Tensor):
