@@ -94,6 +94,6 @@ def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
     if as_json:
         print_json(fields)
         return
-    from hetctl.report.balance_table import balance_table
+    from hetctl.report.simulation_tables import balance_table
 
     print_table(balance_table(fields))

@@ -16,7 +16,7 @@ from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
     from hetctl.app.hopper import HopperOutcome, HopperRequest
-    from hetctl.report.hopper_table import HopperFigures
+    from hetctl.report.simulation_tables import HopperFigures
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ def _request(**wishes: Any) -> HopperRequest:
 
 def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as_json: bool) -> None:
     from hetctl.app.hopper import trace_of
-    from hetctl.report.hopper_table import hopper_table
+    from hetctl.report.simulation_tables import hopper_table
 
     figures, units = _figures(outcome), outcome.units
     if trace:
@@ -208,7 +208,7 @@ def _save(path: Path, text: str) -> None:
 
 
 def _figures(outcome: HopperOutcome) -> HopperFigures:
-    from hetctl.report.hopper_table import HopperFigures
+    from hetctl.report.simulation_tables import HopperFigures
 
     units = outcome.units
     return HopperFigures(

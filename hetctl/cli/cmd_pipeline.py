@@ -13,7 +13,7 @@ from hetctl.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from hetctl.app.pipeline.pipeline_report import PlanOutcome, SimulationOutcome
-    from hetctl.report.pipeline_table import StageRow
+    from hetctl.report.simulation_tables import StageRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,7 +137,7 @@ def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:
 
 
 def _print(outcome: PlanOutcome | SimulationOutcome, figures: list[tuple[str, str]]) -> None:
-    from hetctl.report.pipeline_table import pipeline_table
+    from hetctl.report.simulation_tables import pipeline_table
 
     count = len(outcome.virtual_workers)
     title = f"{outcome.policy}: {count} virtual worker{'s' * (count != 1)}"
@@ -145,7 +145,7 @@ def _print(outcome: PlanOutcome | SimulationOutcome, figures: list[tuple[str, st
 
 
 def _rows(outcome: PlanOutcome | SimulationOutcome) -> list[StageRow]:
-    from hetctl.report.pipeline_table import StageRow
+    from hetctl.report.simulation_tables import StageRow
 
     return [
         StageRow(

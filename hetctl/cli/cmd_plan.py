@@ -39,10 +39,7 @@ def command(as_json: bool, **wishes: Any) -> None:
     """
     from hetctl.app.plan.planning import plan_and_save
     from hetctl.app.project import Project
-    from hetctl.report.explain_table import explain_table
-    from hetctl.report.mode_table import mode_table
-    from hetctl.report.plan_table import plan_table
-    from hetctl.report.size_table import size_line, size_table
+    from hetctl.report.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
 
     project = Project.here()
     request, sized = plan_request(project, **wishes)

@@ -181,7 +181,7 @@ def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
 
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
     from hetctl.app.profile.known import stale_points
-    from hetctl.report.tables import profile_table
+    from hetctl.report.profile_table import profile_table
 
     stale = stale_points(outcome.points, ensemble, site)
     print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))

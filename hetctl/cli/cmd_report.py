@@ -30,7 +30,7 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     from hetctl.app.run.status import compared_status
     from hetctl.model.errors import BadInputError
     from hetctl.model.serialization import encode
-    from hetctl.report.page import render_page
+    from hetctl.report.run_page import render_page
     from hetctl.report.summary import describe_comparison
 
     project = Project.here()

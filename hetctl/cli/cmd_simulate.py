@@ -152,7 +152,7 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
 
 
 def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
-    from hetctl.report.simulation_table import simulation_table
+    from hetctl.report.simulation_tables import simulation_table
 
     source = f"{request.ensemble.name}, rates of {outcome.site}"
     print_table(simulation_table(outcome.simulation, source, outcome.work_errors))

@@ -74,7 +74,7 @@ def check(site: str, as_json: bool) -> None:
 
 def _print_list(*, as_json: bool) -> None:
     from hetctl.app.project import Project
-    from hetctl.report.tables import sites_table
+    from hetctl.report.site_tables import sites_table
 
     project = Project.here()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]

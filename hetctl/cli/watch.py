@@ -117,6 +117,6 @@ def _advance(project: Project, run: str) -> None:
 
 
 def _table(status: RunStatus) -> RenderableType:
-    from hetctl.report.tables import status_table
+    from hetctl.report.status_table import status_table
 
     return status_table(status, console().width)

@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from hetctl.model.run_status import StepSpan
 from hetctl.report.gantt import HOPS, gantt_svg
-from hetctl.report.hopper_table import HopperFigures, headline
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
+from hetctl.report.simulation_tables import HopperFigures, hops_headline
 from hetctl.report.summary import Spans, one_round
 from hetctl.report.units import format_percent, format_seconds
 
@@ -102,7 +102,7 @@ def render_hopper(
         TEMPLATE,
         colours,
         title="Hopper",
-        about=headline(figures),
+        about=hops_headline(figures),
         prices=figures.prices,
         cards=_cards(figures),
         hops=len(steps),

@@ -1,19 +1,29 @@
-"""Terminal output for a site: its keys, its check, and the findings about it."""
+"""Terminal output for sites: their list, the keys of one, its check, and the findings about it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetctl.model.check_result import CheckResult, CheckStatus
-from hetctl.model.site import SiteKey
+from hetctl.model.site import Site, SiteKey
 from hetctl.report.table_style import ruled_table
-from hetctl.report.units import printable
+from hetctl.report.units import device_word, printable
 
 STYLES = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FAILED: "bold red"}
+
+
+def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
+    """Return a table of sites with the paths of their files."""
+    table = ruled_table("site", "batch", ">nodes", "", "launcher", "where", gap=1, fold="where")
+    for site, where in sites:
+        devices = f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}"
+        words = (site.name, site.batch_system, str(site.nodes), devices, site.launcher, where)
+        table.add_row(*(Text(printable(word)) for word in words))
+    return table
 
 
 def keys_table(keys: Sequence[SiteKey]) -> RenderableType:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from hetctl.model.run_status import StepSpan
 from hetctl.report.hopper_page import MOST_DRAWN, render_hopper
-from hetctl.report.hopper_table import HopperFigures, headline, hopper_table
+from hetctl.report.simulation_tables import HopperFigures, hopper_table, hops_headline
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_table_has_the_figures(figures: HopperFigures) -> None:
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[0] == "best: 2 configurations on 2 partitions and 2 workers, 1 epoch"
     assert lines[-1].split() == ["9.0", "s", "8.0", "s", "1.125", "80", "%", "2.0", "s", "0.25", "s"]
-    assert headline(HopperFigures(**{**vars(figures), "mode": "hybrid"})).endswith(", 1 epoch, hybrid")
+    assert hops_headline(HopperFigures(**{**vars(figures), "mode": "hybrid"})).endswith(", 1 epoch, hybrid")
 
 
 def test_the_page_shows_workers_and_configurations(figures: HopperFigures) -> None:

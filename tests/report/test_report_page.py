@@ -10,8 +10,8 @@ import matplotlib
 import pytest
 
 from hetctl.model.run_status import Comparison, MemberRate, RunStatus
-from hetctl.report.page import render_page
 from hetctl.report.palette import COLOURS, colours_of, ink_on
+from hetctl.report.run_page import render_page
 
 MakeRun = Callable[..., RunStatus]
 VOID = {"meta", "br", "link", "img"}

@@ -12,9 +12,9 @@ from hetctl.model.plan import Plan, Round
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.report.explain_table import explain_table
+from hetctl.report.plan_tables import explain_table
 from hetctl.report.simulation_page import MOST_DRAWN, render_simulation
-from hetctl.report.simulation_table import simulation_table
+from hetctl.report.simulation_tables import simulation_table
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario

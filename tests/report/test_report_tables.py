@@ -13,7 +13,10 @@ from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import Heartbeat
-from hetctl.report.tables import plan_table, profile_table, sites_table, status_table
+from hetctl.report.plan_tables import plan_table
+from hetctl.report.profile_table import profile_table
+from hetctl.report.site_tables import sites_table
+from hetctl.report.status_table import status_table
 
 MakeRun = Callable[..., RunStatus]
 

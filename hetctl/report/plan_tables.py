@@ -1,15 +1,17 @@
-"""Terminal output of a plan: its rounds, and the member on each GPU."""
+"""Terminal output of a plan: rounds, member on each GPU, reasons, training modes, and sizes of jobs."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.model.plan import Plan, Round
+from hetctl.model.job import JobSize, JobSizeOption
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan, Round
 from hetctl.report.palette import colours_of, ink_on
 from hetctl.report.summary import IDLE_MARK
 from hetctl.report.table_style import ruled_table
@@ -29,7 +31,7 @@ def plan_table(plan: Plan, device: str) -> RenderableType:
     """
     members = dict.fromkeys(a.member for planned in plan.rounds for a in planned.allocations)
     keys = dict(zip(members, _letters(), strict=False))
-    parts: list[RenderableType] = [_header(plan, device)]
+    parts: list[RenderableType] = [_plan_header(plan, device)]
     if plan.rounds:
         parts += [Text(), _round_table(plan, device, keys), *more_rounds(plan)]
     if keys:
@@ -44,7 +46,7 @@ def _letters() -> Iterator[str]:
         yield from map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length))
 
 
-def _header(plan: Plan, device: str) -> Text:
+def _plan_header(plan: Plan, device: str) -> Text:
     devices = f"{plan.gpus} {device_word(device, plan.gpus)}"
     rounds = f"{len(plan.rounds)} round{'s' * (len(plan.rounds) != 1)}"
     return Text.assemble(
@@ -130,3 +132,116 @@ def _cell(members: Sequence[str | None], keys: Mapping[str, str], colours: Mappi
 
 def _width(keys: Mapping[str, str]) -> int:
     return max(map(len, keys.values()))
+
+
+MOST_WAITING = 6
+
+
+def explain_table(plan: Plan) -> RenderableType:
+    """Return tables of the reasons for allocations and waiting in a plan's first rounds."""
+    parts: list[RenderableType] = []
+    for planned in plan.rounds[:ROUNDS_SHOWN]:
+        title = f"\nRound {planned.index}, from {format_seconds(planned.start_s)}"
+        parts += [Text(title, "bold"), _reasons(planned)]
+    return Group(*parts, *more_rounds(plan))
+
+
+def _reasons(planned: Round) -> RenderableType:
+    table = ruled_table("member", ">GPUs", "why", gap=1, fold="why")
+    gpus = {allocation.member: allocation.gpus for allocation in planned.allocations}
+    for member, count in gpus.items():
+        table.add_row(Text(printable(member)), str(count), Text(printable(planned.reasons.get(member, ""))))
+    others: dict[str, list[str]] = {}
+    for member, reason in planned.reasons.items():
+        if member not in gpus:
+            others.setdefault(reason, []).append(member)
+    for reason, (first, *rest) in list(others.items())[:MOST_WAITING]:
+        also = f" +{len(rest)}" if rest else ""
+        table.add_row(Text(printable(first) + also), "", Text(printable(reason)))
+    hidden = sum(len(members) for members in list(others.values())[MOST_WAITING:])
+    return Group(table, *([Text(f"and {hidden} more", "dim")] if hidden else []))
+
+
+MOST_NAMES = 3
+QUICKER = (
+    "data-parallel would be quicker than hopping, if every node can read all of the data:"
+    " --mode data-parallel plans for that"
+)
+
+
+def mode_table(plan: Plan) -> RenderableType:
+    """Return tables of a plan's phases, and of the choices; members with the same reason are in one row."""
+    notes = [Text(QUICKER, "dim")] if any(map(_would_be_quicker, plan.phases)) else []
+    parts = [Text("\nPhases", "bold"), _phases(plan), *notes]
+    return Group(*parts, Text("\nModes", "bold"), _choices(plan))
+
+
+def _would_be_quicker(phase: Phase) -> bool:
+    """Return true if members hop although data-parallel training is faster in the simulator."""
+    return phase.mode == HOPPER and phase.prices.get(DATA_PARALLEL, math.inf) < phase.predicted_s
+
+
+def _phases(plan: Plan) -> RenderableType:
+    table = ruled_table(
+        "mode", ">members", ">start", ">length", "simulated instead", gap=1, fold="simulated instead"
+    )
+    for phase in plan.phases:
+        start, length = format_seconds(phase.start_s), format_seconds(phase.predicted_s)
+        table.add_row(phase.mode, str(len(phase.members)), start, length, _others(phase))
+    return table
+
+
+def _others(phase: Phase) -> str:
+    """Return a text on the same members' times in other modes."""
+    others = {mode: seconds for mode, seconds in phase.prices.items() if mode != phase.mode}
+    return ", ".join(f"{mode} {format_seconds(seconds)}" for mode, seconds in others.items())
+
+
+def _choices(plan: Plan) -> RenderableType:
+    table = ruled_table("mode", "members", "why", gap=1, fold="why")
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for choice in plan.choices:
+        by_reason.setdefault((choice.mode, choice.why), []).append(choice.member)
+    for (mode, why), members in by_reason.items():
+        table.add_row(mode, Text(_listed(members)), Text(printable(why)))
+    return table
+
+
+def _listed(members: list[str]) -> str:
+    shown = ", ".join(printable(member) for member in members[:MOST_NAMES])
+    return shown + (f" +{len(members) - MOST_NAMES}" if len(members) > MOST_NAMES else "")
+
+
+def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> RenderableType:
+    """Return a line on the resources of each job.
+
+    Parameters
+    ----------
+    chosen : JobSizeOption or None
+        Choice of the job planner; None if the user gave all values.
+    """
+    what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
+    line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
+    if chosen is None:
+        return Text(line)
+    jobs = f"{chosen.jobs} job{'s' * (chosen.jobs != 1)}"
+    return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device)} hours expected")
+
+
+def size_table(chosen: JobSizeOption, prospects: Sequence[JobSizeOption], device: str) -> RenderableType:
+    """Return a table of the sizes considered; an arrow marks the choice."""
+    table = ruled_table(
+        "", "queue", ">nodes", ">time asked", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
+    )
+    for prospect in prospects:
+        size = prospect.size
+        table.add_row(
+            "→" if prospect == chosen else "",
+            size.queue.name,
+            str(size.nodes),
+            format_seconds(size.wall_s),
+            str(prospect.jobs),
+            format_seconds(prospect.makespan_s),
+            f"{prospect.gpu_hours:.3g}",
+        )
+    return Group(Text("\nSizes of a job", "bold"), table)

@@ -1,0 +1,186 @@
+"""Self-contained HTML page of a run."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from hetctl.model.run_status import RunStatus
+from hetctl.report.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
+from hetctl.report.gantt import gantt_svg
+from hetctl.report.page import fill
+from hetctl.report.palette import colours_of
+from hetctl.report.summary import (
+    STATES,
+    busy_fraction,
+    describe_comparison,
+    describe_error,
+    describe_states,
+    describe_time,
+    prediction_error,
+    ranked,
+    spans_of,
+)
+from hetctl.report.units import NONE, device_word, format_metric, format_percent, format_seconds
+
+RUN = """\
+{% extends "base" %}
+{% block about %}
+<p><span class="state {{ status.state }}">{{ status.state }}</span> {{ status.reason }}</p>
+<p>Ensemble {{ status.ensemble }} of {{ status.members | length }} members on site {{ status.site }},
+{{ status.gpus }} {{ device if status.gpus == 1 else devices }}, planner {{ status.planner }}; {{ time }}.</p>
+{% if comparison %}
+<p>{{ comparison }}</p>
+{% endif %}
+{% endblock %}
+{% block sections %}
+{% if not gantt %}
+<section><p>No step has started yet; figures appear as members train.</p></section>
+{% endif %}
+
+{% if gantt %}
+<section>
+<h2>{{ devices[0] | upper }}{{ devices[1:] }} over time</h2>
+<p>One row for each {{ device }}; a bar is a member's step, with its name or number; pale while it
+runs. A thin line starts a round; white is time without a job.</p>
+<div class="wide">{{ gantt }}</div>
+{% call key() %}
+<li><i class="idle"></i>idle</li>
+<li><i class="hatched"></i>failed step</li>
+{% endcall %}
+</section>
+{% endif %}
+
+{% if learning %}
+<section>
+<h2>Learning curves</h2>
+<p>A dot ends the curve of a converged member, a cross that of a failed one.{{ faint }}</p>
+<div class="wide">{{ learning }}</div>
+{% call key() %}{% endcall %}
+</section>
+{% endif %}
+
+{% if accuracy %}
+<section>
+<h2>Predicted against measured time</h2>
+<p>Time of converged members in steps, over all rounds: start-up, training, evaluation and checkpoints.</p>
+<div class="wide">{{ accuracy }}</div>
+</section>
+{% endif %}
+
+<section>
+<h2>Members</h2>
+<p>Rates are in samples/s, on as many {{ devices }} as the member held last; a dot stands for a round without
+the member.</p>
+{% for warning in status.warnings %}
+<p class="warning">{{ warning }}.</p>
+{% endfor %}
+<div class="wide">
+<table>
+<thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate profiled</th>
+<th class="number">rate seen</th>
+<th class="number">epochs</th><th>metric</th><th class="number">best</th><th class="number">predicted</th>
+<th class="number">measured</th><th>why it ended</th></tr></thead>
+<tbody>
+{% for member in status.members %}
+<tr><td>{{ swatches[member.member] }}{{ member.member }}</td>
+<td><span class="state {{ member.state }}">{{ member.state }}</span></td>
+<td>{{ member.gpus_by_round | rounds }}</td>
+<td class="number">{{ (member.last_rate.profiled if member.last_rate else None) | rate }}</td>
+<td class="number">{{ (member.last_rate.seen if member.last_rate else None) | rate }}</td>
+<td class="number">{{ member.epochs }}/{{ member.max_epochs }}</td>
+<td>{{ member.metric }}</td>
+<td class="number">{{ member.best | metric }}</td>
+<td class="number">{{ member.predicted_s | seconds }}</td>
+<td class="number">{{ member.measured_s | seconds }}</td>
+<td class="text">{{ member.cause or "" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</section>
+
+{% if failed %}
+<section>
+<h2>Failures</h2>
+{% for member in failed %}
+<p><b>{{ member.member }}</b>: {{ member.cause or "cause unknown" }}</p>
+{% if member.log_tail %}
+<pre>{% for line in member.log_tail %}{{ line }}
+{% endfor %}</pre>
+{% endif %}
+{% endfor %}
+</section>
+{% endif %}
+
+{% if status.rounds %}
+<section>
+<details{{ " open" if status.rounds | length <= 12 else "" }}>
+<summary>Rounds</summary>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th class="number">round</th><th class="number">job</th><th class="number">start</th>
+<th class="number">predicted</th><th class="number">measured</th><th>ended by</th></tr></thead>
+<tbody>
+{% for span in status.rounds %}
+<tr><td class="number">{{ span.index }}</td><td class="number">{{ span.job }}</td>
+<td class="number">{{ span.start_s | seconds }}</td><td class="number">{{ span.predicted_s | seconds }}</td>
+<td class="number">{{ (none if span.end_s is none else span.end_s - span.start_s) | seconds }}</td>
+<td>{{ span.ended_by or "still running" }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</details>
+</section>
+{% endif %}
+{% endblock %}
+"""
+
+
+def render_page(status: RunStatus) -> str:
+    """Return the report of a run; the same status gives the same text."""
+    colours = colours_of(member.member for member in status.members)
+    judged = comparable(status)
+    return fill(
+        RUN,
+        colours,
+        title=status.run,
+        status=status,
+        cards=_cards(status),
+        faint=f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else "",
+        device=device_word(status.device, 1),
+        devices=device_word(status.device),
+        time=describe_time(status),
+        comparison=describe_comparison(status),
+        failed=[member for member in status.members if member.state == "failed"],
+        gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
+        learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
+        accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
+    )
+
+
+def _cards(status: RunStatus) -> list[tuple[str, str, str]]:
+    """Return the key figures as (name, figure, remark)."""
+    error = prediction_error(status.predicted_s, status.measured_s) if status.state == "finished" else None
+    rounds = _count(len(status.rounds), "round")
+    jobs = _count(len({span.job for span in status.rounds}), "job")
+    done = sum(member.state == "converged" for member in status.members)
+    others = describe_states(status, STATES[1:]) or "every member"
+    busy = format_percent(busy_fraction(status))
+    return [
+        ("measured", format_seconds(status.measured_s), f"{rounds} in {jobs}"),
+        ("predicted", format_seconds(status.predicted_s), "" if error is None else describe_error(error)),
+        (f"{device_word(status.device)} busy", busy, "while jobs held them"),
+        ("converged", f"{done} of {len(status.members)}", others),
+        _best_card(status),
+    ]
+
+
+def _best_card(status: RunStatus) -> tuple[str, str, str]:
+    for best in ranked(status):
+        return f"best {best.metric}", format_metric(best.best), best.member
+    return "best member", NONE, "not known yet"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
