@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hetctl.cli.options import OutputFile, Seconds, given_options, json_option
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.output import print_json, print_table, write_text
 from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
@@ -185,26 +185,17 @@ def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as
 
     figures, units = _figures(outcome), outcome.units
     if trace:
-        _save(trace, trace_of(outcome))
+        write_text(trace, trace_of(outcome))
     if report:
         from hetctl.report.hopper_page import render_hopper
 
-        _save(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
+        write_text(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
     if as_json:
         print_json(figures)
         return
     print_table(hopper_table(figures))
     for path in filter(None, (trace, report)):
         click.echo(f"wrote {path}")
-
-
-def _save(path: Path, text: str) -> None:
-    from hetctl.model.errors import BadInputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _figures(outcome: HopperOutcome) -> HopperFigures:

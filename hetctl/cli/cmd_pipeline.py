@@ -12,7 +12,7 @@ from hetctl.cli.options import Seconds, json_option
 from hetctl.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from hetctl.app.pipeline.pipeline_report import PlanOutcome, SimulationOutcome
+    from hetctl.app.pipeline.plan_pipelines import PlanOutcome, SimulationOutcome
     from hetctl.report.simulation_tables import StageRow
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hetctl.cli.options import json_option
-from hetctl.cli.output import print_json
+from hetctl.cli.output import print_json, write_text
 
 
 @click.command("report")
@@ -28,17 +28,13 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     """
     from hetctl.app.project import Project
     from hetctl.app.run.status import compared_status
-    from hetctl.model.errors import BadInputError
     from hetctl.model.serialization import encode
     from hetctl.report.run_page import render_page
     from hetctl.report.summary import describe_comparison
 
     project = Project.here()
     status = compared_status(project, run)
-    try:
-        output.write_text(render_page(status), encoding="utf-8")
-    except OSError as error:
-        raise BadInputError(f"cannot write {output}: {error.strerror}") from None
+    write_text(output, render_page(status))
     if as_json:
         print_json(
             {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}

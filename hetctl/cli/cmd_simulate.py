@@ -17,7 +17,7 @@ from hetctl.cli.options import (
     json_option,
     planner_options,
 )
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.output import print_json, print_table, write_text
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
@@ -118,20 +118,11 @@ def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Simu
     if trace:
         from hetctl.app.simulate import trace_of
 
-        _save(trace, trace_of(outcome.simulation))
+        write_text(trace, trace_of(outcome.simulation))
     if report:
         from hetctl.report.simulation_page import render_simulation
 
-        _save(report, render_simulation(ensemble, outcome.simulation, outcome.arrivals))
-
-
-def _save(path: Path, text: str) -> None:
-    from hetctl.model.errors import BadInputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInputError(f"cannot write {path}: {error.strerror}") from None
+        write_text(report, render_simulation(ensemble, outcome.simulation, outcome.arrivals))
 
 
 def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def check(site: str, as_json: bool) -> None:
 
     Example: hetctl sites check site-configs/mycluster.yaml
     """
-    from hetctl.app.doctor.site_check import check_site
+    from hetctl.app.doctor.sample_jobs import check_site
     from hetctl.app.project import Project
     from hetctl.report.site_tables import check_table
 

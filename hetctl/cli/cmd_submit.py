@@ -21,8 +21,8 @@ from hetctl.cli.output import print_json
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
+    from hetctl.app.run.continue_run import Asked
     from hetctl.app.run.lifecycle import RunTransition
-    from hetctl.app.run.request import Asked
     from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.run import Budget
@@ -89,7 +89,7 @@ def command(
 
 def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) -> Asked:
     """Return the options given for a run, without the defaults."""
-    from hetctl.app.run.request import Asked
+    from hetctl.app.run.continue_run import Asked
 
     said = {name: context.params[name] for name in said_options(context)}
     return Asked(

@@ -13,8 +13,8 @@ from click.core import ParameterSource
 from hetctl.model.errors import BadInputError
 
 if TYPE_CHECKING:
+    from hetctl.app.plan.job_request import JobSizeChoice
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.app.plan.size_options import JobSizeChoice
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.job import JobSize
@@ -221,8 +221,8 @@ def plan_request(
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the values of all shared options."""
+    from hetctl.app.plan.job_request import JobSizeRequest, sizing
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.app.plan.size_options import JobSizeRequest, sizing
     from hetctl.model.run import Budget
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)

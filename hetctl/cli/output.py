@@ -1,4 +1,4 @@
-"""Output of commands: one JSON object, or text and tables."""
+"""Output of commands: one JSON object, or text and tables; and files that the user names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.model.errors import HetctlError
+from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
@@ -38,6 +39,20 @@ def leave(failure: HetctlError | None, *, as_json: bool) -> None:
         raise click.exceptions.Exit(failure.exit_code)
     if failure:
         raise failure
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises
+    ------
+    BadInputError
+        If it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def print_table(renderable: RenderableType) -> None:

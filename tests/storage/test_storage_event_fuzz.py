@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hetctl.app.run.recovery import progressed_at, reasons_of_jobs
+from hetctl.app.run.next_state import progressed_at, reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
 from hetctl.storage.progress_fold import progress_of

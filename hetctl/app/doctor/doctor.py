@@ -11,10 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, place_finding
 from hetctl.app.doctor.probe_job import probed
 from hetctl.app.doctor.sample_jobs import cases_of, script_of
-from hetctl.app.doctor.site_checks import account_finding, command_findings, node_finding, queue_finding
+from hetctl.app.doctor.site_checks import (
+    ability_finding,
+    account_finding,
+    command_findings,
+    filesystem_of,
+    node_finding,
+    place_finding,
+    queue_finding,
+)
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch import queue_info

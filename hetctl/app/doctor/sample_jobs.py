@@ -1,4 +1,4 @@
-"""Typical jobs on a site: the script, and the agent steps that the driver starts in it.
+"""Typical jobs on a site, with their scripts and steps, and the check of a site file that renders them.
 
 The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check`` renders them for a site.
 """
@@ -6,14 +6,16 @@ The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
+from hetctl.app.project import Project
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job
+from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import MEMBERS, NODES, Node, Site
 from hetctl.storage.paths import Home
@@ -141,3 +143,51 @@ def _step_text(step: LaunchSpec) -> str:
     variables = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
     words = " \\\n    ".join([*variables, *map(shlex.quote, step.argv)])
     return f"{words}\n"
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """A valid site, and the cases that were rendered for it."""
+
+    site: str
+    cases: tuple[str, ...]
+
+
+def check_site(project: Project, name: str) -> SiteCheck:
+    """Read a site by name or file, and render every case for it.
+
+    Raises
+    ------
+    BadInputError
+        If anything in its file is wrong, with a line for each problem: ``FILE:LINE: key: rule``; or if a
+        case cannot be rendered, with the case, the most likely key, and its place.
+    """
+    site, keys = project.traced_site(name)
+    where = {key.key: f"{key.file}:{key.line}: " for key in keys if key.file}
+    problems: dict[str, list[str]] = {}
+    for case in cases_of(site):
+        try:
+            case_text(site, case, project.template_folders)
+        except HetctlError as error:
+            problems.setdefault(_placed(error.message, where), []).append(case.name)
+    if problems:
+        lines = (f"{problem} (rendering {', '.join(names)})" for problem, names in problems.items())
+        raise BadInputError("\n".join(lines), "`hetctl sites show` says where each key comes from")
+    return SiteCheck(site.name, tuple(case.name for case in cases_of(site)))
+
+
+CAUSES = {
+    "template": "template",
+    "TMPDIR": "environment",
+    "the environment": "environment",
+    "a directive": "directives",
+    "no queue": "queues",
+    "nodes; the launcher": "launcher",
+    "jsrun needs equally": "launcher",
+}
+"""Keys of the site file that cause errors, by words in the message."""
+
+
+def _placed(message: str, where: Mapping[str, str]) -> str:
+    key = next((key for words, key in CAUSES.items() if words in message), "")
+    return f"{where.get(key, '')}{key}: {message}" if key else message

@@ -11,9 +11,8 @@ from hetctl.app.plan.planning import make_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
-from hetctl.app.run.continue_run import continued, is_done
+from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
-from hetctl.app.run.request import Asked
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import SubmitRequest, new_spec
 from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last

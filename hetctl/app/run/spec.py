@@ -10,8 +10,7 @@ from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
-from hetctl.app.run.continue_run import continued, is_done
-from hetctl.app.run.request import Asked
+from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
-from hetctl.app.run.recovery import excluded_nodes
+from hetctl.app.run.next_state import excluded_nodes
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec

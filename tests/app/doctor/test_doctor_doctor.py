@@ -8,14 +8,16 @@ import pytest
 from workbench import new_project
 
 from hetctl.app.doctor.doctor import BATCH_CHECKS, Examination
-from hetctl.app.doctor.folder_checks import ability_finding, filesystem_of, place_finding
 from hetctl.app.doctor.link_checks import link_findings
 from hetctl.app.doctor.probe_job import job_findings
 from hetctl.app.doctor.site_checks import (
     NO_LAUNCHER,
+    ability_finding,
     account_finding,
     command_findings,
+    filesystem_of,
     node_finding,
+    place_finding,
     queue_finding,
 )
 from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.app.run.recovery import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, progressed_at
+from hetctl.app.run.next_state import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, progressed_at
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 
