@@ -56,11 +56,10 @@ from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
 from hetctl.model.run import RunSpec
+from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
-
-QUEUED = "queued"
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ class Catalog:
             "ensemble": spec.ensemble.name,
             "site": spec.site.name,
             "created_at": created_at,
-            "state": QUEUED,
+            "state": run_after(None, RunReason.BEGUN),
             "reason": "",
             "spec": encode(spec),
             "plan": encode(replace(plan, rounds=())),

@@ -11,6 +11,7 @@ import click
 
 from hetctl.cli.output import console, leave, print_json, print_table
 from hetctl.model.errors import LockedError, MembersFailedError
+from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
 from hetctl.model.serialization import encode
 
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from hetctl.model.run_status import RunStatus
 
 POLL_S = 1.0
-ADVANCED = ("between-jobs", "in-doubt")
+ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 """States that only a job's script, or another command, ends."""
-UNDER_WAY = ("queued", "running", *ADVANCED)
 
 
 def follow(

@@ -10,6 +10,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.run_states import moved
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -76,9 +77,9 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
     if status.state is JobState.UNKNOWN:
         status = replace(status, state=_state_by_files(job, own))
     ended_at = max((event.time for event in own), default=time.time()) if status.state.over else None
-    return replace(
+    return moved(
         job,
-        state=status.state,
+        status.state,
         ended_at=ended_at,
         exit_code=status.exit_code,
         detail=status.detail,
@@ -116,7 +117,7 @@ def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
         end = end or events[-1]
     if job.state.over or end is None:
         return job
-    return replace(job, state=JobState.FINISHED, ended_at=end.time)
+    return moved(job, JobState.FINISHED, ended_at=end.time)
 
 
 def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
-from hetctl.app.run.next_state import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, STOPPED, next_state
+from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import SubmitRequest, new_spec
 from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
@@ -23,11 +23,14 @@ from hetctl.model.errors import BatchSystemError, LockedError
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
+from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.scheduling.budget import exceeded_by_jobs
 from hetctl.storage.run_file import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
 """Seconds that a job's script waits for the lock: no other process would submit the next job in its place."""
+WITHOUT_WORK = (RunReason.CONVERGED, RunReason.MEMBERS_FAILED)
+"""Reasons for the end of a run that no further job would change."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
     """Queue the next job behind one that has just started, so that it waits while that one runs."""
     with project.writing(patience_s=JOB_LOCK_PATIENCE_S) as catalog:
         record = record_of(catalog, run)
-        if record.state not in (QUEUED, RUNNING):
+        if record.state not in UNDER_WAY:
             return RunTransition(run, record.state, record.reason)
         if settled := _settle(project, catalog, record):
             return settled
@@ -131,27 +134,26 @@ def cancel(project: Project, run: str | None) -> RunTransition:
         record = record_of(catalog, run)
         spec = record.spec
         batch, folder = project.batch_system(spec.site), project.home.run(spec.run)
-        if record.state in (FINISHED, FAILED):
+        if record.state in ENDED:
             return RunTransition(spec.run, record.state, "there is nothing left to cancel")
         # Set the state first: a job that ends now must not submit the next one.
-        catalog.set_run_state(spec.run, CANCELLED, "by hetctl cancel")
+        cancelled = _note(catalog, spec.run, RunReason.CANCELLED, "by hetctl cancel")
         _settle(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
-    return RunTransition(
-        spec.run, CANCELLED, f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
-    )
+    reason = f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
+    return replace(cancelled, reason=reason)
 
 
 def _go_on(
     project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
-    if record.state in (FINISHED, FAILED):
+    if record.state in ENDED:
         return RunTransition(run, record.state, record.reason)
     if is_done(folder, record.spec):
-        catalog.set_run_state(run, QUEUED, "to be ended")
+        _note(catalog, run, RunReason.CONTINUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
     spec, changed = continued(project, record.spec, ensemble, asked)
     # A template that cannot be rendered is refused before the states of earlier jobs are updated.
@@ -175,17 +177,21 @@ def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None
         )
 
 
-@contextmanager
-def _taken_up(project: Project, catalog: Catalog, before: RunSpec, spec: RunSpec) -> Iterator[None]:
-    """Store a run's specification from now on; restore the earlier one if its next job is refused."""
+def _take_up(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+    """Continue a run under its specification from now on."""
     _save(project, catalog, spec)
-    catalog.set_run_state(spec.run, QUEUED, "taken up again")
+    _note(catalog, spec.run, RunReason.CONTINUED, "taken up again")
+
+
+@contextmanager
+def _restored_if_refused(project: Project, catalog: Catalog, before: RunSpec) -> Iterator[None]:
+    """Restore a run's earlier specification if the batch system refuses its next job."""
     try:
         yield
     except SubmissionInDoubtError:
         raise
     except BatchSystemError:
-        if catalog.run(spec.run):
+        if catalog.run(before.run):
             _save(project, catalog, before)
         raise
 
@@ -219,20 +225,21 @@ def _advance(
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
-    if taken_up is None and record.state in (FINISHED, FAILED, CANCELLED, STOPPED):
+    if taken_up is None and record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
-    state, reason = next_state(spec, folder, jobs, taken_up is not None)
+    end = reason_to_end(spec, folder, jobs, taken_up is not None)
     # A job whose script is about to end does not keep the user from going on; the next job waits for it.
     alive = at_work(jobs, folder) if taken_up else [job for job in jobs if not job.state.over]
-    if alive and not (state in (FINISHED, FAILED) and _are_queued(alive)):
-        return _note(catalog, spec.run, RUNNING, f"job {alive[0].batch_id} is {alive[0].state.value}")
+    if alive and not (end and end[0] in WITHOUT_WORK and _are_queued(alive)):
+        waits = f"job {alive[0].batch_id} is {alive[0].state.value}"
+        return _note(catalog, spec.run, RunReason.JOB_ALIVE, waits)
     if alive:
         batch.cancel([job.batch_id for job in alive])
         refresh_jobs(catalog, batch, folder)
-    if state != QUEUED:
-        if taken_up:
-            _save(project, catalog, spec)
-        return _note(catalog, spec.run, state, reason)
+    if end and taken_up:
+        _take_up(project, catalog, spec)
+    if end:
+        return _note(catalog, spec.run, *end)
     return _submit_next(project, catalog, record.spec, jobs, taken_up)
 
 
@@ -253,7 +260,9 @@ def _submit_next(
     job = next_job_of(spec, catalog.identity, jobs)
     jobs = [*jobs[: job.number], job]
     submission = rendered(project, spec, jobs)
-    with _taken_up(project, catalog, before, spec) if taken_up else nullcontext():
+    if taken_up:
+        _take_up(project, catalog, spec)
+    with _restored_if_refused(project, catalog, before) if taken_up else nullcontext():
         catalog.save_job(spec.run, job)
         return _queued(catalog, spec, submit_last(project, catalog, spec, jobs, submission))
 
@@ -274,10 +283,11 @@ def _settle(
         return None
     batch = project.batch_system(spec.site)
     job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1])
-    if record.state not in (QUEUED, RUNNING):
+    if record.state not in UNDER_WAY:
         if job is not None:
             batch.cancel([job.batch_id])
         else:
+            check_job_removal(jobs[-1].state)
             catalog.remove_job(spec.run, jobs[-1].number)
         return None
     if job is not None and changed is not None:
@@ -287,12 +297,12 @@ def _settle(
     return _submit_next(project, catalog, spec, jobs, changed)
 
 
-def _note(catalog: Catalog, run: str, state: str, reason: str) -> RunTransition:
-    catalog.set_run_state(run, state, reason)
-    return RunTransition(run, state, reason)
+def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:
+    """Store the state of a run that follows from its present one, with a text for the user."""
+    state = run_after(record_of(catalog, run).state, reason)
+    catalog.set_run_state(run, state, text)
+    return RunTransition(run, state, text)
 
 
 def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> RunTransition:
-    reason = f"job {job.batch_id} {what}"
-    catalog.set_run_state(spec.run, QUEUED, reason)
-    return RunTransition(spec.run, QUEUED, reason, job)
+    return replace(_note(catalog, spec.run, RunReason.SUBMITTED, f"job {job.batch_id} {what}"), job=job)

@@ -9,13 +9,12 @@ from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
+from hetctl.model.run_states import RunReason
 from hetctl.scheduling.budget import exceeded, exceeded_by_jobs
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_of
 from hetctl.storage.usage_fold import usage_of
 
-QUEUED, RUNNING, FINISHED, FAILED = "queued", "running", "finished", "failed"
-CANCELLED, STOPPED = "cancelled", "stopped"
 ALL_CONVERGED = "every member has converged"
 
 IDLE_JOBS = 2
@@ -27,8 +26,10 @@ FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 """Ends of jobs without a fault of the run; they predict nothing about the next job."""
 
 
-def next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool) -> tuple[str, str]:
-    """Return the state of a run after its jobs, and the reason; ``queued`` requests another job.
+def reason_to_end(
+    spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool
+) -> tuple[RunReason, str] | None:
+    """Return why a run ends after its jobs, with a text for the user; None if it needs another job.
 
     Parameters
     ----------
@@ -39,11 +40,15 @@ def next_state(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: 
     progress = progress_of(spec.ensemble, events, spec.retries)
     if not any(member.active for member in progress.values()):
         failed = [name for name, member in progress.items() if member.failed]
-        return (FAILED, f"{len(failed)} members failed") if failed else (FINISHED, ALL_CONVERGED)
-    used = exceeded(spec.budget, usage_of(events, time.time()))
+        if failed:
+            return RunReason.MEMBERS_FAILED, f"{len(failed)} members failed"
+        return RunReason.CONVERGED, ALL_CONVERGED
+    if limit := exceeded_by_jobs(spec.budget, len(jobs)) or exceeded(
+        spec.budget, usage_of(events, time.time())
+    ):
+        return RunReason.BUDGET, limit
     trouble = "" if taken_up else _trouble(folder, jobs, events)
-    reason = exceeded_by_jobs(spec.budget, len(jobs)) or used or trouble
-    return (STOPPED, reason) if reason else (QUEUED, "")
+    return (RunReason.NO_PROGRESS, trouble) if trouble else None
 
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hetctl.app.project import Project
-from hetctl.app.run.next_state import FAILED, FINISHED
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.model.errors import BadInputError
+from hetctl.model.run_states import ENDED
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
@@ -38,4 +38,4 @@ def unfinished_run(project: Project, ensemble: str) -> str | None:
 def unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
     """Return the record of the ensemble's newest run if that can continue."""
     records = catalog.runs(ensemble)
-    return records[-1] if records and records[-1].state not in (FINISHED, FAILED) else None
+    return records[-1] if records and records[-1].state not in ENDED else None

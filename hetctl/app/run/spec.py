@@ -18,6 +18,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState
 from hetctl.model.run import Budget, RunSpec
+from hetctl.model.run_states import moved
 from hetctl.storage.progress_fold import events_in
 
 
@@ -89,7 +90,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
         next_job = next_job_of(spec, catalog.identity, jobs)
-    earlier = [replace(job, state=JobState.FINISHED) if job in alive else job for job in jobs]
+    earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]
     return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job]), changed, behind)
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from hetctl.app.project import Project
 from hetctl.app.run.collect import current_jobs, ended_by_files
-from hetctl.app.run.next_state import QUEUED, RUNNING
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
@@ -18,11 +17,10 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.job import Job, JobState
+from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.storage.heartbeats import read_heartbeats
 from hetctl.storage.run_state import without_collections
-
-BETWEEN_JOBS, IN_DOUBT = "between-jobs", "in-doubt"
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
@@ -124,7 +122,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
     alive = [job for job in jobs if not job.state.over]
     # A run that has ended does not take longer, even if its last job is still ending.
-    goes_on = record.state in (QUEUED, RUNNING)
+    goes_on = record.state in UNDER_WAY
     under_way = goes_on and bool(alive)
     files = [view.folder.job(job.number).pulses for job in alive]
     pulses = {name: pulse for file in files for name, pulse in read_heartbeats(file).items()}
@@ -156,19 +154,20 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
 
 def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> tuple[str, str]:
     """Return the present state of the run, which the catalog may not have yet, and the reason."""
-    if record.state not in (QUEUED, RUNNING):
+    if record.state not in UNDER_WAY:
         return record.state, record.reason
     if not alive:
-        return BETWEEN_JOBS, "`hetctl advance` submits the next job"
+        return run_after(record.state, RunReason.NO_JOB), "`hetctl advance` submits the next job"
     known = [job for job in alive if job.state is not JobState.SUBMITTING]
     if not known:
-        return IN_DOUBT, _doubt(alive[0])
+        return run_after(record.state, RunReason.JOB_IN_SUBMISSION), _doubt(alive[0])
     started = {event.data["job"] for event in events if event.kind == "job_started"}
     running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
     job = (running or known)[0]
     why = f" ({job.why})" if job.why else ""
     behind = "" if alive[-1] is job else f", {_behind(alive[-1])}"
-    return (RUNNING if running else QUEUED), f"job {job.batch_id}{why}{behind}"
+    reason = RunReason.DRIVER_STARTED if running else RunReason.JOB_WAITS
+    return run_after(record.state, reason), f"job {job.batch_id}{why}{behind}"
 
 
 def _behind(job: Job) -> str:

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.app.run.next_state import excluded_nodes
+from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec
@@ -28,6 +29,7 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import RunSpec
+from hetctl.model.run_states import check_job_removal, check_run_removal, moved
 from hetctl.model.site import Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
@@ -182,7 +184,7 @@ def submit_last(
     except (BatchSystemError, OSError):
         _forget(project, catalog, spec.run, jobs)
         raise
-    submitted = replace(job, batch_id=batch_id, state=JobState.PENDING, submitted_at=time.time())
+    submitted = moved(job, JobState.PENDING, batch_id=batch_id, submitted_at=time.time())
     catalog.save_job(spec.run, submitted)
     return submitted
 
@@ -195,7 +197,7 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> 
         batch_id = _find(batch, folder, job)
     if not batch_id:
         return None
-    adopted = replace(job, batch_id=batch_id, state=JobState.PENDING)
+    adopted = moved(job, JobState.PENDING, batch_id=batch_id)
     catalog.save_job(folder.name, adopted)
     return adopted
 
@@ -221,7 +223,9 @@ def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
     """Remove the entry of a job that the batch system refused."""
     if len(jobs) > 1:
+        check_job_removal(jobs[-1].state)
         catalog.remove_job(run, jobs[-1].number)
     else:
+        check_run_removal(record_of(catalog, run).state)
         catalog.remove_run(run)
         shutil.rmtree(project.home.run(run).path, ignore_errors=True)

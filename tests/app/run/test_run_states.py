@@ -1,0 +1,346 @@
+"""Stories of runs with a scripted batch system: together they reach every transition of the table."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from workbench import ENSEMBLE, new_project
+
+from hetctl.app.project import Project
+from hetctl.app.run import submission
+from hetctl.app.run.collect import START_PATIENCE_S, current_jobs, ended_by_files
+from hetctl.catalog.catalog import Catalog
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.model import run_states
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, JOB_REASONS, RUN_AFTER
+from hetctl.storage.event_files import EventWriter
+
+RUN = "trio-001"
+MEMBERS = ("a", "b", "c")
+
+
+class Reached(dict):
+    """Table that notes which of its keys were looked up."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.keys_used = set()
+
+    def __contains__(self, key):
+        return self._noted(key, super().__contains__(key))
+
+    def get(self, key, default=None):
+        self._noted(key, super().__contains__(key))
+        return super().get(key, default)
+
+    def _noted(self, key, known):
+        if known:
+            self.keys_used.add(key)
+        return known
+
+
+class ScriptedBatch:
+    """Batch system whose jobs do what a story says."""
+
+    def __init__(self):
+        self.states, self.names = {}, {}
+        self.refuses = self.loses = self.answers_late = False
+
+    def submit(self, request):
+        if self.refuses:
+            raise BatchSystemError("no such account")
+        if not self.loses:
+            self.names[request.name] = str(len(self.states))
+            self.states[self.names[request.name]] = JobState.PENDING
+        if self.loses or self.answers_late:
+            raise SubmissionInDoubtError("sbatch did not answer in time")
+        return self.names[request.name]
+
+    def statuses(self, ids):
+        return {each: JobStatus(self.states[each]) for each in ids}
+
+    def find(self, names):
+        return {name: self.names[name] for name in names if name in self.names}
+
+    def cancel(self, ids):
+        self.states |= dict.fromkeys(ids, JobState.CANCELLED)
+
+
+class Story:
+    """A project, its batch system, and what happens in the jobs of its run."""
+
+    def __init__(self, project, batch):
+        self.project, self.batch = project, batch
+
+    def does(self, command, *options, code=0):
+        """Run a command; return the state of the run that it prints."""
+        done = self.project.here(command, *options, "--json")
+        assert done.code == code, done.stdout + done.stderr
+        return done.json.get("state")
+
+    @property
+    def shown(self):
+        return self.project.here("status", "--json").json["state"]
+
+    @property
+    def stored(self):
+        with Catalog.open_to_read(self.project.home.catalog) as catalog:
+            return catalog.run(RUN).state
+
+    @property
+    def last(self):
+        return str(len(self.batch.states) - 1)
+
+    def job_starts(self):
+        self.batch.states[self.last] = JobState.RUNNING
+        self._write(DRIVER, "job_started", job=int(self.last))
+
+    def job_ends(self, state=JobState.PREEMPTED):
+        self.batch.states[self.last] = state
+
+    def members_converge(self):
+        for member in MEMBERS:
+            self._write(member, "converged", reason="done")
+
+    def member_fails(self):
+        for member in MEMBERS[1:]:
+            self._write(member, "converged", reason="done")
+        self._write(MEMBERS[0], "failed", error="no such layer")
+        placement = [{"node": "n", "gpus": [0]}]
+        self._write(DRIVER, "step_started", member=MEMBERS[0], gpus=1, placement=placement)
+        end = {"exit_code": 1, "why": "program-error", "cause": "no such layer", "fault": True}
+        self._write(DRIVER, "step_ended", member=MEMBERS[0], **end)
+
+    def is_stored(self, state):
+        """Have the catalog hold one of the two states that a run under way may have there."""
+        with Catalog.open(self.project.home.catalog) as catalog:
+            catalog.set_run_state(RUN, state)
+
+    def _write(self, source, kind, **data):
+        EventWriter(self.project.home.run(RUN).events, source, 0).write(kind, **data)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    project = new_project(tmp_path_factory.mktemp("states") / "project", ENSEMBLE)
+    project.environment["HETCTL_SITE"] = "local"
+    assert project.here("profile", "import", "rates.csv").code == 0
+    return project
+
+
+@pytest.fixture
+def story(profiled, tmp_path, monkeypatch):
+    copy = replace(profiled, path=Path(shutil.copytree(profiled.path, tmp_path / "project")))
+    batch = ScriptedBatch()
+    monkeypatch.setattr(Project, "batch_system", lambda *_: batch)
+    monkeypatch.setattr(submission, "SETTLE_S", 0.0)
+    return Story(copy, batch)
+
+
+def begun(story):
+    assert story.does("submit") == "queued"
+    assert (story.shown, story.stored) == ("queued", "queued")
+
+
+def a_run_from_job_to_job_until_all_converge(story):
+    begun(story)
+    assert story.does("advance") == "running"
+    assert story.shown == "queued"
+    assert story.does("advance") == "running"
+    story.job_starts()
+    assert story.shown == "running"
+    story.job_ends()
+    assert story.shown == "between-jobs"
+    assert story.does("advance") == "queued"
+    story.job_starts()
+    assert story.shown == "running"
+    story.job_ends()
+    assert story.shown == "between-jobs"
+    story.members_converge()
+    assert story.does("advance") == "finished"
+    assert story.shown == story.does("cancel") == story.does("advance") == "finished"
+
+
+def a_run_that_is_found_finished_while_it_runs(story):
+    begun(story)
+    assert story.does("advance") == "running"
+    story.members_converge()
+    story.job_ends(JobState.FINISHED)
+    assert story.does("advance") == "finished"
+
+
+def a_run_with_a_member_that_fails(story):
+    assert story.does("submit", "--retries", "0") == "queued"
+    story.is_stored(story.first)
+    story.member_fails()
+    story.job_ends(JobState.FINISHED)
+    assert story.does("advance") == "failed"
+    assert story.does("cancel") == "failed"
+
+
+def a_run_out_of_budget(story):
+    assert story.does("submit", "--max-jobs", "1") == "queued"
+    story.is_stored(story.first)
+    story.job_ends()
+    assert story.does("advance") == story.does("advance") == story.shown == "stopped"
+    story.does("submit")
+    assert story.shown == "queued"
+
+
+def a_run_that_gets_nothing_done(story):
+    begun(story)
+    story.job_ends(JobState.FAILED)
+    assert story.does("advance") == "queued"
+    story.is_stored(story.first)
+    story.job_ends(JobState.FAILED)
+    assert story.does("advance") == "stopped"
+    assert story.does("cancel") == "cancelled"
+
+
+def a_run_that_is_cancelled_and_continued(story):
+    begun(story)
+    story.is_stored(story.first)
+    assert story.does("cancel") == story.does("cancel") == story.does("advance") == "cancelled"
+    assert story.batch.states["0"] is JobState.CANCELLED
+    story.does("submit")
+    assert story.shown == "queued"
+    assert story.batch.states["1"] is JobState.PENDING
+
+
+def a_run_that_is_continued_between_its_jobs(story):
+    begun(story)
+    story.is_stored(story.first)
+    story.job_ends()
+    assert story.shown == "between-jobs"
+    story.does("submit")
+    assert story.shown == "queued"
+
+
+def a_run_whose_first_job_is_refused(story):
+    story.batch.refuses = True
+    story.does("submit", code=4)
+    story.does("status", code=2)
+
+
+def a_run_whose_next_job_is_refused(story):
+    begun(story)
+    story.job_ends()
+    story.batch.refuses = True
+    story.does("advance", code=4)
+    assert story.shown == "between-jobs"
+
+
+def a_run_whose_job_is_found_after_all(story):
+    begun(story)
+    story.job_ends()
+    story.batch.answers_late = True
+    story.does("advance", code=4)
+    story.is_stored(story.first)
+    assert story.shown == "in-doubt"
+    assert story.does("advance") == "queued"
+    assert len(story.batch.states) == 2
+
+
+def a_run_whose_job_was_lost_before_it_was_cancelled(story):
+    story.batch.loses = True
+    story.does("submit", code=4)
+    assert story.shown == "in-doubt"
+    assert story.does("cancel") == "cancelled"
+    story.batch.loses = False
+    story.does("submit")
+    assert story.shown == "queued"
+
+
+STORIES = (
+    a_run_from_job_to_job_until_all_converge,
+    a_run_that_is_found_finished_while_it_runs,
+    a_run_with_a_member_that_fails,
+    a_run_out_of_budget,
+    a_run_that_gets_nothing_done,
+    a_run_that_is_cancelled_and_continued,
+    a_run_that_is_continued_between_its_jobs,
+    a_run_whose_first_job_is_refused,
+    a_run_whose_next_job_is_refused,
+    a_run_whose_job_is_found_after_all,
+    a_run_whose_job_was_lost_before_it_was_cancelled,
+)
+
+
+@pytest.mark.parametrize("stored", ["queued", "running"])
+@pytest.mark.parametrize("tell", STORIES, ids=lambda tell: tell.__name__)
+def test_story(story, tell, stored):
+    story.first = stored
+    tell(story)
+
+
+def test_stories_reach_every_transition(profiled, tmp_path, monkeypatch):
+    runs, jobs = Reached(RUN_AFTER), Reached(JOB_REASONS)
+    monkeypatch.setattr(run_states, "RUN_AFTER", runs)
+    monkeypatch.setattr(run_states, "JOB_REASONS", jobs)
+    monkeypatch.setattr(submission, "SETTLE_S", 0.0)
+    for stored in ("queued", "running"):
+        for tell in STORIES:
+            folder = shutil.copytree(profiled.path, tmp_path / stored / tell.__name__)
+            told = Story(replace(profiled, path=Path(folder)), ScriptedBatch())
+            told.first = stored
+            monkeypatch.setattr(Project, "batch_system", lambda *_, batch=told.batch: batch)
+            tell(told)
+    # The catalog has one of two states for a run that is under way.
+    assert set(RUN_AFTER) - runs.keys_used == {key for key in RUN_AFTER if key[0] in (IN_DOUBT, BETWEEN_JOBS)}
+
+
+OLD, WALL_S = 0.0, 60
+
+
+def a_job(state, submitted_at=None):
+    return Job(0, "hetctl-x", "7", state, 1, WALL_S, time.time() if submitted_at is None else submitted_at)
+
+
+class Answer:
+    """Batch system with one answer."""
+
+    def __init__(self, state):
+        self._state = state
+
+    def statuses(self, ids):
+        return dict.fromkeys(ids, JobStatus(self._state))
+
+
+ASKED = [
+    (before, after)
+    for before, after in JOB_REASONS
+    if before not in (None, JobState.SUBMITTING) and after is not JobState.VANISHED
+]
+
+
+@pytest.mark.parametrize(("before", "after"), ASKED, ids=lambda state: state.value)
+def test_a_job_is_as_the_batch_system_says(before, after):
+    (job,) = current_jobs([a_job(before)], Answer(after), [])
+    assert (job.state, job.ended_at is not None) == (after, after.over)
+
+
+@pytest.mark.parametrize("before", [JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN])
+def test_a_forgotten_job_vanishes_when_its_time_is_over(before):
+    late = time.time() - 2 * START_PATIENCE_S
+    (job,) = current_jobs([a_job(before, late)], Answer(JobState.UNKNOWN), [])
+    assert job.state is JobState.VANISHED
+
+
+@pytest.mark.parametrize("before", [state for state in JobState if not state.over])
+def test_a_job_whose_driver_reported_its_end_is_finished(before):
+    end = Event(DRIVER, 0, "job_ended", 5.0, {"job": 0, "reason": "deadline"})
+    (job,) = ended_by_files([a_job(before)], [end], done=False, silent=True)
+    assert (job.state, job.ended_at) == (JobState.FINISHED, 5.0)
+
+
+@pytest.mark.parametrize("before", [state for state in JobState if state.over])
+def test_a_job_that_is_over_is_not_asked_about(before):
+    (job,) = current_jobs([a_job(before)], Answer(JobState.RUNNING), [])
+    assert job.state is before

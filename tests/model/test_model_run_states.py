@@ -1,0 +1,146 @@
+"""The table of transitions of runs and jobs: complete, without contradictions, and as documented."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_states import (
+    ENDED,
+    JOB_REASONS,
+    JOB_TRANSITIONS,
+    RESTING,
+    RUN_AFTER,
+    RUN_TRANSITIONS,
+    SHOWN,
+    UNDER_WAY,
+    RunReason,
+    check_job_removal,
+    check_run_removal,
+    moved,
+    run_after,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "running.md"
+STATES = (*UNDER_WAY, *RESTING, *ENDED)
+run_states = st.sampled_from(STATES)
+job_states = st.sampled_from(JobState)
+
+
+def job(state):
+    return Job(0, "hetctl-x", "1", state, 1, 60, 0.0)
+
+
+def reached(start, edges):
+    found, border = {start}, [start]
+    while border:
+        state = border.pop()
+        border += [after for before, after in edges if before == state and after not in found]
+        found |= {after for before, after in edges if before == state}
+    return found - {None}
+
+
+def test_every_state_of_a_run_is_reached_from_nothing():
+    edges = [(before, after) for (before, _), after in RUN_AFTER.items()]
+    assert reached(None, edges) == set(STATES)
+
+
+def test_every_state_of_a_job_is_reached_from_nothing():
+    assert reached(None, list(JOB_REASONS)) == set(JobState)
+
+
+def test_every_reason_has_one_transition():
+    assert Counter(rule.reason for rule in RUN_TRANSITIONS) == Counter(RunReason)
+    pairs = Counter((state, rule.after) for rule in JOB_TRANSITIONS for state in rule.before)
+    assert set(pairs.values()) == {1}
+
+
+def test_a_run_that_ended_has_no_transition():
+    assert {before for before, _ in RUN_AFTER} == {None, *UNDER_WAY, *RESTING}
+
+
+def test_a_job_has_no_transition_if_and_only_if_it_is_over():
+    assert {before for before, _ in JOB_REASONS} == {None} | {s for s in JobState if not s.over}
+
+
+def test_what_is_shown_of_a_run_stays_under_way():
+    assert {RUN_AFTER[state, reason] for state in UNDER_WAY for reason in SHOWN} == set(UNDER_WAY)
+
+
+@given(run_states, st.sampled_from(RunReason))
+def test_a_transition_of_a_run_is_in_the_table_or_an_error(state, reason):
+    if RUN_AFTER.get((state, reason)) is not None:
+        assert run_after(state, reason) in STATES
+    else:
+        with pytest.raises(ValueError, match="no transition"):
+            run_after(state, reason)
+
+
+@given(st.lists(st.sampled_from(RunReason), max_size=30))
+def test_a_walk_of_a_run_stays_in_the_table_until_it_ends(reasons):
+    state = run_after(None, RunReason.BEGUN)
+    for reason in reasons:
+        if (state, reason) in RUN_AFTER and reason is not RunReason.REFUSED:
+            assert state not in ENDED
+            state = run_after(state, reason)
+    assert state in STATES
+
+
+@given(job_states, job_states)
+def test_a_transition_of_a_job_is_in_the_table_or_an_error(before, after):
+    if before is after or (before, after) in JOB_REASONS:
+        assert moved(job(before), after, ended_at=3.0).state is after
+    else:
+        with pytest.raises(ValueError, match=f"is {before.value} and cannot become {after.value}"):
+            moved(job(before), after)
+
+
+@given(run_states)
+def test_only_a_run_in_its_first_submission_is_removed(state):
+    if state == "queued":
+        check_run_removal(state)
+    else:
+        with pytest.raises(ValueError, match="not to be removed"):
+            check_run_removal(state)
+
+
+@given(job_states)
+def test_only_a_job_in_submission_is_removed(state):
+    if state is JobState.SUBMITTING:
+        check_job_removal(state)
+    else:
+        with pytest.raises(ValueError, match="not to be removed"):
+            check_job_removal(state)
+
+
+def names(states):
+    words = [f"`{getattr(state, 'value', state)}`" for state in states if state is not None]
+    return ", ".join(words) or "-"
+
+
+def table_of(heading):
+    section = re.search(rf"^### {heading}\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), re.M | re.S)
+    return [line for line in section[1].splitlines() if line.startswith("| ")][1:]
+
+
+def test_the_documented_transitions_of_a_run_are_those_of_the_code():
+    assert table_of("Transitions of a run") == [
+        f"| {names(rule.before)} | {rule.reason.value} | {names([rule.after])} |" for rule in RUN_TRANSITIONS
+    ]
+
+
+def test_the_documented_transitions_of_a_job_are_those_of_the_code():
+    assert table_of("Transitions of a job") == [
+        f"| {names(rule.before)} | {rule.reason} | {names([rule.after])} |" for rule in JOB_TRANSITIONS
+    ]
+
+
+def test_every_state_of_a_run_is_described():
+    text = re.search(r"^## States of a run\n(.*?)^###", PAGE.read_text("utf-8"), re.M | re.S)[1]
+    assert re.findall(r"^\| `([\w-]+)` \|", text, re.M) == list(STATES)
