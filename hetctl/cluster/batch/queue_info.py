@@ -119,7 +119,7 @@ def parse_slurm_time(text: str) -> int | None:
     """Convert ``days-hours:minutes:seconds`` and its shorter forms to seconds; None for no limit."""
     days, dash, clock = text.strip().rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdecimal() and len(part) < 10 for part in (*parts, days or "0")):
+    if not all(part.isdecimal() and len(part) < 10 for part in (*parts, days if dash else "0")):
         return None
     numbers = [int(part) for part in parts]
     if dash:

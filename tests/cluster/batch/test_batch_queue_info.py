@@ -1,7 +1,7 @@
 """What queues, nodes and accounts are, by answers of Slurm and LSF."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hetctl.cluster.batch.queue_info import (
@@ -105,6 +105,7 @@ def test_the_maximum_of_an_lsf_queue_counts():
 
 
 @given(st.text(alphabet="PartionName=mxTe MaxNodes0123456789|:-,.()gpu\n\0é²", max_size=200))
+@example("-0")
 def test_any_text_is_read_without_a_traceback(text):
     for parse in (parse_partition, parse_qos, parse_lsf_queue):
         assert parse(text, "main") is None or "main" in text
