@@ -141,7 +141,7 @@ def test_bash_runs_none_of_it(name: str, word: str, tmp_path: Path) -> None:
         script = rendered(name, values)
         if script is None:
             continue
-        head = script.partition("\n# Whoever comes first")[0]
+        head = script.partition("\n# Of several scripts")[0]
         assert head != script
         lines = [line for line in head.splitlines() if not line.startswith("exec ")]
         done = subprocess.run(

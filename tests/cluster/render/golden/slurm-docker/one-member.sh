@@ -10,7 +10,7 @@
 #SBATCH --no-kill
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.log
 #SBATCH --open-mode=append
-# Written by hetctl: drives one job's rounds, then hands the run on.
+# Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
 set -u
@@ -23,7 +23,8 @@ claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
 batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
 
-# Whoever comes first is this job: a link is made whole or not at all. A requeued job finds its own number.
+# Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
+# job finds its own number.
 echo "$batch_id" >"$claim-$batch_id" || exit 1
 ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
 rm -f "$claim-$batch_id"
@@ -31,7 +32,7 @@ if [ "$(cat "$claim")" != "$batch_id" ]; then
     echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
     exit 0
 fi
-# The batch system may requeue this job after it has submitted the next one: two must not train at a time.
+# The batch system may requeue this job after it has submitted the next one; only one of them may train.
 if [ -e "$next" ]; then
     echo "job $batch_id leaves: job 1 of run $run takes its place" >&2
     "$python" -m hetctl advance --after-job 0 -- "$run"
@@ -39,7 +40,7 @@ if [ -e "$next" ]; then
 fi
 rm -f "$stop"
 
-# The limit counts from the start, or from when the batch system says; training stops before it.
+# The limit counts from the start of this script, or as the batch system reports it; training stops earlier.
 left=7200
 measured=$(timeout 60 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L)
 if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
@@ -49,17 +50,18 @@ if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
 fi
 deadline=$((started + left - 300))
 
-# USR2 is ignored in the driver: near the limit some batch systems signal whatever belongs to the job.
+# The driver ignores USR2: near the limit some batch systems signal all processes of the job.
 trap '' USR2
 "$python" -m hetctl.runtime.driver "$folder" --job 0 --deadline "$deadline" --batch-id "$batch_id" &
 driver=$!
 
-# The driver looks for this file, so that no signal has to reach it. On a full disk it is empty.
+# The driver polls for this file, so that no signal has to reach it. On a full disk the file is empty.
 tell() {
     [ -e "$stop" ] || { echo "$1" >"$stop.new"; mv "$stop.new" "$stop"; } || kill -TERM "$driver"
 }
 
-# Tells them in time, and ends a driver that hangs, so that the run goes on. It ends with this script.
+# Stop training before the limit, and kill a driver that hangs, so that the next job is submitted. The watch
+# ends with this script.
 watch() {
     nap=
     trap 'kill $nap 2>/dev/null; exit' TERM
@@ -67,7 +69,7 @@ watch() {
     until_or_gone "$2" && kill -KILL "$driver"
 }
 until_or_gone() {
-    # Without a $(..): bash loses a trap whose signal comes while it reads one.
+    # No $(..) here: bash loses a trap if the signal arrives during a command substitution.
     while printf -v now '%(%s)T' -1; [ "$now" -lt "$1" ]; do
         [ -e /proc/$$/exe ] || exit
         sleep 1 & nap=$!; wait "$nap"
@@ -76,10 +78,10 @@ until_or_gone() {
 watch "$deadline" "$((deadline + 270))" &
 watch=$!
 
-# A signal ends bash's wait, so wait again. Slurm's warning may come a minute early: the watch knows better.
+# A signal interrupts bash's wait, hence the loop. Slurm may send its warning a minute early: the watch is exact.
 signalled=no
 trap 'signalled=yes; printf -v now "%(%s)T" -1; [ $((deadline - now)) -le 60 ] || tell signal' USR2
-trap 'signalled=yes; tell signal' TERM INT  # LSF's bkill comes as INT first
+trap 'signalled=yes; tell signal' TERM INT  # LSF's bkill sends INT first
 while true; do
     wait "$driver"
     code=$?
@@ -88,12 +90,12 @@ while true; do
 done
 kill "$watch"; wait "$watch"
 
-# Not ignored: a local job started by advance would inherit that, and no shell can undo it.
+# Do not ignore USR2 here: a local job that advance starts would inherit that, and a shell cannot undo it.
 trap : USR2
 trap - TERM INT
 rm -f "$stop"
 
-# The next job is submitted from here, so that the run goes on without anybody logged in.
+# Submit the next job from here, so that the run continues without a login session.
 "$python" -m hetctl advance --after-job 0 -- "$run" ||
     echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
 exit "$code"
