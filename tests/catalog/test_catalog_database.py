@@ -83,7 +83,7 @@ def test_an_empty_file_becomes_a_catalog(path: Path) -> None:
         assert catalog.runs() == []
 
 
-def test_a_migration_that_breaks_off_leaves_nothing_and_can_be_repeated(path: Path) -> None:
+def test_an_interrupted_migration_is_undone_and_can_be_repeated(path: Path) -> None:
     def break_off(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if "CREATE TABLE allocations" in statement:
             raise KeyboardInterrupt
@@ -232,7 +232,7 @@ def test_reading_makes_no_catalog(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_an_older_catalog_is_read_as_it_will_be_and_left_as_it_is(path: Path) -> None:
+def test_an_older_catalog_is_read_migrated_but_not_changed(path: Path) -> None:
     """There is one older schema: that of a file which a killed process has only just made."""
     path.parent.mkdir()
     path.touch()
@@ -259,7 +259,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_change_that_a_crash_cut_short_is_not_seen_and_not_rolled_back(path: Path) -> None:
+def test_a_reader_ignores_a_change_that_a_crash_interrupted(path: Path) -> None:
     """SQLite would have to write, which it may not: it calls the database read-only."""
     with Catalog.open(path) as catalog:
         save_something(catalog)

@@ -177,7 +177,7 @@ def test_a_garbled_epoch_is_refused_whole() -> None:
         assert tables(path) == before
 
 
-def test_epochs_agree_with_the_progress_folded_from_the_same_events() -> None:
+def test_epochs_equal_the_progress_folded_from_the_same_events() -> None:
     with new_catalog() as (catalog, _):
         for index in (1, 0):
             catalog.ingest("run", ROUNDS[index])

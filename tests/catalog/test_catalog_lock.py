@@ -188,7 +188,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(two: tuple[Contender, Conten
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_stale_lock_that_another_process_took_over_first_is_not_taken_again(
+def test_a_stale_lock_taken_by_another_is_not_taken_again(
     path: Path, dead: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_holder(path, dead)
@@ -220,7 +220,7 @@ def test_the_lock_of_another_host_holds_as_long_as_it_is_touched(path: Path, dea
     assert path.exists()
 
 
-def test_the_lock_of_another_host_that_fell_silent_is_taken_over_and_that_is_said(
+def test_a_lock_of_a_silent_host_is_taken_over_with_a_warning(
     path: Path, dead: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_holder(path, dead, host="login-17")
@@ -248,7 +248,7 @@ def test_a_held_lock_is_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert path.stat().st_mtime == 0, "a lock that is not ours was touched"
 
 
-def test_the_lock_of_a_dead_process_whose_number_was_given_away_is_taken_over(path: Path) -> None:
+def test_a_lock_of_a_dead_process_with_a_reused_pid_is_taken(path: Path) -> None:
     living = Process.of(os.getppid())
     for process, boot in ((replace(living, started=1), {}), (living, {"boot": "another"})):
         put_holder(path, process, **boot)

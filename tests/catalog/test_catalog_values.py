@@ -65,7 +65,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
         yield opened
 
 
-def test_a_run_is_stored_with_the_job_that_is_about_to_be_submitted(catalog: Catalog) -> None:
+def test_a_run_is_stored_with_its_first_job(catalog: Catalog) -> None:
     catalog.add_run(SPEC, PLAN, 1.0, JOB)
     assert catalog.jobs("digits-1") == [JOB]
     catalog.remove_job("digits-1", 0)
@@ -123,7 +123,7 @@ def test_the_ensemble_saved_last_is_last(catalog: Catalog) -> None:
     assert catalog.ensembles() == ["other", "digits"]
 
 
-def test_an_edited_ensemble_replaces_its_members_and_keeps_its_points(catalog: Catalog) -> None:
+def test_an_edited_ensemble_replaces_members_and_keeps_points(catalog: Catalog) -> None:
     catalog.save_ensemble(ENSEMBLE)
     catalog.save_points("digits", "docker", [POINT])
     edited = replace(ENSEMBLE, members=(ENSEMBLE.members[1], Member("resnet")))

@@ -274,7 +274,7 @@ def test_grid_members_do_not_depend_on_other_entries_or_values(tmp_path: Path):
     assert before.items() <= after.items()
 
 
-def test_grid_names_are_slugs_with_a_hash_where_they_collide_or_are_long(tmp_path: Path):
+def test_grid_names_that_collide_or_are_long_get_a_hash(tmp_path: Path):
     names = list(members(tmp_path, GRID.format("h: [a b, a/b, [64, 32], -1, 1e-05, true, null]")))
     assert names[2:] == ["g-h-64-32", "g-h--1", "g-h-1e-05", "g-h-true", "g-h-null"]
     assert [name[:-8] for name in names[:2]] == ["g-h-a-b-", "g-h-a-b-"]
@@ -284,7 +284,7 @@ def test_grid_names_are_slugs_with_a_hash_where_they_collide_or_are_long(tmp_pat
     assert long.startswith("g-h-xxxxx")
 
 
-def test_random_members_stay_when_keys_are_added_and_the_count_is_raised(tmp_path: Path):
+def test_random_members_stay_when_keys_or_members_are_added(tmp_path: Path):
     few = members(tmp_path, RANDOM.format(3, "lr: {log_uniform: [1e-4, 1e-1]}"))
     many = members(tmp_path, RANDOM.format(1001, "z: {integer: [1, 9]}, lr: {log_uniform: [1e-4, 1e-1]}"))
     assert list(many)[:2] == ["r-000", "r-001"]

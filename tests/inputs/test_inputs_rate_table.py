@@ -42,7 +42,7 @@ def test_what_is_written_is_read_as_the_same(tmp_path_factory: pytest.TempPathFa
     assert read_rates(path) == rows
 
 
-def test_columns_in_any_order_with_a_byte_order_mark_blanks_and_crlf(tmp_path: Path):
+def test_columns_are_read_in_any_order_with_bom_blanks_and_crlf(tmp_path: Path):
     (tmp_path / "r.csv").write_bytes("\ufeffgpus, rate,member\r\n1, 10.5 ,a\r\n\r\n2,2e1,a\r\n".encode())
     assert read_rates(tmp_path / "r.csv") == [RateRow("a", 1, 10.5), RateRow("a", 2, 20.0)]
 

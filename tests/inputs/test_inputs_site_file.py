@@ -359,7 +359,7 @@ def test_refusals_of_network_interfaces(tmp_path: Path, value: str, message: str
         ),
     ],
 )
-def test_timeouts_are_the_usual_ones_but_for_those_that_are_given(tmp_path: Path, text: str, timeouts):
+def test_timeouts_that_are_not_given_have_their_defaults(tmp_path: Path, text: str, timeouts):
     assert read(tmp_path, f"{TEXT}{text}\n").timeouts == timeouts
 
 
@@ -384,7 +384,7 @@ def test_refusals_of_timeouts(tmp_path: Path, key: str, value: str, message: str
     assert f"s.yaml:10: {message}" in refused(tmp_path, f"{TEXT}timeouts:\n  {key}: {value}\n")
 
 
-def test_a_hang_that_is_shorter_than_what_ranks_wait_for_is_refused(tmp_path: Path):
+def test_a_hang_shorter_than_waits_of_ranks_is_refused(tmp_path: Path):
     problem = refused(tmp_path, f"{TEXT}timeouts: {{hang: 4m, meeting: 5m}}\n")
     assert problem.splitlines() == [
         "s.yaml:9: timeouts.meeting: must be at most hang, which is 4m, got 5m",

@@ -108,7 +108,7 @@ def test_another_shape_is_a_value_error(kind, data):
         decode(kind, data)
 
 
-def test_a_whole_number_is_a_float_where_one_is_wanted_and_not_the_other_way_round():
+def test_a_whole_number_decodes_as_float_but_not_the_reverse():
     assert isinstance(decode(StopRule, {"min_delta": 1}).min_delta, float)
     with pytest.raises(ValueError, match="expected"):
         decode(StopRule, {"max_epochs": 1.0})

@@ -52,7 +52,7 @@ def test_the_target_ends_training_at_once(mode, history):
 
 
 @given(histories, st.integers(1, 10), st.integers(1, 20), st.sampled_from(["max", "min"]))
-def test_no_member_trains_longer_than_max_epochs_nor_less_than_its_patience(history, patience, most, mode):
+def test_epochs_lie_between_patience_and_max_epochs(history, patience, most, mode):
     rule = StopRule("m", mode, patience, max_epochs=most)
     epochs = epochs_of(rule, history)
     assert epochs <= most
@@ -80,7 +80,7 @@ def test_predictions_never_assume_more_than_max_epochs(most, expected):
     assert rule.planned_epochs == min(most, expected or most)
 
 
-def test_a_fingerprint_tells_networks_and_batch_sizes_apart_and_nothing_else():
+def test_a_fingerprint_depends_on_network_and_batch_size_only():
     member = Member("m", {"units": 8, "layers": 2})
     same = replace(member, name="n", seed=9, stop=PATIENT, config={"layers": 2, "units": 8})
     others = {replace(member, batch_size=64).fingerprint, replace(member, config={"units": 9}).fingerprint}
@@ -111,14 +111,12 @@ FLAT = (0.5, 0.4, 0.4, 0.4)
         (PATIENT, "all epochs done", (), "all epochs done"),
     ],
 )
-def test_a_member_goes_on_only_if_the_limit_that_ended_it_was_raised(rule, reason, history, still):
+def test_a_member_continues_only_if_its_limit_was_raised(rule, reason, history, still):
     assert rule.still_converged(reason, history) == still
 
 
 @given(histories, st.integers(1, 10), st.integers(1, 30), st.integers(0, 5), st.integers(0, 5))
-def test_what_a_rule_says_it_still_says_and_raised_limits_never_end_earlier(
-    history, patience, most, more_patience, more
-):
+def test_a_verdict_stays_and_raised_limits_never_end_earlier(history, patience, most, more_patience, more):
     rule = StopRule(metric="val_accuracy", mode="max", patience=patience, max_epochs=most)
     reason = rule.reason_to_stop(history)
     if reason is None:

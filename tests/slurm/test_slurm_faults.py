@@ -244,7 +244,7 @@ def test_preemption(run):
     assert run.cluster.run("sacct", "-XPnj", urgent, "--format=State").strip() == "COMPLETED"
 
 
-def test_a_requeue_from_outside_is_refused_or_goes_on_with_the_same_job(run):
+def test_an_external_requeue_is_refused_or_continues_the_job(run):
     """An administrator may requeue what hetctl has asked Slurm not to requeue."""
     run.submit()
     job = run.in_training()
@@ -297,7 +297,7 @@ def test_an_empty_answer_just_after_the_submission(slurm_cluster, tmp_path):
     clear(slurm_cluster)
 
 
-def test_a_program_error_fails_its_member_alone_with_the_end_of_its_log(slurm_cluster, tmp_path):
+def test_a_program_error_fails_its_member_only_with_its_log(slurm_cluster, tmp_path):
     run = Run(slurm_cluster, tmp_path)
     text = ENSEMBLE.replace(
         f"name: b, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.4}}",

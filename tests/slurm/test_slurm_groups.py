@@ -47,7 +47,7 @@ RATES = "member,gpus,rate,samples\n"
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_a_group_over_two_nodes_equals_one_rank_with_the_larger_batch(slurm_cluster, tmp_path, framework):
+def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, tmp_path, framework):
     project = project_of(framework, slurm_cluster, tmp_path / "project", {"m": RANKS})
     project.run("submit", "--gpus", "4", "--time", "10m", "--wait")
     (step,) = [e.data for e in project.driver_events("wide-001") if e.kind == "step_started"]
@@ -61,7 +61,7 @@ def test_a_group_over_two_nodes_equals_one_rank_with_the_larger_batch(slurm_clus
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_members_on_two_nodes_go_in_lockstep_and_each_sample_is_read_once(slurm_cluster, tmp_path, framework):
+def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, framework):
     epochs, members = 3, {"a": 2, "b": 1, "c": 1}
     readings = tmp_path / "readings"
     project = project_of(

@@ -50,7 +50,7 @@ def project_of(cluster, folder, gpus: dict[str, int], epochs: dict[str, int]) ->
     return made
 
 
-def test_each_member_and_round_is_a_step_whose_ranks_see_its_gpus_alone(slurm_cluster, tmp_path):
+def test_each_member_has_a_step_whose_ranks_see_its_gpus_only(slurm_cluster, tmp_path):
     project = project_of(slurm_cluster, tmp_path, GPUS, EPOCHS)
     shown = project.here("submit", "--dry-run", *OPTIONS, "flotilla")
     assert shown.stderr.count("srun --job-name=round-0000/") == 3

@@ -47,7 +47,7 @@ def project(tmp_path, slurm_cluster):
     return project
 
 
-def test_points_are_measured_by_the_elements_of_an_array_one_after_another(project, slurm_cluster):
+def test_points_are_measured_by_array_elements_in_turn(project, slurm_cluster):
     done = project.hetctl("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
     assert done.code == 5
     assert sorted((p["member"], p["gpus"]) for p in done.json["points"]) == [
@@ -77,7 +77,7 @@ def names_of(cluster):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_jobs_that_a_command_left_measuring_are_followed_by_the_next_one(project, slurm_cluster, number):
+def test_the_next_command_follows_jobs_left_measuring(project, slurm_cluster, number):
     """Also where the command was killed before it could note the ids."""
     slow = ENSEMBLE.replace("name: array", "name: adopted").replace("{fail: true}", "{measure_s: 8}")
     (project.path / "ensemble.yaml").write_text(slow)

@@ -173,7 +173,7 @@ def test_members_train_on_one_two_and_four_gpus(story):
     assert {event.data["gpus"] for event in story.of("step_started")} >= {1, 2, 4}
 
 
-def test_a_round_is_ended_by_the_time_limit_and_goes_on_in_the_next_job(story):
+def test_a_round_ended_by_the_limit_continues_in_the_next_job(story):
     ended = [event.data["ended_by"] for event in story.of("round_ended")]
     assert "deadline" in ended
     for event in story.of("job_ended"):

@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_run_is_a_batch_system_error(tmp_path):
         process.run([str(tmp_path / "sbatch")])
 
 
-def test_a_script_that_is_gone_is_not_taken_for_a_missing_command(tmp_path):
+def test_a_missing_script_is_not_taken_for_a_missing_command(tmp_path):
     with pytest.raises(BatchSystemError, match=r"cannot read .*gone\.sh"):
         process.run(["cat"], tmp_path / "gone.sh")
 
@@ -130,7 +130,7 @@ def test_a_command_that_hung_is_asked_again(monkeypatch, tmp_path):
     assert process.run_with_retry(["bash", "-c", again], ()).stdout == "here\n"
 
 
-def test_a_submission_is_tried_once_and_in_doubt_if_the_words_say_so(fails_first):
+def test_a_submission_is_tried_once_and_its_doubt_is_by_message(fails_first):
     with pytest.raises(SubmissionInDoubtError, match="the controller is away"):
         process.submit(fails_first(1), None, AWAY)
     assert fails_first.runs() == 1

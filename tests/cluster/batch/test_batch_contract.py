@@ -26,7 +26,7 @@ def test_a_job_is_submitted_runs_and_finishes(bench):
     assert (end.state, end.exit_code, end.failed_nodes) == (JobState.FINISHED, 0, ())
 
 
-def test_many_jobs_are_asked_for_at_once_and_each_ends_for_its_own_reason(bench):
+def test_many_jobs_are_queried_at_once_with_their_own_ends(bench):
     fine = bench.submit("fine", "exit 0")
     failing = bench.submit("failing", "exit 7")
     killed = bench.submit("killed", "kill -KILL $$")
@@ -65,7 +65,7 @@ def test_a_job_that_reaches_its_limit_has_timed_out(bench):
     assert (end.state, bool(end.detail)) == (JobState.TIMEOUT, True)
 
 
-def test_a_job_waits_for_the_one_it_comes_after_however_that_ends(bench):
+def test_a_job_starts_after_its_predecessor_however_that_ends(bench):
     leave, order = bench.folder / "leave", bench.folder / "order"
     first = bench.submit("first", f"{WAIT_FOR.format(leave)}; echo first >>{order}; exit 3")
     second = bench.submit("second", f"echo second >>{order}", after=first)
@@ -96,7 +96,7 @@ def test_jobs_are_found_by_their_names_dead_or_alive(bench):
     assert bench.batch.find(names[2:]) == {}
 
 
-def test_a_job_that_nobody_knows_is_unknown_beside_one_that_is_known(bench):
+def test_an_unknown_job_is_reported_beside_a_known_one(bench):
     known = bench.submit("known", "exit 0")
     bench.end_of(known)
     states = bench.batch.statuses([known, "99999999"])
@@ -112,7 +112,7 @@ def test_nothing_is_asked_about_no_jobs(bench):
     bench.batch.cancel([])
 
 
-def test_a_script_that_cannot_be_submitted_is_an_error_with_words(bench):
+def test_a_script_that_cannot_be_submitted_is_a_clear_error(bench):
     request = bench.request("gone", "exit 0")
     request.script.unlink()
     with pytest.raises(BatchSystemError, match=request.script.name):
@@ -147,7 +147,7 @@ def test_a_function_with_several_arguments_is_an_array_of_jobs(bench):
     assert all(path.is_dir() for path in wanted)
 
 
-def test_the_jobs_of_an_array_wait_for_their_turn_and_are_cancelled_together(bench):
+def test_jobs_of_an_array_run_in_turn_and_are_cancelled_together(bench):
     program = bench.folder / "sleep.py"
     program.write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\ntime.sleep(600)\n"

@@ -136,7 +136,7 @@ def test_the_time_that_a_job_waits_for_another_does_not_count(batch, submit):
     assert end_of(batch, second).state is JobState.FINISHED
 
 
-def test_a_script_that_ignores_its_limit_is_killed_after_the_grace(tmp_path):
+def test_a_script_that_ignores_its_limit_is_killed_after_grace(tmp_path):
     script = script_of(tmp_path, f"trap '' TERM; echo $$ >{tmp_path}/pid; while true; do sleep 0.1; done")
     jobs = tmp_path / "jobs"
     jobs.mkdir()
@@ -178,7 +178,7 @@ def test_a_job_that_is_submitted_again_is_the_same_job(batch, submit, tmp_path):
     assert (tmp_path / "runs").read_text() == "ran\n"
 
 
-def test_a_submitter_that_is_killed_at_once_leaves_a_job_that_runs_once(batch, tmp_path):
+def test_a_job_runs_once_when_its_submitter_is_killed(batch, tmp_path):
     script = script_of(tmp_path, f"echo ran >>{tmp_path}/runs")
     command = [sys.executable, "-c", SUBMITTER, str(tmp_path / "jobs"), "token", str(script)]
     killed = subprocess.run([*command, "kill"], check=False)
@@ -189,7 +189,7 @@ def test_a_submitter_that_is_killed_at_once_leaves_a_job_that_runs_once(batch, t
     assert (tmp_path / "runs").read_text() == "ran\n"
 
 
-def test_a_supervisor_that_cannot_start_is_an_error_that_names_the_log(batch, tmp_path, monkeypatch):
+def test_an_error_names_the_log_when_a_supervisor_cannot_start(batch, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     request = JobRequest("job", script_of(tmp_path, "exit 0"), (), 60, SITE, 1)
     with pytest.raises(BatchSystemError, match="supervisor of job did not start") as caught:
@@ -211,7 +211,7 @@ def test_a_script_whose_supervisor_is_killed_is_told_to_leave(batch, submit, tmp
     assert (end.state, end.exit_code, end.detail) == (JobState.FAILED, None, "its supervisor was killed")
 
 
-def test_a_process_with_the_number_of_a_supervisor_is_not_taken_for_it(batch, submit, tmp_path):
+def test_a_process_with_a_supervisors_pid_is_not_taken_for_it(batch, submit, tmp_path):
     job = submit("sleep 60")
     wait_for(lambda: state_of(batch, job) is JobState.RUNNING)
     folder, claimed = tmp_path / "jobs", read_claim(tmp_path / "jobs", job)
@@ -221,7 +221,7 @@ def test_a_process_with_the_number_of_a_supervisor_is_not_taken_for_it(batch, su
     batch.cancel(["old"])  # does not signal this process
 
 
-def test_a_job_of_another_machine_is_unknown_and_one_from_before_a_restart_is_over(batch, tmp_path):
+def test_a_job_is_unknown_elsewhere_and_over_after_a_restart(batch, tmp_path):
     folder, me = tmp_path / "jobs", Process.of(os.getpid())
     folder.mkdir()
     here = HostBoot.this()
@@ -269,7 +269,7 @@ def test_jobs_that_run_at_the_same_time_have_slots_of_their_own(batch, submit, t
     assert sorted(numbers) == ["0", "1", "2"]
 
 
-def test_a_job_waits_for_slots_and_can_be_cancelled_while_it_waits(batch, submit, tmp_path):
+def test_a_job_that_waits_for_slots_can_be_cancelled(batch, submit, tmp_path):
     running = submit("sleep 60", gpus=2)
     wait_for(lambda: state_of(batch, running) is JobState.RUNNING)
     waiting = submit(f"touch {tmp_path}/ran", gpus=2)
@@ -283,7 +283,7 @@ def test_a_job_waits_for_slots_and_can_be_cancelled_while_it_waits(batch, submit
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_large_job_gets_its_slots_though_small_ones_keep_coming(batch, submit, tmp_path):
+def test_a_large_job_gets_slots_though_small_ones_keep_coming(batch, submit, tmp_path):
     first = submit("sleep 1")
     wait_for(lambda: state_of(batch, first) is JobState.RUNNING)
     large = submit(f"echo large >>{tmp_path}/order", gpus=3)
@@ -304,7 +304,7 @@ def test_jobs_of_two_projects_share_the_machine(batch, submit, tmp_path):
     assert end_of(other, second).state is JobState.FINISHED
 
 
-def test_slots_are_free_again_only_when_nothing_of_a_killed_supervisors_job_runs(batch, submit, tmp_path):
+def test_slots_are_held_until_a_killed_supervisors_job_ends(batch, submit, tmp_path):
     leave = tmp_path / "leave"
     ignoring = f"trap '' TERM; touch {tmp_path}/ready; while [ ! -e {leave} ]; do sleep 0.05; done"
     job = submit(ignoring, gpus=3)

@@ -186,7 +186,7 @@ def test_an_lsf_that_is_away_is_asked_again_and_then_an_error(batch, answers):
     assert len(answers["asked"]) == 2
 
 
-def test_a_cancelled_job_that_is_over_is_no_error_but_a_refusal_is(batch, answers):
+def test_cancelling_an_ended_job_is_no_error_but_a_refusal_is(batch, answers):
     over = "Job <12>: Job has already finished\nJob <13>: No matching job found\n"
     answers["bkill"] = [Answer("Job <14> is being terminated\n", over, 255)]
     batch.cancel(["12", "13", "14_2"])

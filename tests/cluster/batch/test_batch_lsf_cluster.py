@@ -56,7 +56,7 @@ def state(batch, job):
     return batch.statuses([job])[job].state
 
 
-def test_a_script_is_read_from_the_input_where_files_are_not_parsed(start_lsf, batch, submit, tmp_path):
+def test_a_script_is_read_from_stdin_where_files_are_not_parsed(start_lsf, batch, submit, tmp_path):
     start_lsf(parse_scripts=False)
     job = submit("echo $LSB_JOBNAME", stdin=True)
     assert end_of(batch, job).state is JobState.FINISHED
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_job_is_said_in_whole_minutes(cluster, batch, submit):
     assert cluster.run(*ask).stdout == "-\n"
 
 
-def test_hosts_are_given_by_cores_and_gpus_and_those_to_keep_away_from_are_left_out(cluster, batch, submit):
+def test_hosts_are_given_by_cores_and_gpus_without_excluded_ones(cluster, batch, submit):
     wide = ("-n 4", '-R "span[ptile=4]"', '-gpu "num=2:mode=shared:j_exclusive=yes"')
     first = submit("sleep 600", *wide, "-R \"select[hname!='a1']\"")
     second = submit("sleep 600", *wide, name="second")
@@ -124,7 +124,7 @@ def test_a_job_learns_its_hosts_and_gpus(batch, submit, tmp_path):
     assert (tmp_path / "gpus").read_text() == "0,1\n"
 
 
-def test_the_warning_comes_before_the_limit_and_the_limit_ends_the_job(start_lsf, batch, submit, tmp_path):
+def test_a_warning_precedes_the_limit_that_ends_the_job(start_lsf, batch, submit, tmp_path):
     start_lsf(minute_s=1.0, kill_s=2.0)
     told = f"{tmp_path}/told"
     script = f"trap 'date +%s.%N >>{told}' USR2; date +%s.%N >{told}; while true; do sleep 0.05 & wait; done"
@@ -143,7 +143,7 @@ def test_an_exit_code_may_be_missing(cluster, batch, submit):
     assert (end_of(batch, failing).state, end_of(batch, failing).exit_code) == (JobState.FAILED, None)
 
 
-def test_a_job_that_bjobs_lost_is_known_from_bhist_and_else_unknown(cluster, batch, submit):
+def test_a_job_lost_by_bjobs_is_known_from_bhist_or_unknown(cluster, batch, submit):
     job = submit("exit 3", name="hetctl-x-1")
     end_of(batch, job)
     cluster.ask("hide", job=job, where="bjobs")
@@ -172,7 +172,7 @@ def test_why_a_job_was_ended(cluster, batch, submit, reason, wanted):
     assert batch.statuses([job])[job].state is wanted
 
 
-def test_a_job_whose_host_does_not_answer_is_unknown_until_it_does(cluster, batch, submit, tmp_path):
+def test_a_job_on_a_silent_host_is_unknown_until_it_answers(cluster, batch, submit, tmp_path):
     job = submit(f"while [ ! -e {tmp_path}/leave ]; do sleep 0.05; done")
     wait_for(lambda: state(batch, job) is JobState.RUNNING)
     cluster.ask("host", name="a1", reachable=False)
@@ -189,7 +189,7 @@ def test_a_requeued_job_runs_again(cluster, batch, submit, tmp_path):
     assert end_of(batch, job).state is JobState.FINISHED
 
 
-def test_bsub_that_cannot_reach_lsf_leaves_the_submission_in_doubt(cluster, batch, submit, monkeypatch):
+def test_a_submission_is_in_doubt_when_bsub_cannot_reach_lsf(cluster, batch, submit, monkeypatch):
     (cluster.folder / "away").touch()
     monkeypatch.setattr(process, "TIMEOUT_S", 0.5)
     with pytest.raises(SubmissionInDoubtError):

@@ -97,7 +97,7 @@ def test_sacct_of_22_05():
         (parse_sacct, "slurm-22.05-sacct-array-cancelled.txt"),
     ],
 )
-def test_an_array_that_was_cancelled_before_all_of_it_had_started(parse, name):
+def test_an_array_cancelled_before_all_of_it_had_started(parse, name):
     records = parse(captured(name))
     assert {record_of(f"16_{index}", records).status.state for index in range(8)} == {JobState.CANCELLED}
 
@@ -393,7 +393,7 @@ def test_nodes_that_do_not_work():
     assert parse_failed_nodes(text) == ("n2", "n3", "n4", "n6")
 
 
-def test_the_commands_ask_for_all_jobs_at_once_and_for_an_array_once():
+def test_commands_query_all_jobs_at_once_and_an_array_once():
     ids = ["1", "2", "3_0", "3_1"]
     assert squeue_command(ids)[-1] == sacct_command(ids)[-1] == "--jobs=1,2,3"
     assert "--states=all" in squeue_command(ids)
@@ -443,7 +443,7 @@ def request_for(*command):
     return JobRequest("hetctl-r-0-abcdef", Path("job.sh"), command, 60, SITE, 1)
 
 
-def test_jobs_that_squeue_has_forgotten_are_looked_up_in_the_accounting(slurm):
+def test_jobs_forgotten_by_squeue_are_looked_up_in_accounting(slurm):
     batch, fake = slurm(
         squeue=Answer("1|RUNNING|0|None|n1|\n", "", 0), sacct=Answer("2|COMPLETED|0:0|n1\n", "", 0)
     )
@@ -466,7 +466,7 @@ def test_a_thousand_jobs_are_one_question(slurm):
 @pytest.mark.parametrize(
     "sacct", [Answer("", "", 0), DISABLED, NO_DATABASE, BatchSystemError("no sacct here")]
 )
-def test_a_job_that_is_gone_without_a_trace_is_unknown_never_finished(slurm, sacct):
+def test_a_job_without_any_trace_is_unknown_never_finished(slurm, sacct):
     batch, _ = slurm(squeue=GONE, sacct=[sacct])
     assert states_of(batch, "1") == {"1": JobState.UNKNOWN}
 
@@ -499,7 +499,7 @@ def test_nobody_is_asked_again_about_a_trouble_that_stays(slurm):
     assert fake.names == ["squeue"]
 
 
-def test_names_are_looked_for_in_the_accounting_when_squeue_has_forgotten_them(slurm):
+def test_names_forgotten_by_squeue_are_looked_up_in_accounting(slurm):
     batch, fake = slurm(squeue=Answer("7|a\n", "", 0), sacct=Answer("5|b\n6|ab\n", "", 0))
     assert batch.find(["a", "b", "c"]) == {"a": "7", "b": "5"}
     assert fake.asked[1][-1] == "--name=b,c"
@@ -520,7 +520,7 @@ def test_nothing_is_asked_about_no_jobs(slurm):
     assert fake.asked == []
 
 
-def test_sbatch_reads_the_script_itself_where_the_command_does_not_name_it(slurm):
+def test_sbatch_gets_the_script_on_stdin_if_it_is_not_named(slurm):
     batch, fake = slurm(sbatch=Answer("12;alpha\n", "", 0))
     assert batch.submit(request_for("sbatch", "--parsable")) == "12"
     batch.submit(request_for("sbatch", "--parsable", "job.sh"))
@@ -546,7 +546,7 @@ def test_sbatch_that_refuses_is_quoted(slurm):
         process.NoAnswerError("sbatch did not answer in 60 s"),
     ],
 )
-def test_a_submission_is_never_repeated_and_in_doubt_if_nobody_can_tell(slurm, answer):
+def test_a_submission_is_never_repeated_and_may_be_in_doubt(slurm, answer):
     batch, fake = slurm(sbatch=[answer])
     with pytest.raises(SubmissionInDoubtError) as error:
         batch.submit(request_for("sbatch"))
@@ -564,7 +564,7 @@ def test_a_controller_that_is_away_has_not_taken_the_job(slurm):
     assert fake.names == ["sbatch"]
 
 
-def test_cancelling_what_is_over_is_no_error_but_being_refused_is(slurm):
+def test_cancelling_ended_jobs_is_no_error_but_a_refusal_is(slurm):
     over = "scancel: error: Kill job error on job id 1: Job/step already completing or completed"
     batch, fake = slurm(scancel=Answer("", over, 1))
     batch.cancel(["1", "2"])

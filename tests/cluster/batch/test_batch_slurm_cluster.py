@@ -61,7 +61,7 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(bench):
     assert time.monotonic() - began > 10
 
 
-def test_a_submission_to_a_controller_that_does_not_answer_is_in_doubt_and_found_later(bench, monkeypatch):
+def test_a_submission_to_a_silent_controller_is_found_later(bench, monkeypatch):
     monkeypatch.setattr(process, "TIMEOUT_S", 3.0)
     request = bench.request("doubt", "sleep 600")
     with controller_away(bench.cluster, 5), pytest.raises(SubmissionInDoubtError):

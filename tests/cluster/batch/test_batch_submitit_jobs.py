@@ -52,7 +52,7 @@ def test_a_call_that_is_there_is_not_written_again(tmp_path):
         ("echo nonsense", True),
     ],
 )
-def test_a_submission_that_failed_is_in_doubt_unless_it_was_refused(tmp_path, monkeypatch, script, in_doubt):
+def test_a_failed_submission_is_in_doubt_unless_it_was_refused(tmp_path, monkeypatch, script, in_doubt):
     for command in ("sbatch", "srun"):
         (tmp_path / command).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / command).chmod(0o755)

@@ -54,7 +54,7 @@ def test_by_members_each_has_a_step_with_its_own_gpus() -> None:
     }
 
 
-def test_a_member_with_unlike_shares_has_a_step_for_each_number_of_gpus() -> None:
+def test_a_member_has_one_step_per_number_of_gpus_on_a_node() -> None:
     uneven = member("a", ("n1", (0, 1, 2, 3)), ("n2", (0, 1, 2, 3)), ("n3", (1, 2)))
     steps = sets_by_step(site(MEMBERS), NODES_OF_JOB, FOLDER.name, placements(uneven))
     assert steps == {
@@ -70,7 +70,7 @@ def test_an_agent_ends_a_job_of_slurm_alone() -> None:
     assert cancel_command({"LSB_JOBID": "17"}) is None
 
 
-def test_packing_shows_each_node_with_its_members_and_says_who_straddles() -> None:
+def test_packing_lists_members_by_node_and_marks_spread_ones() -> None:
     allocations = [
         member("a", ("n1", (2, 3)), ("n2", (0,))),
         member("b", ("n1", (0, 1))),
@@ -100,12 +100,12 @@ def test_packing_shows_each_node_with_its_members_and_says_who_straddles() -> No
         ),
     ],
 )
-def test_a_member_that_would_straddle_without_saying_so_is_refused(allocations, message) -> None:
+def test_a_placement_that_contradicts_its_gpus_is_refused(allocations, message) -> None:
     with pytest.raises(InfeasibleError, match=message):
         list(packing_lines(allocations, NODES_OF_JOB))
 
 
-def test_an_agent_is_told_of_its_step_its_driver_and_the_framework() -> None:
+def test_an_agents_command_names_step_driver_and_framework() -> None:
     command = agent_command("agents", Path("/r/job-0000.driver.json"), "pytorch", 8, "python")
     assert command == (
         *("python", "-m", "hetctl.runtime.agent", "/r/job-0000.driver.json", "--step", "agents"),

@@ -18,7 +18,7 @@ def test_one_resource_set_is_a_whole_node() -> None:
     )
 
 
-def test_a_member_has_a_resource_set_of_its_gpus_and_their_cores_on_each_of_its_nodes() -> None:
+def test_a_member_has_a_resource_set_on_each_of_its_nodes() -> None:
     """FLEET, section 6; "-n1 -a1 -g2 -c14" in the words of OLCF's guide."""
     site = replace(SUMMIT, launch=MEMBERS)
     one = LAUNCHERS["jsrun"].agents(site, "round-0000/m", [ResourceSet("h1", (2, 4))], ("python",))

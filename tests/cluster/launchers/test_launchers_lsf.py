@@ -28,7 +28,7 @@ MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on 
 
 @MPI
 @pytest.mark.parametrize("launcher", ["jsrun", "mpirun"])
-def test_one_step_starts_an_agent_on_each_node_with_all_of_its_gpus(start_lsf, tmp_path, launcher):
+def test_one_step_starts_an_agent_on_each_node_with_all_gpus(start_lsf, tmp_path, launcher):
     csm = launcher == "jsrun"
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1" if csm else None)
     site = Site("s", "lsf", launcher, 2, 4, 8, 2**36, (Queue("normal"),))

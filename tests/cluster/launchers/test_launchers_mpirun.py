@@ -32,7 +32,7 @@ def test_a_member_sees_its_own_gpus_alone() -> None:
     )
 
 
-def test_mpirun_starts_one_program_on_each_node_in_the_order_of_the_nodes() -> None:
+def test_mpirun_starts_leaders_in_the_order_of_the_nodes() -> None:
     start = LAUNCHERS["mpirun"].leaders
     assert start is not None
     found = start(replace(SITE, environment={"A": "b c"}), "exchange", ("n2", "n1"), LEADER)

@@ -31,7 +31,7 @@ def step(site: Site, *names: str) -> LaunchSpec:
     )
 
 
-def test_one_step_holds_all_of_every_node_and_outlives_a_lost_one() -> None:
+def test_one_step_holds_all_nodes_and_survives_a_lost_one() -> None:
     assert step(site(), "n1", "n2").argv == (
         *("srun", "--job-name=agents", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=8"),
@@ -75,14 +75,14 @@ def test_the_sites_variables_reach_the_step() -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_launcher_ends_with_the_command_and_keeps_output_flowing(launcher: str) -> None:
+def test_every_launcher_ends_with_the_command_unbuffered(launcher: str) -> None:
     found = step(site(launcher=launcher), "n1")
     assert found.name == "agents"
     assert found.argv[-len(COMMAND) :] == COMMAND
     assert found.environment["PYTHONUNBUFFERED"] == "1"
 
 
-def test_srun_starts_one_on_each_node_although_agents_hold_all_of_it() -> None:
+def test_srun_starts_leaders_although_agents_hold_all_of_a_node() -> None:
     start = LAUNCHERS["srun"].leaders
     assert start is not None
     found = start(site(mpi="pmix"), "exchange", ("n2", "n1"), LEADER)

@@ -68,7 +68,7 @@ def _render(script: JobScript, folders: list[Path]) -> str:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGUSR2, signal.SIGTERM])
-def test_a_signal_becomes_the_stop_file_and_the_script_outlives_it(
+def test_a_signal_becomes_the_stop_file_and_the_script_survives(
     tmp_path: Path, local_job: JobScript, sent: signal.Signals
 ) -> None:
     records, command, environment = prepare(tmp_path, local_job, f"{HEEDS}; sleep 0.3; code=7")
@@ -83,9 +83,7 @@ def test_a_signal_becomes_the_stop_file_and_the_script_outlives_it(
     assert (records / "advance").exists()
 
 
-def test_the_script_tells_in_time_without_any_signal_and_leaves_no_process(
-    tmp_path: Path, local_job: JobScript
-) -> None:
+def test_the_script_stops_training_in_time_without_a_signal(tmp_path: Path, local_job: JobScript) -> None:
     short = dataclasses.replace(local_job, wall_s=4, grace_s=2)
     records, command, environment = prepare(tmp_path, short, HEEDS)
     process = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -114,9 +112,7 @@ def assert_gone(group: int) -> None:
     raise AssertionError("a process is left")
 
 
-def test_a_warning_of_the_limit_that_comes_too_early_is_not_heeded(
-    tmp_path: Path, local_job: JobScript
-) -> None:
+def test_a_warning_of_the_limit_that_is_too_early_is_ignored(tmp_path: Path, local_job: JobScript) -> None:
     short = dataclasses.replace(local_job, wall_s=5, grace_s=2)
     records, command, environment = prepare(tmp_path, short, HEEDS)
     process = subprocess.Popen(command, env=environment)
@@ -149,9 +145,7 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     assert (claim.name, claim.read_text()) == ("job-0002.claim", f"{os.getpid()}\n")
 
 
-def test_a_requeued_job_goes_on_and_forgets_that_it_was_told_to_stop(
-    tmp_path: Path, local_job: JobScript
-) -> None:
+def test_a_requeued_job_continues_and_removes_its_stop_file(tmp_path: Path, local_job: JobScript) -> None:
     records, command, environment = prepare(tmp_path, local_job, "ls ../runs/r >seen")
     for _ in range(2):
         (tmp_path / "runs" / "r" / "job-0002.stop").write_text("signal\n")

@@ -34,7 +34,7 @@ def test_golden(site, case):
 
 
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
-def test_by_members_the_script_is_the_same_and_each_member_has_a_step(site):
+def test_launch_members_keeps_the_script_with_a_step_per_member(site):
     for case in cases_of(site):
         by_nodes, by_members = (
             case_text(each, case).split("\n# The driver starts ")

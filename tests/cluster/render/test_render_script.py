@@ -166,7 +166,7 @@ def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:
     assert sorted(p.name for p in result.iterdir()) == ["advance", "advance-ignores", "driver", "nasty"]
 
 
-def test_defaults_of_communication_libraries_are_left_to_the_driver(tmp_path: Path) -> None:
+def test_variables_of_communication_libraries_are_not_exported(tmp_path: Path) -> None:
     values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
     site = dataclasses.replace(SITES["local"], environment=values)
     said = 'printf "%s %s %s" "${NCCL_DEBUG-none}" "${FI_CXI_RDZV_PROTO-none}" "$NOTE" >said'
