@@ -15,7 +15,11 @@ from slurm_cluster import ClusterError, SlurmCluster, cluster_processes
 pytestmark = pytest.mark.slurm
 
 STEP = "srun --exact --cpus-per-task=1 --gpus-per-task=1 --mem=200M --mpi=pmix --kill-on-bad-exit=1"
-SHOW_GPUS = """'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $(date +%s.%N)"; sleep 0.5; date +%s.%N'"""
+SHOW_GPUS = (
+    """'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $(date +%s.%N)";"""
+    " for i in {{1..600}}; do [ -s {a} ] && [ -s {b} ] && break; sleep 0.05; done; date +%s.%N'"
+)
+"""Program of a step that shows its GPUs, and waits up to 30 s for the output of both steps."""
 SHOW_RANK = (
     "from mpi4py.MPI import COMM_WORLD as c; import os;"
     "print(c.rank, c.size, c.allreduce(c.rank), os.environ['SLURMD_NODENAME'])"
@@ -28,7 +32,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -54,8 +58,9 @@ def finish(cluster: SlurmCluster, job: str) -> str:
 
 
 def test_concurrent_steps_see_disjoint_gpus(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    show = SHOW_GPUS.format(a=tmp_path / "a", b=tmp_path / "b")
     steps = "\n".join(
-        f"{STEP} -N1 -n1 bash -c {SHOW_GPUS} >{tmp_path}/{name} &\npids+=($!)" for name in ("a", "b")
+        f"{STEP} -N1 -n1 bash -c {show} >{tmp_path}/{name} &\npids+=($!)" for name in ("a", "b")
     )
     body = f'{steps}\nfor pid in "${{pids[@]}}"; do wait "$pid" || exit; done'
     job = submit(slurm_cluster, tmp_path, body, "--nodes=1", "--exclusive")

@@ -32,7 +32,7 @@ class Bench:
     command: tuple[str, ...] = ()
     headers = ""
     after_line = ""
-    patience_s = 20.0
+    patience_s = 60.0  # limits of Slurm are looked at every 30 s
     wall_s = 600
     short_wall_s = 600
 
@@ -98,7 +98,7 @@ class Bench:
 
 
 class LocalBench(Bench):
-    short_wall_s = 2
+    short_wall_s = 4
     queue = "local"
 
     def set_up(self, _request) -> None:
@@ -113,7 +113,6 @@ class SlurmBench(Bench):
         "#SBATCH --mem=100\n"
     )
     after_line = "#SBATCH --dependency=afterany:{after}\n"
-    patience_s = 60.0  # limits are looked at every 30 s
     queue = "main"
 
     def set_up(self, request) -> None:

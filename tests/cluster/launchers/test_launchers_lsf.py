@@ -38,7 +38,7 @@ def test_one_step_starts_an_agent_on_each_node_with_all_gpus(start_lsf, tmp_path
     line = line_of(LAUNCHERS[launcher].agents(site, "agents", sets, command))
     asked = ["-nnodes", "2"] if csm else ["-n", "16", "-R", "span[ptile=8]", "-gpu", "num=4"]
     assert cluster.run("bsub", *asked, "-o", str(tmp_path / "out"), line).returncode == 0
-    wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"), 60)
+    wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"))
     said = [json.loads(text) for text in (tmp_path / "said").read_text().splitlines()]
     nodes = tuple(HOSTS)
     placed = [node_of_agent(nodes, _named(pmix, own), "shared") for pmix, own, _, _ in said]
@@ -68,7 +68,7 @@ def test_members_side_by_side_have_gpus_and_cores_of_their_own(start_lsf, tmp_pa
     script.write_text("\n".join(["#!/bin/sh", *(f"{line_of(step)} &" for step in steps), "wait", ""]))
     script.chmod(0o755)
     assert cluster.run("bsub", "-nnodes", "2", "-o", str(tmp_path / "out"), str(script)).returncode == 0
-    wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"), 60)
+    wait_for(lambda: cluster.ask("jobs")[0]["fields"]["stat"] in ("DONE", "EXIT"))
     said = [json.loads(text) for text in (tmp_path / "said").read_text().splitlines()]
     held = [(host, gpu) for host, _, gpus, _ in said for gpu in gpus.split(",")]
     assert len(held) == len(set(held)) == 6
@@ -77,7 +77,7 @@ def test_members_side_by_side_have_gpus_and_cores_of_their_own(start_lsf, tmp_pa
 
 TOGETHER = """
 import time
-end = time.monotonic() + 30
+end = time.monotonic() + 60
 while len(open(sys.argv[1]).readlines()) < int(sys.argv[2]):
     assert time.monotonic() < end, "the others did not start"
     time.sleep(0.05)

@@ -74,7 +74,7 @@ def test_a_signal_becomes_the_stop_file_and_the_script_survives(
     records, command, environment = prepare(tmp_path, local_job, f"{HEEDS}; sleep 0.3; code=7")
     process = subprocess.Popen(command, env=environment)
     wait_for(records / "up")
-    time.sleep(0.1)
+    wait_for_trap(process.pid, sent)
     process.send_signal(sent)
     wait_for(records / "told")
     process.send_signal(signal.SIGUSR2)
@@ -100,9 +100,20 @@ def test_a_job_that_is_done_early_leaves_no_watch(tmp_path: Path, local_job: Job
     assert not (tmp_path / "runs" / "r" / "job-0002.stop").exists()
 
 
+def wait_for_trap(pid: int, caught: signal.Signals) -> None:
+    """Wait until a process catches a signal; the script sets its traps after it has started the driver."""
+    limit = time.monotonic() + 60
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text().split()
+        if int(status[status.index("SigCgt:") + 1], 16) >> (caught - 1) & 1:
+            return
+        assert time.monotonic() < limit, caught
+        time.sleep(0.01)
+
+
 def assert_gone(group: int) -> None:
     """Wait until no process of a group is left."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while time.monotonic() < limit:
         try:
             os.killpg(group, 0)
@@ -117,6 +128,7 @@ def test_a_warning_of_the_limit_that_is_too_early_is_ignored(tmp_path: Path, loc
     records, command, environment = prepare(tmp_path, short, HEEDS)
     process = subprocess.Popen(command, env=environment)
     wait_for(records / "up")
+    wait_for_trap(process.pid, signal.SIGUSR2)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=60) == 0
     assert (records / "told").read_text() == "deadline\n"
@@ -139,6 +151,7 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     assert first.poll() is None
     log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
     assert f"leaves: job {os.getpid()} is job 2 of run digits-1 already" in log
+    wait_for_trap(first.pid, signal.SIGTERM)
     first.terminate()
     assert first.wait(timeout=60) == 0
     (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
