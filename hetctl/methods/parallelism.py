@@ -46,16 +46,16 @@ class ModeLimits:
     partitions: int
 
 
-def too_large(demand: Demand, room: ModeLimits) -> bool:
+def too_large(demand: Demand, limits: ModeLimits) -> bool:
     """Return true if the network is known to exceed the memory of the smallest GPU."""
-    needs, has = demand.memory_bytes, room.memory_bytes
+    needs, has = demand.memory_bytes, limits.memory_bytes
     return needs is not None and has is not None and needs > has
 
 
-def does_not_fit(who: str, demand: Demand, room: ModeLimits) -> str:
+def does_not_fit(who: str, demand: Demand, limits: ModeLimits) -> str:
     """Return the reason why one GPU is too small, as a clause for a message."""
-    needs, has = _gigabytes(demand.memory_bytes), _gigabytes(room.memory_bytes)
-    return f"{who} needs {needs} of memory, and {room.gpu} has {has}"
+    needs, has = _gigabytes(demand.memory_bytes), _gigabytes(limits.memory_bytes)
+    return f"{who} needs {needs} of memory, and {limits.gpu} has {has}"
 
 
 def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
@@ -72,46 +72,46 @@ def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
     return next((left[n - 1] for n in range(1, len(left) + 1) if modes(n, gpus)[0] == HOPPER), 0)
 
 
-def choose_modes(demands: Sequence[Demand], room: ModeLimits) -> tuple[ModeChoice, ...]:
+def choose_modes(demands: Sequence[Demand], limits: ModeLimits) -> tuple[ModeChoice, ...]:
     """Return the mode of each network with its reason.
 
     A network that does not fit one GPU is split into a pipeline. The others hop if the data is partitioned
     over the nodes and there are enough of them; otherwise they train data-parallel.
     """
-    fitting = [demand for demand in demands if not too_large(demand, room)]
-    hops = hopper_epochs([demand.epochs for demand in fitting], room.gpus) if room.partitions else 0
+    fitting = [demand for demand in demands if not too_large(demand, limits)]
+    hops = hopper_epochs([demand.epochs for demand in fitting], limits.gpus) if limits.partitions else 0
     return tuple(
-        _pipeline(demand, room)
-        if too_large(demand, room)
-        else _hopper(demand, len(fitting), hops, room)
+        _pipeline(demand, limits)
+        if too_large(demand, limits)
+        else _hopper(demand, len(fitting), hops, limits)
         if hops
-        else _data_parallel(demand, len(fitting), room)
+        else _data_parallel(demand, len(fitting), limits)
         for demand in demands
     )
 
 
-def _pipeline(demand: Demand, room: ModeLimits) -> ModeChoice:
-    why = f"{does_not_fit('it', demand, room)}: its layers go to several GPUs"
+def _pipeline(demand: Demand, limits: ModeLimits) -> ModeChoice:
+    why = f"{does_not_fit('it', demand, limits)}: its layers go to several GPUs"
     return ModeChoice(demand.member, PIPELINE, why)
 
 
-def _hopper(demand: Demand, configs: int, hops: int, room: ModeLimits) -> ModeChoice:
+def _hopper(demand: Demand, configs: int, hops: int, limits: ModeLimits) -> ModeChoice:
     why = (
-        f"the data lies in {room.partitions} partitions, and {configs} configurations are more than half of"
-        f" {room.gpus} GPUs: each trains on one, and hops"
+        f"the data lies in {limits.partitions} partitions, and {configs} configurations are more than half of"
+        f" {limits.gpus} GPUs: each trains on one, and hops"
     )
     if demand.epochs > hops:
         why += f"; after {hops} of its {demand.epochs} epochs too few are left, and it goes on data-parallel"
     return ModeChoice(demand.member, HOPPER, why)
 
 
-def _data_parallel(demand: Demand, configs: int, room: ModeLimits) -> ModeChoice:
+def _data_parallel(demand: Demand, configs: int, limits: ModeLimits) -> ModeChoice:
     fits = "it fits one GPU"
-    if room.memory_bytes is None:
+    if limits.memory_bytes is None:
         fits = "it is taken to fit one GPU, as the site does not say how much memory they have"
     data = "the data is not partitioned"
-    if room.partitions:
-        data = f"{configs} configurations are too few to hop: no more than half of {room.gpus} GPUs"
+    if limits.partitions:
+        data = f"{configs} configurations are too few to hop: no more than half of {limits.gpus} GPUs"
     return ModeChoice(demand.member, DATA_PARALLEL, f"{fits}, and {data}")
 
 

@@ -134,22 +134,24 @@ def hop_phase(
     InfeasibleError
         If a job is too short for a visit to a partition.
     """
-    lumped, epochs = _lumped(units, {member.name: EpochTimeline(member, 1.0).count for member in members})
-    course = simulate_hops(lumped, plan=_visits(lumped, epochs, search), epochs=epochs)
+    longer, epochs = _with_longer_epochs(
+        units, {member.name: EpochTimeline(member, 1.0).count for member in members}
+    )
+    trace = simulate_hops(longer, plan=_visits(longer, epochs, search), epochs=epochs)
     visits_s = units.seconds[np.isfinite(units.seconds)]
     startup_s = max(member.startup_s for member in members)
     time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
     ends: dict[str, float] = {}
     training: dict[str, float] = dict.fromkeys(epochs, 0.0)
-    for stay in course.stays:
+    for stay in trace.stays:
         config = stay.visit.config
         ends[config] = max(ends.get(config, 0.0), stay.end_s)
         training[config] += stay.end_s - stay.start_s
     done_s = {config: time.elapsed_s(end_s) for config, end_s in ends.items()}
-    return PhaseRun(time.elapsed_s(course.makespan_s), done_s, training)
+    return PhaseRun(time.elapsed_s(trace.makespan_s), done_s, training)
 
 
-def _lumped(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dict[str, int]]:
+def _with_longer_epochs(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dict[str, int]]:
     """Return fewer, proportionally longer epochs if there are more than `MOST_VISITS` visits to simulate."""
     visits = len(units.partitions) * sum(epochs.values())
     fewer = {name: max(1, round(count * min(1.0, MOST_VISITS / visits))) for name, count in epochs.items()}

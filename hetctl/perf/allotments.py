@@ -65,8 +65,8 @@ def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
 
     Start-up, evaluations and checkpoints are included in its time.
     """
-    course = EpochTimeline(workload, 1.0)
-    fixed_s = workload.startup_s + course.count * course.overhead_s
+    timeline = EpochTimeline(workload, 1.0)
+    fixed_s = workload.startup_s + timeline.count * timeline.overhead_s
     left = workload.samples_left
     return Allotments.of({m: fixed_s + left / rate for m, rate in workload.rates.items() if m in allowed})
 

@@ -67,13 +67,13 @@ def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:
         heapq.heappush(waiting, (work, at))
         until = arrivals[number + 1][0] if number + 1 < len(arrivals) else math.inf
         while waiting and now < until:
-            left, came = heapq.heappop(waiting)
+            left, arrived = heapq.heappop(waiting)
             if now + left > until:
-                heapq.heappush(waiting, (left - (until - now), came))
+                heapq.heappush(waiting, (left - (until - now), arrived))
                 now = until
             else:
                 now += left
-                total += now - came
+                total += now - arrived
     return total
 
 

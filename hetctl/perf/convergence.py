@@ -271,9 +271,9 @@ def weighted_epochs(
     fits, logs : sequence of float
         Logarithms of the curves' likelihoods, and of their epochs to convergence.
     """
-    beliefs = [fit + _belief(log, guess) for fit, log in zip(fits, logs, strict=True)]
-    largest = max(beliefs)
-    weights = [math.exp(belief - largest) for belief in beliefs]
+    log_weights = [fit + _log_prior(log, guess) for fit, log in zip(fits, logs, strict=True)]
+    largest = max(log_weights)
+    weights = [math.exp(log_weight - largest) for log_weight in log_weights]
     possible = [(w, log) for w, log in zip(weights, logs, strict=True) if math.exp(log) > done]
     total = math.fsum(w for w, _ in possible)
     if total <= LEAST_WEIGHT:
@@ -283,7 +283,7 @@ def weighted_epochs(
     return max(math.exp(mean), done + 0.5), math.sqrt(variance)
 
 
-def _belief(log: float, guess: Guess | None) -> float:
+def _log_prior(log: float, guess: Guess | None) -> float:
     return 0.0 if guess is None else -(((log - math.log(guess.epochs)) / guess.spread) ** 2) / 2
 
 

@@ -14,8 +14,8 @@ PART_SHARE = 0.9
 
 def step_s(workload: Workload, rate: float) -> float:
     """Return the seconds until a member that trains without interruption has converged."""
-    course = EpochTimeline(workload, rate)
-    return workload.startup_s + course.end_of(course.count)
+    timeline = EpochTimeline(workload, rate)
+    return workload.startup_s + timeline.end_of(timeline.count)
 
 
 def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -> float:
@@ -32,11 +32,11 @@ def has_room(
     workload: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
 ) -> bool:
     """Return true if a step that begins at `start_s` can be useful before the deadline (`least_step_s`)."""
-    course = EpochTimeline(workload, rate)
+    timeline = EpochTimeline(workload, rate)
     training_s = deadline_s - (start_s + workload.startup_s)
-    if training_s >= 0 and (course.epochs_within(training_s) or not course.count):
+    if training_s >= 0 and (timeline.epochs_within(training_s) or not timeline.count):
         return True
-    in_parts = not workload.samples_per_epoch or workload.startup_s + course.end_of(1) > longest_s
+    in_parts = not workload.samples_per_epoch or workload.startup_s + timeline.end_of(1) > longest_s
     return in_parts and training_s > workload.checkpoint_s
 
 

@@ -47,7 +47,7 @@ class Outlook:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._members = {member.name: member for member in members}
-        self._alone: dict[str, float] = {}
+        self._own_logs: dict[str, float] = {}
         self._logs = _Logs()
         self._others: Guess | None = None
         self._by_author: dict[str, float] = {}
@@ -65,47 +65,47 @@ class Outlook:
         trying = {name: done for name, done in changed.items() if not done.converged}
         fits = _fits({name: self._members[name] for name in trying}, trying)
         for name, done in changed.items():
-            self._take_in(name, done, *fits.get(name, (None, self._members[name].stop)))
+            self._store(name, done, *fits.get(name, (None, self._members[name].stop)))
         others = self._logs.guess()
         moved, self._others = others != self._others, others
         names = {*changed, *self._fitted, *self._unfitted} if moved else changed.keys()
         found = self._predicted(names)
-        news = {name for name in names if self._epochs.get(name) != found.get(name)}
-        for name in news:
+        updated = {name for name in names if self._epochs.get(name) != found.get(name)}
+        for name in updated:
             self._epochs.pop(name, None)
-        self._epochs |= {name: found[name] for name in news & found.keys()}
-        return news
+        self._epochs |= {name: found[name] for name in updated & found.keys()}
+        return updated
 
-    def _take_in(self, name: str, done: Progress, fit: Likelihood | None, rule: StopRule) -> None:
+    def _store(self, name: str, done: Progress, fit: Likelihood | None, rule: StopRule) -> None:
         """Store a member according to the data available for its prediction."""
-        self._forget(name)
+        self._discard(name)
         count = len(done.epochs)
         if done.converged:
-            self._know(name, count)
+            self._record(name, count)
         elif fit:
-            self._take_in_fit(name, fit, rule, done)
+            self._store_fit(name, fit, rule, done)
         elif done.active and rule.expected_epochs is None:
             self._unfitted[name] = count
 
-    def _take_in_fit(self, name: str, fit: Likelihood, rule: StopRule, done: Progress) -> None:
+    def _store_fit(self, name: str, fit: Likelihood, rule: StopRule, done: Progress) -> None:
         """Make the predictions from a member's results that do not depend on other members."""
         count, logs = len(done.epochs), log_epochs(fit, rule)
         rows = fit.logs[None], logs[None], count
-        self._know(name, float(weighted_rows(*rows, None)[0]))
+        self._record(name, float(weighted_rows(*rows, None)[0]))
         if done.active and rule.expected_epochs is not None:
             guess = Guess(float(rule.expected_epochs), AUTHORS_SPREAD)
             self._by_author[name] = float(weighted_rows(*rows, guess)[0])
         elif done.active:
             self._fitted.put(name, fit.logs, logs, count)
 
-    def _know(self, name: str, epochs: float) -> None:
+    def _record(self, name: str, epochs: float) -> None:
         """Record the epochs of a member that follow from its own results alone."""
-        self._alone[name] = math.log(max(epochs, 1.0))
-        self._logs.add(self._alone[name])
+        self._own_logs[name] = math.log(max(epochs, 1.0))
+        self._logs.add(self._own_logs[name])
 
-    def _forget(self, name: str) -> None:
-        if name in self._alone:
-            self._logs.remove(self._alone.pop(name))
+    def _discard(self, name: str) -> None:
+        if name in self._own_logs:
+            self._logs.remove(self._own_logs.pop(name))
         self._by_author.pop(name, None)
         self._fitted.drop(name)
         self._unfitted.pop(name, None)

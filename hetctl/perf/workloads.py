@@ -63,11 +63,11 @@ class Workloads:
         for name, progress in changed.items():
             self._note_restart(progress, self._progress.get(name))
         self._progress |= changed
-        news = {*changed, *self._outlook.update(changed)}
+        outdated = {*changed, *self._outlook.update(changed)}
         for name in changed:
             self._whole.pop(name, None)
-        if news:
-            self._left = self._with({name: self._workload(name) for name in news})
+        if outdated:
+            self._left = self._with({name: self._workload(name) for name in outdated})
 
     def _note_restart(self, progress: Progress, before: Progress | None) -> None:
         if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):

@@ -145,7 +145,7 @@ class Core:
         """Stop the whole group, unless it is already leaving."""
         step = self.running[event.name]
         if not step.leaving:
-            self._tell_one_to_leave(event.name, SIGNAL)
+            self._stop_member(event.name, SIGNAL)
 
     def _on_step_ended(self, event: events.StepEnded) -> None:
         ended = self.running.pop(event.name)
@@ -161,12 +161,12 @@ class Core:
         self._changed |= event.why is not ExitReason.TOLD or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
-        self._draw_consequences(event)
+        self._react_to_end(event)
         if not ended_round.running:
             self._commands.append(EndRound(ended.round, ended_round.ended_by))
             del self._rounds[ended.round]
 
-    def _draw_consequences(self, event: events.StepEnded) -> None:
+    def _react_to_end(self, event: events.StepEnded) -> None:
         """End the job or delay the next launch if the end of a step requires it."""
         if event.why in JOB_FATAL:
             self._end(event.why.value)
@@ -251,7 +251,7 @@ class Core:
         self._planner_state = decision.memory
         self._replan_at_s = math.inf if decision.again_s is None else decision.again_s
         self._pending = list(decision.start)
-        self._tell_to_leave(decision)
+        self._stop_members(decision)
         if self._is_idle:
             self._end(DEADLINE)
 
@@ -300,13 +300,13 @@ class Core:
             if until_s > now_s and (self.running or until_s == math.inf)
         }
 
-    def _tell_to_leave(self, decision: Decision) -> None:
+    def _stop_members(self, decision: Decision) -> None:
         given = {allocation.member for allocation in decision.start}
         for name in (*decision.stop, *(allocation.member for allocation in decision.start)):
             if name in self.running:
-                self._tell_one_to_leave(name, RESIZE if name in given else PREEMPTED)
+                self._stop_member(name, RESIZE if name in given else PREEMPTED)
 
-    def _tell_one_to_leave(self, name: str, reason: str) -> None:
+    def _stop_member(self, name: str, reason: str) -> None:
         step = self.running[name]
         step.leaving = True
         self._rounds[step.round].reasons[name] = reason

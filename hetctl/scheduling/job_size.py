@@ -101,9 +101,9 @@ def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
     if not allowed:
         return min(found, key=lambda p: p.gpu_hours)
     fewest = min(p.gpu_hours for p in found)
-    thrifty = [p for p in allowed if p.gpu_hours <= WASTE * fewest] or allowed
-    least_s = min(p.makespan_s for p in thrifty)
-    return next(p for p in thrifty if p.makespan_s <= FAST_ENOUGH * least_s)
+    efficient = [p for p in allowed if p.gpu_hours <= WASTE * fewest] or allowed
+    least_s = min(p.makespan_s for p in efficient)
+    return next(p for p in efficient if p.makespan_s <= FAST_ENOUGH * least_s)
 
 
 def _keeps(prospect: JobSizeOption, budget: Budget) -> bool:

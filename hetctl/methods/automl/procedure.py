@@ -111,10 +111,10 @@ class Procedure:
         """
         asked = list[Trial]()
         while most is None or len(asked) < most:
-            wish = self._method.next_trial(self.history)
-            if wish is None:
+            requested = self._method.next_trial(self.history)
+            if requested is None:
                 break
-            asked.append(self._trial(wish))
+            asked.append(self._trial(requested))
             self.history.ask(asked[-1])
         return tuple(asked)
 
@@ -131,11 +131,11 @@ class Procedure:
         """
         return self.history.tell(report)
 
-    def _trial(self, wish: Trial | NewTrial) -> Trial:
-        if isinstance(wish, Trial):
-            return wish
+    def _trial(self, requested: Trial | NewTrial) -> Trial:
+        if isinstance(requested, Trial):
+            return requested
         number = len(self.history.trials)
-        return Trial(number, self._config(number), wish.epochs)
+        return Trial(number, self._config(number), requested.epochs)
 
     def _restored(self, data: Any) -> TrialHistory:
         try:

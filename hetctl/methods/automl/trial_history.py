@@ -124,7 +124,7 @@ class TrialHistory:
         rung = self._rungs.get(report.epochs, {})
         if report.trial not in rung:
             raise BadInputError(
-                f"a report names trial {report.trial} with {report.epochs} epochs, which nobody asked for"
+                f"a report names trial {report.trial} with {report.epochs} epochs, which was not requested"
             )
         if rung[report.trial] is not None:
             return False

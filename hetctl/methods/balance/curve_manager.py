@@ -22,7 +22,7 @@ LEAST_GAIN = 0.01
 """Least share of the iteration time that a change of batches has to save."""
 SURE = 0.5
 """Least saving as well, in standard errors of the slowest worker's time."""
-VENTURES = (1.15, 2.0, math.inf)
+GROWTH_LIMITS = (1.15, 2.0, math.inf)
 """Limits of growth, tried in turn: no batch exceeds the size that would take this multiple of the slowest
 worker's present time if time were proportional to it. A higher limit is tried only if a lower one does not
 save enough."""
@@ -82,7 +82,7 @@ class CurveManager:
         seconds = np.array([seen.seconds for seen in observations])
         self._learn(batches, seconds)
         memory = np.array([seen.memory for seen in observations])
-        self._decide(self._room(batches, memory))
+        self._decide(self._batch_limits(batches, memory))
         return self.batches
 
     def _learn(self, batches: Values, seconds: Values) -> None:
@@ -100,7 +100,7 @@ class CurveManager:
         self._history.restart(new)
         self._launch = np.where(new > 0, self._launch * seconds / expected.seconds, self._launch)
 
-    def _room(self, batches: Values, memory: Values) -> Values:
+    def _batch_limits(self, batches: Values, memory: Values) -> Values:
         """Return the limits of the batches; memory grows at most in proportion, which is assumed here."""
         filled = np.floor(batches * FULL_MEMORY / np.maximum(memory, NEGLIGIBLE) + NEGLIGIBLE)
         return np.minimum(self._limits, np.maximum(filled, self.batches))
@@ -108,19 +108,19 @@ class CurveManager:
     def _fit(self, near: Values) -> Fit:
         return fit_lines(self._history, near, self._noise.deviation, self._launch)
 
-    def _decide(self, room: Values) -> None:
+    def _decide(self, most: Values) -> None:
         now = np.array(self.batches, dtype=float)
         present = self._fit(now)
         self._launch = present.lines.launch
         slowest = int(present.seconds.argmax())
         enough = present.seconds[slowest] * (1 - max(LEAST_GAIN, SURE * float(present.error[slowest])))
         # Half of the saving is enough here: lines near the present batches underestimate distant savings.
-        if present.lines.seconds(self._split(present, room)).max() > (enough + present.seconds[slowest]) / 2:
+        if present.lines.seconds(self._split(present, most)).max() > (enough + present.seconds[slowest]) / 2:
             self._warn(present)
             return
         in_proportion = now * present.seconds[slowest] / present.seconds
-        for venture in VENTURES:
-            limits = np.minimum(room, np.maximum(now + 1, np.floor(venture * in_proportion)))
+        for growth in GROWTH_LIMITS:
+            limits = np.minimum(most, np.maximum(now + 1, np.floor(growth * in_proportion)))
             there = self._fit(self._split(present, limits))
             split = self._split(there, limits)
             if there.lines.seconds(split).max() <= enough:

@@ -39,21 +39,21 @@ class StepTimeHistory:
         self.counts: Values = np.zeros((workers, POINTS))
         self._recent: Values = np.ones((2, workers, RECENT))
 
-    def add(self, batches: Values, seconds: Values, believed: Values) -> None:
+    def add(self, batches: Values, seconds: Values, plausible: Values) -> None:
         """Add an iteration: as measured, and the plausible times to use for the time being."""
         self._recent = np.concatenate(
             [self._recent[:, :, 1:], np.stack([batches, seconds])[:, :, None]], axis=2
         )
-        self._take(np.arange(len(batches)), batches, believed)
+        self._add_points(np.arange(len(batches)), batches, plausible)
 
     def restart(self, lengths: NDArray[np.int64]) -> None:
         """Keep only the last `lengths` iterations, as measured, of each worker for which it is above 0."""
         for worker in np.flatnonzero(lengths):
             self.counts[worker] = 0
             for batch, seconds in self._recent[:, worker, -lengths[worker] :].T:
-                self._take(np.array([worker]), batch, seconds)
+                self._add_points(np.array([worker]), batch, seconds)
 
-    def _take(self, workers: NDArray[np.int64], batches: Values, seconds: Values) -> None:
+    def _add_points(self, workers: NDArray[np.int64], batches: Values, seconds: Values) -> None:
         last = self.counts[workers, -1] > 0
         moved = workers[last & (self.batches[workers, -1] != batches)]
         for points in (self.batches, self.seconds, self.counts):

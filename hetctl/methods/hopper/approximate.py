@@ -37,11 +37,11 @@ def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
     order = _order(level)
     starts, has_room = _circle(level[order])
     numbers = order[:, None] * matrix.shape[1] + np.arange(matrix.shape[1])
-    list_ = numbers.ravel()[np.lexsort((matrix[order].ravel(), starts.ravel()))]
+    priorities = numbers.ravel()[np.lexsort((matrix[order].ravel(), starts.ravel()))]
     if has_room:
-        return in_sequence(units, _places(list_, units))
-    rank = np.empty_like(list_)
-    rank[list_] = np.arange(len(list_))
+        return in_sequence(units, _places(priorities, units))
+    rank = np.empty_like(priorities)
+    rank[priorities] = np.arange(len(priorities))
 
     def first_on_circle(_worker: int, ready: Indices) -> int:
         return int(ready[rank[ready].argmin()])

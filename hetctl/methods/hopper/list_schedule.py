@@ -76,33 +76,33 @@ def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
     Absent workers are assumed to return when all that can be done without them is done. Therefore the
     hops before that are valid however long these workers stay absent.
     """
-    floor = _Floor(residual)
+    state = _DispatchState(residual)
     hops: list[Hop] = []
     running = sorted(residual.running)
     absent = set(residual.absent)
     now_s = 0.0
     while True:
-        for worker in sorted(floor.idle):
-            ready = floor.ready_for(worker)
+        for worker in sorted(state.idle):
+            ready = state.ready_for(worker)
             if not len(ready):
-                floor.dismiss(worker)
+                state.drop_if_done(worker)
             else:
-                hop = floor.begin(int(rule(worker, ready)), worker, now_s)
+                hop = state.begin(int(rule(worker, ready)), worker, now_s)
                 heapq.heappush(running, (hop.end_s, worker, hop.config))
                 hops.append(hop)
         if running:
             now_s = running[0][0]
         elif absent:
-            floor.idle.update(absent)
+            state.idle.update(absent)
             absent.clear()
         else:
             return Schedule(tuple(hops))
         while running and running[0][0] <= now_s:
             _, worker, config = heapq.heappop(running)
-            floor.end(worker, config)
+            state.end(worker, config)
 
 
-class _Floor:
+class _DispatchState:
     """Idle workers, and the units that are waiting or ready.
 
     Parameters
@@ -133,7 +133,7 @@ class _Floor:
         at: Indices = self._at[worker]
         return np.asarray(at[self.ready.ravel()[at]])
 
-    def dismiss(self, worker: int) -> None:
+    def drop_if_done(self, worker: int) -> None:
         """Remove a worker from the idle ones if it has no units left to wait for."""
         if not self._epochs_left and not self.waiting.ravel()[self._at[worker]].any():
             self.idle.remove(worker)

@@ -115,7 +115,7 @@ class HopClock:
         while True:
             while self._events and self._events[0][0] <= self._now_s:
                 _, event, _, what = heapq.heappop(self._events)
-                _HAPPENS[event](self, what)
+                _HANDLERS[event](self, what)
             for visit in self._hopper.dispatch(self._now_s):
                 self._since[visit.worker] = self._now_s
                 length_s = self._seconds(visit.config, visit.partition, visit.worker)
@@ -150,7 +150,7 @@ class HopClock:
         self._hopper.worker_joins(worker, self._homes[worker])
 
 
-_HAPPENS: dict[HopEvent, Callable[[HopClock, Any], None]] = {
+_HANDLERS: dict[HopEvent, Callable[[HopClock, Any], None]] = {
     HopEvent.UNIT_ENDS: HopClock._ends,
     HopEvent.WORKER_FAILS: HopClock._fails,
     HopEvent.WORKER_JOINS: HopClock._joins,

@@ -28,7 +28,7 @@ DEPTHS = 4
 """Most minibatches in flight per stage of a virtual worker; more than necessary, for longer waves."""
 NEAR = 0.99
 """Share of the highest throughput that has to be reached with the fewest minibatches in flight."""
-ROUGHLY = 8
+DEPTH_PRECISION = 8
 """Precision of that number: up to an eighth more than the fewest minibatches may be taken."""
 
 
@@ -128,7 +128,7 @@ class Assembly:
         if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
             top = max(top, self._with(found, deepest), key=lambda one: one.throughput)
         low, wanted = 1, NEAR * top.throughput
-        while top.in_flight - low > top.in_flight // ROUGHLY:
+        while top.in_flight - low > top.in_flight // DEPTH_PRECISION:
             trial = self._with(found, (low + top.in_flight) // 2)
             if trial.ceiling >= wanted and trial.throughput >= wanted:
                 top = trial

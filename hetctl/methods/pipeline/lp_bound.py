@@ -39,12 +39,12 @@ def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes:
     limits = []
     for number, kind in enumerate(kinds):
         seconds = np.zeros(len(kinds) * layers + 1)
-        mine = slice(number * layers, (number + 1) * layers)
-        seconds[mine] = _seconds(profile, kind) / most_s
+        columns = slice(number * layers, (number + 1) * layers)
+        seconds[columns] = _seconds(profile, kind) / most_s
         seconds[-1] = -counts[kind]
-        room = np.zeros_like(seconds)
-        room[mine] = needed / most_bytes
-        rows += [seconds, room]
+        used_bytes = np.zeros_like(seconds)
+        used_bytes[columns] = needed / most_bytes
+        rows += [seconds, used_bytes]
         limits += [0.0, counts[kind] * memory_bytes[kind] / most_bytes]
     whole = hstack([*[eye_array(layers)] * len(kinds), csr_array((layers, 1))], format="csr")
     goal = np.zeros(len(kinds) * layers + 1)

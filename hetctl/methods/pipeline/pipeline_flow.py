@@ -91,7 +91,7 @@ class Flow:
 
     Parameters
     ----------
-    rooms : sequence of int
+    capacities : sequence of int
         Minibatches that each stage can hold between their forward and backward passes.
     push_s, pull_s : float
         Time to send a wave, and to fetch the weights; both overlap with the passes.
@@ -105,14 +105,14 @@ class Flow:
     """
 
     def __init__(
-        self, passes: Passes, rooms: Sequence[int], in_flight: int, push_s: float, pull_s: float
+        self, passes: Passes, capacities: Sequence[int], in_flight: int, push_s: float, pull_s: float
     ) -> None:
         self.tasks: list[StageTask] = []
         self.completed_s: list[float] = []
         self.push_s, self.pull_s = push_s, pull_s
         self._passes, self._last, self._wave = passes, len(passes) - 1, in_flight
         self._queues: list[deque[tuple[bool, int, float]]] = [deque() for _ in passes]
-        self._rooms = list(rooms)
+        self._capacities = list(capacities)
         self._running = [False] * len(passes)
         self._ends: list[tuple[float, int, int, bool, int]] = []
         self._number = self._entered = 0
@@ -138,7 +138,7 @@ class Flow:
             now_s, _, stage, backward, minibatch = heappop(self._ends)
             if stage != ENTRY:
                 self._running[stage] = False
-                self._rooms[stage] += backward or stage == self._last
+                self._capacities[stage] += backward or stage == self._last
             if stage < self._last and not backward:
                 self._queues[stage + 1].append((False, minibatch, now_s))
             elif stage > 0:
@@ -152,13 +152,13 @@ class Flow:
     def _start(self, stage: int, now_s: float) -> None:
         """Start the first waiting task; forward passes are skipped while memory is full."""
         queue = self._queues[stage]
-        at = next((at for at, waiting in enumerate(queue) if waiting[0] or self._rooms[stage]), None)
+        at = next((at for at, waiting in enumerate(queue) if waiting[0] or self._capacities[stage]), None)
         if at is None or self._running[stage]:
             return
         backward, minibatch, ready_s = queue[at]
         del queue[at]
         self._running[stage] = True
-        self._rooms[stage] -= not backward
+        self._capacities[stage] -= not backward
         passes = self._passes[stage]
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
         self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))

@@ -23,7 +23,7 @@ SET_S, ELEMENT_S = 5e-4, 1.5e-8
 """Approximate seconds for the bottleneck of a set of GPUs, and for each pair of layers in it."""
 COARSE = 1.25
 """Assumed limit of the throughput of a deep network's exact partitions relative to the coarse one's."""
-OURS = 0.5
+OWN_SHARE = 0.5
 """Least share of the search time that is reserved for groupings other than the paper's."""
 MOST_LAYERS = 100
 """Most layers for a direct search; deeper networks are grouped by a coarse one, then partitioned exactly."""
@@ -85,9 +85,9 @@ class Search:
         InfeasibleError
             If the network does not even fit into the memory of all GPUs together.
         """
-        papers = self._papers()
-        self._stop_s = max(self._stop_s, self._options.clock() + OURS * self._options.seconds)
-        found = [*papers, *self._ours(papers)]
+        papers = self._paper_policies()
+        self._stop_s = max(self._stop_s, self._options.clock() + OWN_SHARE * self._options.seconds)
+        found = [*papers, *self._other_groupings(papers)]
         if not found:
             return self._of_grouping((self._cluster.gpus,))
         fastest = self._exactly(_fastest([_fastest(found), self._improved(_fastest(found))]))
@@ -96,7 +96,7 @@ class Search:
                 fastest = _fastest([fastest, self._exactly(one)])
         return fastest
 
-    def _papers(self) -> list[Evaluated]:
+    def _paper_policies(self) -> list[Evaluated]:
         """Return the paper's policies that may be the fastest, those with short pipelines first."""
         groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
         found: list[Evaluated] = []
@@ -134,7 +134,7 @@ class Search:
         exact = self._exact.found(found.grouping, found.in_flight)
         return self._exact.settled(exact) if self._options.in_flight is None else exact
 
-    def _ours(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
+    def _other_groupings(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
         """Yield other groupings than the paper's, those of small cells first, while time is left.
 
         Time for half of the sets of GPUs is enough, since small sets come first.

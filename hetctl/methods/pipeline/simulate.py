@@ -112,9 +112,9 @@ class PipelineRun:
 
     def busy_fractions(self, worker: int) -> tuple[float, ...]:
         """Return the share of the run in which each GPU of a virtual worker was busy."""
-        mine = [task for task in self.tasks if task.worker == worker]
-        busy_s = [0.0] * (1 + max(task.stage for task in mine))
-        for task in mine:
+        own = [task for task in self.tasks if task.worker == worker]
+        busy_s = [0.0] * (1 + max(task.stage for task in own))
+        for task in own:
             busy_s[task.stage] += max(0.0, min(task.end_s, self.end_s) - task.start_s)
         return tuple(seconds / self.end_s for seconds in busy_s)
 
@@ -141,8 +141,8 @@ def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int
 
 def _flow(pipeline: Pipeline, bounds: Bounds) -> Flow:
     passes = tuple((stage.forward_s, stage.backward_s) for stage in pipeline.stages)
-    rooms = [stage.most_held for stage in pipeline.stages]
-    return Flow(passes, rooms, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
+    capacities = [stage.most_held for stage in pipeline.stages]
+    return Flow(passes, capacities, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
 
 
 def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[StagePass]:

@@ -36,8 +36,8 @@ def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grou
     size = max(1, round(len(cluster.gpus) / len(cluster.nodes)))
     groups: list[Group] = []
     for pair in _pairs(profile, cluster):
-        decks = [[gpu for gpu in cluster.gpus if cluster.type_of(gpu) == name] for name in sorted(pair)]
-        groups += distribute(decks, max(1, sum(map(len, decks)) // size))
+        kinds = [[gpu for gpu in cluster.gpus if cluster.type_of(gpu) == name] for name in sorted(pair)]
+        groups += distribute(kinds, max(1, sum(map(len, kinds)) // size))
     return tuple(groups)
 
 
@@ -53,18 +53,18 @@ def _pairs(profile: LayerProfile, cluster: PipelineCluster) -> list[set[str]]:
     return [{types[i], types[-1 - i]} for i in range((len(types) + 1) // 2)]
 
 
-def distribute(decks: Iterable[Sequence[Gpu]], hands: int) -> Grouping:
-    """Distribute each deck evenly over the hands: consecutive GPUs go to the same hand.
+def distribute(kinds: Iterable[Sequence[Gpu]], count: int) -> Grouping:
+    """Distribute the GPUs of each kind evenly over `count` groups: consecutive GPUs go to the same group.
 
-    The GPUs of a deck smaller than the number of hands go to the hands with the fewest GPUs.
+    The GPUs of a kind with fewer GPUs than there are groups go to the groups with the fewest GPUs.
     """
-    found: list[list[Gpu]] = [[] for _ in range(hands)]
-    for deck in decks:
-        for number, gpu in enumerate(deck):
-            poorest = min(found, key=len)
-            hand = found[number * hands // len(deck)] if len(deck) >= hands else poorest
-            hand.append(gpu)
-    return tuple(tuple(sorted(hand)) for hand in found)
+    found: list[list[Gpu]] = [[] for _ in range(count)]
+    for kind in kinds:
+        for number, gpu in enumerate(kind):
+            smallest = min(found, key=len)
+            group = found[number * count // len(kind)] if len(kind) >= count else smallest
+            group.append(gpu)
+    return tuple(tuple(sorted(group)) for group in found)
 
 
 GROUPINGS: dict[str, Callable[[LayerProfile, PipelineCluster], Grouping]] = {

@@ -105,8 +105,8 @@ class WspClock:
     def may_start(self) -> bool:
         """True if the next minibatch may start within both bounds."""
         minibatch = self.started + 1
-        room = minibatch - self.completed <= self.bounds.in_flight
-        return room and self.pulled >= self.bounds.waves_needed(minibatch)
+        has_room = minibatch - self.completed <= self.bounds.in_flight
+        return has_room and self.pulled >= self.bounds.waves_needed(minibatch)
 
     @property
     def version(self) -> Version:

@@ -18,7 +18,7 @@ class NodeCapacity:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = Counter(len(node.gpus) for node in nodes)
         self._node_size = max(self._nodes, default=1)
-        self._wishes: Counter[int] = Counter()
+        self._wanted: Counter[int] = Counter()
         self.left = sum(size * count for size, count in self._nodes.items())
 
     def change(self, before: int, after: int) -> bool:
@@ -35,28 +35,28 @@ class NodeCapacity:
         self.left -= after - before
         for gpus, sign in ((before, -1), (after, 1)):
             whole, part = divmod(gpus, self._node_size)
-            self._wishes[self._node_size] += sign * whole
+            self._wanted[self._node_size] += sign * whole
             if part:
-                self._wishes[part] += sign
+                self._wanted[part] += sign
 
     def _fits(self) -> bool:
         free = Counter(self._nodes)
-        for wish in range(self._node_size, 0, -1):
-            wanted = self._wishes[wish]
-            for size in range(wish, self._node_size + 1):
-                if not wanted:
+        for gpus in range(self._node_size, 0, -1):
+            count = self._wanted[gpus]
+            for size in range(gpus, self._node_size + 1):
+                if not count:
                     break
-                fitting = size // wish
-                used = min(free[size], -(-wanted // fitting))
+                fitting = size // gpus
+                used = min(free[size], -(-count // fitting))
                 if not used:
                     continue
-                taken = min(wanted, used * fitting)
-                wanted -= taken
+                taken = min(count, used * fitting)
+                count -= taken
                 free[size] -= used
                 full, rest = divmod(taken, fitting)
-                free[size - fitting * wish] += full
+                free[size - fitting * gpus] += full
                 if rest:
-                    free[size - rest * wish] += 1
-            if wanted:
+                    free[size - rest * gpus] += 1
+            if count:
                 return False
         return True

@@ -25,7 +25,7 @@ from hetctl.model.site import Node
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
 
-LOOKED_AT = 8
+MOST_COMPARED = 8
 """Number of members considered among those that would gain, or lose, equally many GPUs."""
 LEAST_S = 1e-3
 """Smallest saving in seconds for which an exchange is made."""
@@ -48,8 +48,8 @@ def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, 
 
 
 def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
-    room = NodeCapacity(nodes)
-    return all(room.change(0, gpus) for gpus in counts.values())
+    capacity = NodeCapacity(nodes)
+    return all(capacity.change(0, gpus) for gpus in counts.values())
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict
             by_gpus[after - before].append((job.seconds(before) - job.seconds(after), job.name))
     changes: defaultdict[str, list[Change]] = defaultdict(list)
     for gpus, saved in by_gpus.items():
-        for saved_s, name in heapq.nlargest(LOOKED_AT, saved):
+        for saved_s, name in heapq.nlargest(MOST_COMPARED, saved):
             changes[name].append((gpus, saved_s))
     return changes
 

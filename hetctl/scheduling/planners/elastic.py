@@ -83,12 +83,12 @@ def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) ->
     step gains nothing, or if the GPUs for it are not free on as few nodes as the member then needs.
     Fixed members are left out.
     """
-    room = NodeCapacity(nodes)
-    growing = [job for job in jobs if not job.fixed and room.left and room.change(0, job.least)]
+    capacity = NodeCapacity(nodes)
+    growing = [job for job in jobs if not job.fixed and capacity.left and capacity.change(0, job.least)]
     counts = {job.name: job.least for job in growing}
     kept = {job.name: _kept(job, step) for job in growing}
-    _grow([job for job in growing if kept[job.name] > job.least], counts, room, step, kept)
-    _grow(growing, counts, room, step, {})
+    _grow([job for job in growing if kept[job.name] > job.least], counts, capacity, step, kept)
+    _grow(growing, counts, capacity, step, {})
     return counts
 
 
@@ -104,7 +104,7 @@ def _kept(job: ResizeCandidate, step: Step) -> int:
 def _grow(
     jobs: Sequence[ResizeCandidate],
     counts: dict[str, int],
-    room: NodeCapacity,
+    capacity: NodeCapacity,
     step: Step,
     kept: Mapping[str, int],
 ) -> None:
@@ -121,10 +121,10 @@ def _grow(
 
     steps = [entry for order in range(len(jobs)) for entry in following(order)]
     heapq.heapify(steps)
-    while steps and room.left:
+    while steps and capacity.left:
         _, order, after = heapq.heappop(steps)
         name = jobs[order].name
-        if room.change(counts[name], after):
+        if capacity.change(counts[name], after):
             counts[name] = after
             for entry in following(order):
                 heapq.heappush(steps, entry)
@@ -164,7 +164,7 @@ def explain(
     request: Request, decision: Decision, jobs: Sequence[ResizeCandidate], step: Step
 ) -> dict[str, str]:
     """Return for each member with GPUs the gain of its next step, and the members that wait."""
-    given = given_by(request, decision)
+    given = gpus_after(request, decision)
     words = {job.name: _holds(job, given[job.name], step) for job in jobs if job.name in given}
     waiting = [job.name for job in jobs if job.name not in given]
     return words | {
@@ -173,7 +173,7 @@ def explain(
     }
 
 
-def given_by(request: Request, decision: Decision) -> dict[str, int]:
+def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
     """Return the GPUs by member after a decision is carried out."""
     return {name: given.gpus for name, given in allocations_after(request, decision).items()}
 

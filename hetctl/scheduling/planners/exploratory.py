@@ -27,7 +27,7 @@ from hetctl.scheduling.planners.elastic import (
     ResizeCandidate,
     explain,
     give,
-    given_by,
+    gpus_after,
     jobs_of,
     movable_nodes,
 )
@@ -96,17 +96,17 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     stages = {job.name: known.next_stage(job.workload) for job in jobs if not job.fixed}
     if not any(stages.values()):
         return {}
-    room = NodeCapacity(movable_nodes(request))
+    capacity = NodeCapacity(movable_nodes(request))
     explorers: dict[str, tuple[ResizeCandidate, int]] = {}
     for job in jobs:
-        if job.fixed or not room.left or not room.change(0, 1):
+        if job.fixed or not capacity.left or not capacity.change(0, 1):
             continue
         stage, key = stages[job.name], known.key(job.workload)
         if stage and (key not in explorers or job.holds == stage > 1):
             explorers[key] = job, stage
     # Members at their stage go first: if replaced at the next call, none would ever finish its stage.
     first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
-    return {job.name: stage for job, stage in first if room.change(1, stage)}
+    return {job.name: stage for job, stage in first if capacity.change(1, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:
@@ -134,12 +134,12 @@ def _apart(request: Request, known: Known) -> Exploration:
 
 def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts], list[Allocation]]:
     """Return members that still explore with the GPUs that they keep, and the allocations of their stages."""
-    remembered = (request.memory or {}).get("kept", {})
+    earlier = (request.memory or {}).get("kept", {})
     kept, stages = dict[str, Parts](), list[Allocation]()
     for held in request.held:
         name = held.workload.name
-        if name in remembered and not held.fixed and known.next_stage(held.workload, most):
-            kept[name] = tuple(Placement(node, tuple(gpus)) for node, gpus in remembered[name])
+        if name in earlier and not held.fixed and known.next_stage(held.workload, most):
+            kept[name] = tuple(Placement(node, tuple(gpus)) for node, gpus in earlier[name])
             stages.append(_stage(held.workload, known, kept[name]))
     return kept, stages
 
@@ -182,7 +182,7 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
     known = _known(request)
     words = explain(request, decision, [known.job(job) for job in jobs_of(request)], twice)
-    given = given_by(request, decision)
+    given = gpus_after(request, decision)
     kept = decision.memory["kept"]
     explorers = _stages(request, known) if _shared(request) else kept
     for name in explorers:

@@ -81,8 +81,8 @@ def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
         return less
     free = request.free_gpus - sum(started.values())
     head, *rest = waiting
-    wish = min(_most(request, k), head.max_gpus)
+    wanted = min(_most(request, k), head.max_gpus)
     return less | {
-        head.name: f"waits for {gpu_count(wish)} on as few nodes as that takes; {free} free",
+        head.name: f"waits for {gpu_count(wanted)} on as few nodes as that takes; {free} free",
         **{workload.name: f"waits: {head.name} came first" for workload in rest},
     }

@@ -71,11 +71,11 @@ class FluidCandidate:
         """Return the seconds of the work left on so many GPUs, without start-up."""
         return self.workload.samples_left / self.workload.rates[gpus]
 
-    def grow(self, room: NodeCapacity, gpus: int) -> None:
+    def grow(self, capacity: NodeCapacity, gpus: int) -> None:
         """Increase its GPUs up to `gpus`, as far as there is room."""
-        for wish in range(gpus, self.gpus, -1):
-            if room.change(self.gpus, wish):
-                self.gpus = wish
+        for count in range(gpus, self.gpus, -1):
+            if capacity.change(self.gpus, count):
+                self.gpus = count
                 return
 
 
@@ -132,42 +132,42 @@ def _mix(job: FluidCandidate, time_s: float) -> None:
     job.share_s = work / (fast - slow)
 
 
-def choose(jobs: list[FluidCandidate], room: NodeCapacity, time_s: float) -> None:
+def choose(jobs: list[FluidCandidate], capacity: NodeCapacity, time_s: float) -> None:
     """Set the GPUs of each job, as far as they fit on the nodes together."""
     for job in jobs:
         if job.fixed:
-            job.grow(room, job.holds)
+            job.grow(capacity, job.holds)
     free = [job for job in jobs if not job.fixed]
     interruption_s = max((job.workload.interruption_s for job in free if job.held), default=0.0)
     if time_s > PATIENCE * interruption_s:
-        _follow_the_optimum(free, room, time_s)
+        _follow_the_optimum(free, capacity, time_s)
     else:
-        _finish(free, room)
+        _finish(free, capacity)
 
 
-def _follow_the_optimum(jobs: list[FluidCandidate], room: NodeCapacity, time_s: float) -> None:
+def _follow_the_optimum(jobs: list[FluidCandidate], capacity: NodeCapacity, time_s: float) -> None:
     for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
-        job.grow(room, job.low)
+        job.grow(capacity, job.low)
     for job in sorted(
         jobs, key=lambda job: (job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s)
     ):
-        if (job.share_s > LEAST_SHARE_S or not job.gpus) and room.change(job.gpus, job.high):
+        if (job.share_s > LEAST_SHARE_S or not job.gpus) and capacity.change(job.gpus, job.high):
             job.gpus = job.high
     for job in sorted(jobs, key=lambda job: -job.share_s):
-        job.grow(room, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
+        job.grow(capacity, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
 
 
-def _finish(jobs: list[FluidCandidate], room: NodeCapacity) -> None:
+def _finish(jobs: list[FluidCandidate], capacity: NodeCapacity) -> None:
     """Start waiting members, the longest first, and grow the last ones if that gains; stop none."""
     for job in jobs:
-        job.grow(room, job.holds)
+        job.grow(capacity, job.holds)
     for job in sorted(jobs, key=lambda job: -job.share_s):
         if not job.gpus:
-            job.grow(room, job.high)
+            job.grow(capacity, job.high)
     for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or 1)):
-        most = min(job.gpus + room.left, job.envelope.gpus[-1])
+        most = min(job.gpus + capacity.left, job.envelope.gpus[-1])
         if job.held and most > job.gpus and job.start_s + job.seconds_on(most) < job.seconds_on(job.gpus):
-            job.grow(room, most)
+            job.grow(capacity, most)
 
 
 def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> float | None:

@@ -106,7 +106,7 @@ def _on_types(workload: Workload, gpus: Mapping[str, int], balance: bool) -> Wor
 
 
 @dataclass
-class _Line:
+class _TypeQueue:
     """Members assigned to one type of GPU.
 
     Parameters
@@ -132,75 +132,77 @@ class _Line:
         return len(self.waiting) - sum(len(node.gpus) for node in self.free)
 
     @property
-    def deserted(self) -> bool:
+    def is_unused(self) -> bool:
         """True if GPUs are free and no member is assigned to them."""
         return bool(self.free) and not self.held and not self.waiting
 
 
 def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
     """Return a request for each type, with the rates on that type."""
-    lines = {gpu_type: _Line() for gpu_type in types}
+    queues = {gpu_type: _TypeQueue() for gpu_type in types}
     homes = {node.name: node.gpu_type or "" for node in request.all_nodes if node.gpus}
     for node in request.all_nodes:
         if node.gpus:
-            lines[homes[node.name]].nodes.append(node)
+            queues[homes[node.name]].nodes.append(node)
     for node in request.nodes:
         if node.gpus:
-            lines[homes[node.name]].free.append(node)
+            queues[homes[node.name]].free.append(node)
     for held in request.held:
         gpu_type = homes[held.allocation.placement[0].node]
-        lines[gpu_type].held.add(held.workload.name)
-        lines[gpu_type].work += _single_s(held.workload.on_type(gpu_type))
-    _assign(request.workloads, lines, _remembered(request.memory, "members"))
-    _desert_none(lines)
-    return {gpu_type: _part(request, gpu_type, line) for gpu_type, line in lines.items()}
+        queues[gpu_type].held.add(held.workload.name)
+        queues[gpu_type].work += _single_s(held.workload.on_type(gpu_type))
+    _assign(request.workloads, queues, _remembered(request.memory, "members"))
+    _use_idle_types(queues)
+    return {gpu_type: _part(request, gpu_type, queue) for gpu_type, queue in queues.items()}
 
 
-def _assign(workloads: Iterable[Workload], lines: Mapping[str, _Line], before: Mapping[str, str]) -> None:
+def _assign(
+    workloads: Iterable[Workload], queues: Mapping[str, _TypeQueue], before: Mapping[str, str]
+) -> None:
     """Assign waiting members to their former type, and new ones, the longest first, to the earliest end."""
     new = []
     for workload in workloads:
-        if before.get(workload.name) in lines:
-            _join(lines, before[workload.name], workload)
+        if before.get(workload.name) in queues:
+            _enqueue(queues, before[workload.name], workload)
         else:
             new.append(workload)
-    gpus = {gpu_type: max(line.gpus, 1) for gpu_type, line in lines.items()}
+    gpus = {gpu_type: max(queue.gpus, 1) for gpu_type, queue in queues.items()}
     alone = {c.name: {gpu_type: _single_s(c.on_type(gpu_type)) for gpu_type in gpus} for c in new}
 
     def done_s(workload: Workload, gpu_type: str) -> float:
-        on_all = (lines[gpu_type].work + alone[workload.name][gpu_type]) / gpus[gpu_type]
+        on_all = (queues[gpu_type].work + alone[workload.name][gpu_type]) / gpus[gpu_type]
         return max(on_all, _least_s(workload.on_type(gpu_type), gpus[gpu_type]))
 
     for workload in sorted(new, key=lambda c: -min(alone[c.name].values())):
-        _join(lines, min(gpus, key=lambda gpu_type: done_s(workload, gpu_type)), workload)
+        _enqueue(queues, min(gpus, key=lambda gpu_type: done_s(workload, gpu_type)), workload)
 
 
-def _join(lines: Mapping[str, _Line], gpu_type: str, workload: Workload) -> None:
-    lines[gpu_type].waiting[workload.name] = workload
-    lines[gpu_type].work += _single_s(workload.on_type(gpu_type))
+def _enqueue(queues: Mapping[str, _TypeQueue], gpu_type: str, workload: Workload) -> None:
+    queues[gpu_type].waiting[workload.name] = workload
+    queues[gpu_type].work += _single_s(workload.on_type(gpu_type))
 
 
-def _desert_none(lines: Mapping[str, _Line]) -> None:
+def _use_idle_types(queues: Mapping[str, _TypeQueue]) -> None:
     """Move half of the members that cannot start elsewhere to free GPUs without members."""
-    for line in lines.values():
-        if line.deserted:
-            longest = max(lines.values(), key=lambda other: other.surplus)
+    for queue in queues.values():
+        if queue.is_unused:
+            longest = max(queues.values(), key=lambda other: other.surplus)
             for name in list(longest.waiting)[len(longest.waiting) - -(-longest.surplus // 2) :]:
-                line.waiting[name] = longest.waiting.pop(name)
+                queue.waiting[name] = longest.waiting.pop(name)
 
 
-def _part(request: Request, gpu_type: str, line: _Line) -> Request:
+def _part(request: Request, gpu_type: str, queue: _TypeQueue) -> Request:
     return replace(
         request,
-        workloads=[c.on_type(gpu_type) for c in request.workloads if c.name in line.waiting],
-        nodes=tuple(line.free),
-        gpus=line.gpus,
+        workloads=[c.on_type(gpu_type) for c in request.workloads if c.name in queue.waiting],
+        nodes=tuple(queue.free),
+        gpus=queue.gpus,
         held=tuple(
             replace(h, workload=h.workload.on_type(gpu_type))
             for h in request.held
-            if h.workload.name in line.held
+            if h.workload.name in queue.held
         ),
-        cluster=tuple(line.nodes),
+        cluster=tuple(queue.nodes),
         memory=_remembered(request.memory, "gpu_types").get(gpu_type),
     )
 

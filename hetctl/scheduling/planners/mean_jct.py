@@ -58,15 +58,15 @@ class JctCandidate:
 def decide(request: Request) -> Decision:
     """Give each member a GPU, the least work first, then let the members grow that gain most."""
     jobs = _jobs(request)
-    room = NodeCapacity(request.all_nodes)
+    capacity = NodeCapacity(request.all_nodes)
     for job in jobs:
-        if job.fixed and room.change(0, job.holds):
+        if job.fixed and capacity.change(0, job.holds):
             job.gpus = job.holds
     growing = [job for job in jobs if not job.fixed]
     for job in growing:
-        if room.left and room.change(0, 1):
+        if capacity.left and capacity.change(0, 1):
             job.gpus = 1
-    _grow([job for job in growing if job.gpus], room)
+    _grow([job for job in growing if job.gpus], capacity)
     return place_members(request, {job.workload.name: job.gpus for job in jobs})[0]
 
 
@@ -80,13 +80,13 @@ def _jobs(request: Request) -> list[JctCandidate]:
     return sorted(jobs, key=lambda job: job.work + (0.0 if job.holds else job.workload.interruption_s))
 
 
-def _grow(jobs: list[JctCandidate], room: NodeCapacity) -> None:
+def _grow(jobs: list[JctCandidate], capacity: NodeCapacity) -> None:
     queue = [entry for order, job in enumerate(jobs) for entry in _growth(job, order)]
     heapq.heapify(queue)
-    while queue and room.left:
+    while queue and capacity.left:
         _, order, gpus = heapq.heappop(queue)
         job = jobs[order]
-        if room.change(job.gpus, gpus):
+        if capacity.change(job.gpus, gpus):
             job.gpus = gpus
             for entry in _growth(job, order):
                 heapq.heappush(queue, entry)

@@ -39,18 +39,18 @@ def pack(
     cluster : sequence of Node
         Nodes with all their GPUs; empty means that `nodes` is all there is.
     """
-    room = _Room(nodes, cluster or nodes)
-    first, rest = _fill_nodes(counts, room.node_size)
-    rest += [item for item in first if not room.place(item)]
+    packing = _Packing(nodes, cluster or nodes)
+    first, rest = _fill_nodes(counts, packing.node_size)
+    rest += [item for item in first if not packing.place(item)]
     alike: dict[int, list[Item]] = defaultdict(list)
     for item in sorted(rest, key=_gpus, reverse=True):
         alike[item[1]].append(item)
     groups = tuple((gpus, len(items)) for gpus, items in alike.items())
-    for gpus, _ in _Orders(room.free, groups, max_permutations).best:
+    for gpus, _ in _Orders(packing.free, groups, max_permutations).best:
         for item in alike[gpus]:
-            room.place(item)
-    unplaced = tuple(name for name, _ in counts if name not in room.shares)
-    return _placements(room.shares, nodes), unplaced
+            packing.place(item)
+    unplaced = tuple(name for name, _ in counts if name not in packing.shares)
+    return _placements(packing.shares, nodes), unplaced
 
 
 class _Free:
@@ -140,7 +140,7 @@ class _Free:
         return each * nodes
 
 
-class _Room:
+class _Packing:
     """Free GPUs by node, and each placed member's shares as (node, GPUs)."""
 
     def __init__(self, nodes: Sequence[Node], cluster: Sequence[Node]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hetctl.model.plan import Placement
 from hetctl.scheduling.planners.base import Decision, Held, Request, allocation_on
 
-NODES_LOOKED_AT = 64
+MOST_NODES_COMPARED = 64
 """Number of nodes compared if members have to move for another one."""
 
 
@@ -128,7 +128,7 @@ class _Board:
     def _most_free(self) -> list[str]:
         names: list[str] = []
         for bucket in reversed(self._by_free[1:]):
-            names.extend(list(bucket)[: NODES_LOOKED_AT - len(names)])
+            names.extend(list(bucket)[: MOST_NODES_COMPARED - len(names)])
         return names
 
     def _movers(self, place: _Place, gpus: int) -> tuple[int, list[str]] | None:

@@ -21,9 +21,9 @@ STEP_S, RUN_S = 2e-6, 0.5e-6
 """Approximate seconds of a step, and of each run on its two nodes, on a slow machine."""
 MOST_NODES = 1000
 """Largest number of nodes for annealing: each better schedule needs a pass over all of them."""
-HOT, COLD = 3e-3, 1e-4
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 3e-3, 1e-4
 """First and last temperature, as a share of the bound."""
-AMBITION = 0.3
+TARGET_POSITION = 0.3
 """Position of the target between the best makespan (0) and the bound (1)."""
 IDLE_WEIGHT = 0.02
 """Weight of a node's mean busy time, beside its end after the target with weight 1."""
@@ -66,7 +66,7 @@ class _Annealing:
         """Store the nodes as the best so far, and set a better target."""
         self._best, self._best_nodes = max(self._ends), list(self._nodes)
         bound_s = self._problem.bound_s
-        self._target = self._best - AMBITION * (self._best - bound_s)
+        self._target = self._best - TARGET_POSITION * (self._best - bound_s)
         self._costs = [
             self._cost(_after(head, runs)) for head, runs in zip(self._heads, self._nodes, strict=True)
         ]
@@ -79,8 +79,8 @@ class _Annealing:
         """Try so many changes; accept fewer and fewer that make the schedule worse."""
         if not any(self._nodes):
             return
-        cooling = (COLD / HOT) ** (1 / max(steps, 1))
-        temperature = HOT
+        cooling = (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (1 / max(steps, 1))
+        temperature = FIRST_TEMPERATURE
         for _ in range(steps):
             if self._problem.is_solved(self._best):
                 return

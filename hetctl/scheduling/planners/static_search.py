@@ -85,7 +85,7 @@ def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
     evenly = [_even(member, problem.node_size) for member in problem.members]
     for stretch, order, members in product(stretches, orders, (problem.members, evenly)):
         limit_s = problem.bound_s * stretch
-        runs = [_thrifty_run(i, member, limit_s) for i, member in enumerate(members)]
+        runs = [_cheapest_run(i, member, limit_s) for i, member in enumerate(members)]
         found.append(_Listed(problem, sorted(runs, key=order)))
         seconds -= _effort_s(problem, found[-1])
         if seconds <= 0 or problem.is_solved(found[-1].cost):
@@ -97,7 +97,7 @@ def _even(member: Allotments, node_size: int) -> Allotments:
     return Allotments.of({gpus: t for gpus, t in seconds.items() if is_even(gpus, node_size)})
 
 
-def _thrifty_run(number: int, member: Allotments, limit_s: float) -> Run:
+def _cheapest_run(number: int, member: Allotments, limit_s: float) -> Run:
     at = member.within(limit_s)
     return Run(number, member.gpus[at], member.seconds[at])
 

@@ -52,25 +52,25 @@ class Engine:
         self,
         planner: Planner,
         arrivals: Iterable[Arrival],
-        world: Scenario,
+        scenario: Scenario,
         options: Options,
         note: Note | None = None,
     ) -> None:
-        self._members = SimulatedMembers(planner, options, world.seen)
+        self._members = SimulatedMembers(planner, options, scenario.seen)
         self.steps = self._members.steps
         self.planning_s: list[float] = []
         self.now = 0.0
-        self._planner, self._world, self._options, self._note = planner, world, options, note
-        self._clock = world.clock
-        self._job = JobOptions(round_overhead_s=world.clock.round_overhead_s)
+        self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
+        self._clock = scenario.clock
+        self._job = JobOptions(round_overhead_s=scenario.clock.round_overhead_s)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
         self._touched: set[int] = set()
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
         self._queue: list[tuple[float, WorldEvent, int, str]] = []
-        self._random = random.Random(world.failures.seed if world.failures else 0)
-        for node in world.cluster.nodes:
+        self._random = random.Random(scenario.failures.seed if scenario.failures else 0)
+        for node in scenario.cluster.nodes:
             self._schedule_failure(node.name, 0.0)
 
     def run(self) -> Engine:
@@ -111,7 +111,7 @@ class Engine:
         return self._ended
 
     def _open_job(self) -> None:
-        nodes = tuple(node for node in self._world.cluster.nodes if node.name not in self._down)
+        nodes = tuple(node for node in self._scenario.cluster.nodes if node.name not in self._down)
         deadline_s = self.now + self._clock.usable_s
         self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
         self._fresh = True
@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def _is_lockstep(self) -> bool:
-        return self._planner.shares and self._world.lockstep
+        return self._planner.shares and self._scenario.lockstep
 
     def _begun(
         self, allocation: Allocation, number: int, start_s: float, rate: float | None
@@ -211,7 +211,7 @@ class Engine:
 
     def _node_fails(self, _index: int, node: str) -> Iterator[Event]:
         """Let a node fail, and with it the steps that it has a part of."""
-        failures = self._world.failures
+        failures = self._scenario.failures
         assert failures is not None
         returns_s = self.now + failures.repair_s
         heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
@@ -230,14 +230,14 @@ class Engine:
         return iter(())
 
     def _schedule_failure(self, node: str, up_s: float) -> None:
-        if self._world.failures is not None:
-            fails_s = up_s + self._random.expovariate(1 / self._world.failures.node_mtbf_s)
+        if self._scenario.failures is not None:
+            fails_s = up_s + self._random.expovariate(1 / self._scenario.failures.node_mtbf_s)
             heapq.heappush(self._queue, (fails_s, WorldEvent.NODE_FAILS, 0, node))
 
     def _lose(self, index: int) -> StepEnded:
         """End a step whose node has failed."""
-        assert self._world.failures is not None
-        self.steps[index] = lost(self.steps[index], self.now, self._world.failures.checkpoint_every_s)
+        assert self._scenario.failures is not None
+        self.steps[index] = lost(self.steps[index], self.now, self._scenario.failures.checkpoint_every_s)
         return self._end(index, ExitReason.NODE_FAILURE)
 
     def _end(self, index: int, why: ExitReason) -> StepEnded:
@@ -247,10 +247,10 @@ class Engine:
         self._touched.add(step.round_index)
         if step.converged:
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = why is ExitReason.TOLD and not self._was_told(step)
+        no_room = why is ExitReason.TOLD and not self._is_leaving(step)
         return StepEnded(self.now, step.workload.name, why, no_room)
 
-    def _was_told(self, step: SimulatedStep) -> bool:
+    def _is_leaving(self, step: SimulatedStep) -> bool:
         """Return true if the member in training was told to leave."""
         return self._core.running[step.workload.name].leaving
 
@@ -261,7 +261,7 @@ class Engine:
         rate = min(self.steps[index].allocation.rate for index in indices)
         for index in indices:
             step = self.steps[index]
-            if step.rate != rate and not self._was_told(step):
+            if step.rate != rate and not self._is_leaving(step):
                 self.steps[index] = paced(step, self.now, rate, *self._limits)
                 self._expect(index)
 

@@ -23,7 +23,7 @@ MOST_NAMED = 3
 def forecast(
     planner: Planner,
     workloads: Sequence[Workload],
-    world: Scenario,
+    scenario: Scenario,
     options: Options,
     *,
     explain: bool = False,
@@ -43,7 +43,7 @@ def forecast(
     InfeasibleError
         If the cluster has no GPU, or a job is too short for an epoch of some member.
     """
-    cluster = world.cluster
+    cluster = scenario.cluster
     if cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
     reasons: dict[int, dict[str, str]] = {}
@@ -52,7 +52,7 @@ def forecast(
         reasons[request.round_index] = reasons_for(planner, request, decision)
 
     arrivals = [Arrival(workload) for workload in workloads]
-    steps = Engine(planner, arrivals, world, options, note if explain else None).run().steps
+    steps = Engine(planner, arrivals, scenario, options, note if explain else None).run().steps
     makespan_s = max((step.end_s for step in steps), default=0.0)
     lower_bound_s = fluid_bound(workloads, cluster.gpus)
     return Plan(
@@ -125,8 +125,8 @@ def _single_s(workload: Workload) -> float:
 
 def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:
     """Return which members have the GPUs; a local planner's request does not name those in training."""
-    told = sum(held.allocation.gpus for held in request.held)
-    others = request.gpus - request.free_gpus - told
+    known = sum(held.allocation.gpus for held in request.held)
+    others = request.gpus - request.free_gpus - known
     idle = request.gpus - others - sum(allocation.gpus for allocation in given.values())
     largest = sorted(given, key=lambda name: -given[name].gpus)
     holders = [f"{name} ({given[name].gpus})" for name in largest[:MOST_NAMED]]

@@ -26,7 +26,7 @@ class PlannerChoice:
 
 def choose(
     arrivals: Sequence[Arrival],
-    world: Scenario,
+    scenario: Scenario,
     options: Options,
     planners: Iterable[Planner] | None = None,
 ) -> PlannerChoice:
@@ -45,7 +45,7 @@ def choose(
     refusals: list[InfeasibleError] = []
     for planner in PLANNERS.values() if planners is None else planners:
         try:
-            result = simulate(planner, arrivals, world, trial)
+            result = simulate(planner, arrivals, scenario, trial)
         except InfeasibleError as error:
             refusals.append(error)
         else:

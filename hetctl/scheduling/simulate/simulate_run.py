@@ -15,7 +15,9 @@ from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
 
 
-def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> Simulation:
+def simulate(
+    planner: Planner, arrivals: Sequence[Arrival], scenario: Scenario, options: Options
+) -> Simulation:
     """Simulate a planner on members as they arrive, until all have converged.
 
     Raises
@@ -23,25 +25,25 @@ def simulate(planner: Planner, arrivals: Sequence[Arrival], world: Scenario, opt
     InfeasibleError
         If the cluster has no GPU, or a job is too short for an epoch of some member.
     """
-    if world.cluster.gpus == 0:
+    if scenario.cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
-    engine = Engine(planner, arrivals, world, options).run()
+    engine = Engine(planner, arrivals, scenario, options).run()
     members = forecasts((arrival.workload.name for arrival in arrivals), engine.steps)
-    came_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
+    arrived_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
     makespan_s = max((member.done_s for member in members), default=0.0)
-    mean_jct_s = _mean([member.done_s - came_s[member.member] for member in members])
+    mean_jct_s = _mean([member.done_s - arrived_s[member.member] for member in members])
     jobs = [(arrival.at_s, arrival.workload) for arrival in arrivals]
     mean = options.objective == MEAN_JCT
-    bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, world.cluster.gpus)
+    bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
     busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.steps)
-    whole = world.cluster.gpus * makespan_s
+    whole = scenario.cluster.gpus * makespan_s
     return Simulation(
         planner=planner.name,
         objective=options.objective,
-        work="predicted" if world.seen else "clairvoyant",
-        sharing="lockstep" if world.lockstep else "independent",
-        gpus=world.cluster.gpus,
-        gpus_per_node=world.cluster.gpus_per_node,
+        work="predicted" if scenario.seen else "clairvoyant",
+        sharing="lockstep" if scenario.lockstep else "independent",
+        gpus=scenario.cluster.gpus,
+        gpus_per_node=scenario.cluster.gpus_per_node,
         makespan_s=makespan_s,
         mean_jct_s=mean_jct_s,
         lower_bound_s=bound_s,

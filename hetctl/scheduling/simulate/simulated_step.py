@@ -86,16 +86,16 @@ def begin(
         Rate in samples/s; None: the allocation's.
     """
     rate = allocation.rate if rate is None else rate
-    course = EpochTimeline(workload, rate)
+    timeline = EpochTimeline(workload, rate)
     ready_s = start_s + workload.startup_s
     training_s = deadline_s - ready_s
-    epochs = course.epochs_within(training_s)
-    done_s, left = course.end_of(epochs), course.left_after(epochs)
-    next_s = workload.startup_s + course.end_of(epochs + 1) - done_s
+    epochs = timeline.epochs_within(training_s)
+    done_s, left = timeline.end_of(epochs), timeline.left_after(epochs)
+    next_s = workload.startup_s + timeline.end_of(epochs + 1) - done_s
     part = (training_s - done_s - workload.checkpoint_s) * rate
-    if part > 0 and epochs < course.count and (not workload.samples_per_epoch or next_s > longest_s):
+    if part > 0 and epochs < timeline.count and (not workload.samples_per_epoch or next_s > longest_s):
         done_s, left = training_s, left - part
-    elif training_s < 0 or (epochs == 0 and course.count):
+    elif training_s < 0 or (epochs == 0 and timeline.count):
         return None
     end_s = ready_s + done_s
     return SimulatedStep(
@@ -139,10 +139,10 @@ def _trains_on_s(step: SimulatedStep, now: float) -> float:
     """Return when a step trains after `now`: at once, or after its present start-up or evaluation."""
     if now <= step.paced_s:
         return step.paced_s
-    course = EpochTimeline(step.workload, step.rate, step.paced_left)
-    epochs = course.epochs_within(now - step.paced_s)
-    trained = (now - step.paced_s - course.end_of(epochs)) * step.rate
-    return now if trained < course.size_of(epochs) else step.paced_s + course.end_of(epochs + 1)
+    timeline = EpochTimeline(step.workload, step.rate, step.paced_left)
+    epochs = timeline.epochs_within(now - step.paced_s)
+    trained = (now - step.paced_s - timeline.end_of(epochs)) * step.rate
+    return now if trained < timeline.size_of(epochs) else step.paced_s + timeline.end_of(epochs + 1)
 
 
 def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
@@ -156,13 +156,13 @@ def stopped(step: SimulatedStep, now: float) -> SimulatedStep:
         return step
     if now <= step.paced_s:
         return replace(step, end_s=step.paced_s, samples_left=step.paced_left)
-    course = EpochTimeline(step.workload, step.rate, step.paced_left)
-    epochs = course.epochs_within(now - step.paced_s)
-    trained = max(now - step.paced_s - course.end_of(epochs), 0.0) * step.rate
-    if trained < course.size_of(epochs):
-        return replace(step, end_s=ending, samples_left=course.left_after(epochs) - trained)
-    end_s = step.paced_s + course.end_of(epochs + 1)
-    return replace(step, end_s=end_s, samples_left=course.left_after(epochs + 1))
+    timeline = EpochTimeline(step.workload, step.rate, step.paced_left)
+    epochs = timeline.epochs_within(now - step.paced_s)
+    trained = max(now - step.paced_s - timeline.end_of(epochs), 0.0) * step.rate
+    if trained < timeline.size_of(epochs):
+        return replace(step, end_s=ending, samples_left=timeline.left_after(epochs) - trained)
+    end_s = step.paced_s + timeline.end_of(epochs + 1)
+    return replace(step, end_s=end_s, samples_left=timeline.left_after(epochs + 1))
 
 
 def kept_at(step: SimulatedStep, now: float) -> float:
@@ -170,8 +170,8 @@ def kept_at(step: SimulatedStep, now: float) -> float:
     epoch = step.workload.samples_per_epoch
     if not epoch or now <= step.ready_s:
         return step.workload.samples_left
-    course = EpochTimeline(step.workload, step.rate, step.paced_left)
-    left = course.left_after(course.epochs_within(now - step.paced_s))
+    timeline = EpochTimeline(step.workload, step.rate, step.paced_left)
+    left = timeline.left_after(timeline.epochs_within(now - step.paced_s))
     return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.workload.samples_left)
 
 

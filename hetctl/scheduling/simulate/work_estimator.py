@@ -30,7 +30,7 @@ EPOCHS_DRAWN = (10, 40)
 
 
 @dataclass
-class _Member:
+class SimulatedMember:
     """Simulated training course of a member, and the losses observed so far.
 
     Parameters
@@ -108,7 +108,7 @@ class WorkEstimator:
     """
 
     def __init__(self, workloads: Sequence[Workload], seed: int) -> None:
-        self._members = {c.name: _course(c, random.Random(f"{seed}:{c.name}")) for c in workloads}
+        self._members = {c.name: simulated_member(c, random.Random(f"{seed}:{c.name}")) for c in workloads}
 
     def __call__(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the members with their predicted remaining work."""
@@ -140,13 +140,14 @@ class WorkEstimator:
         return replace(workload, samples_left=left)
 
 
-def _course(workload: Workload, draw: random.Random) -> _Member:
+def simulated_member(workload: Workload, draw: random.Random) -> SimulatedMember:
+    """Return a member with a loss curve whose parameters are drawn, and for which `RULE` holds at its end."""
     epoch = float(workload.samples_per_epoch or workload.samples_left / draw.uniform(*EPOCHS_DRAWN))
     epochs = max(workload.samples_left / epoch, 1.0)
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
     curve = LossCurve(_slope(epochs, 1 / above), 1 / above, floor)
     assert math.isclose(epochs_to_converge(curve, RULE), epochs, rel_tol=1e-6) or epochs < 2
-    return _Member(workload.samples_left, epoch, curve, draw)
+    return SimulatedMember(workload.samples_left, epoch, curve, draw)
 
 
 def _slope(epochs: float, start: float) -> float:

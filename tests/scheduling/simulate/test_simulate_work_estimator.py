@@ -10,7 +10,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, WorkEstimator, _course
+from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, WorkEstimator, simulated_member
 
 EPOCH = 1000
 
@@ -36,7 +36,7 @@ def test_losses_tell_long_members_from_short_ones() -> None:
     assert predicted == pytest.approx([15, 25, 40, 20, 30], rel=0.3)
 
 
-def test_a_member_that_has_not_begun_is_thought_to_be_like_the_others() -> None:
+def test_an_unstarted_member_is_predicted_like_the_others() -> None:
     true = members(40, 41, 39, 42, 40, 38, 10)
     sight = WorkEstimator(true, 1)
     begun = [*after(true[:-1], 25), true[-1]]
@@ -74,7 +74,7 @@ def test_the_same_seed_shows_the_same() -> None:
 def test_the_work_is_done_when_the_rule_holds(epochs: float) -> None:
     import random
 
-    member = _course(members(epochs)[0], random.Random(1))
+    member = simulated_member(members(epochs)[0], random.Random(1))
     gain = member.curve.loss(epochs - 1) - member.curve.loss(epochs)
     assert gain == pytest.approx(RULE.min_delta)
 
@@ -85,7 +85,7 @@ def test_members_without_epochs_are_given_some() -> None:
     assert all(workload.samples_left > 0 for workload in found)
 
 
-def test_a_run_ends_when_the_true_work_is_done_and_the_errors_are_known() -> None:
+def test_a_run_ends_with_the_true_work_and_reports_the_errors() -> None:
     true = members(*range(10, 30))
     sight = WorkEstimator(true, 2)
     world = Scenario(Cluster.of(8, 4), seen=sight)

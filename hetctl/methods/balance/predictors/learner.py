@@ -89,7 +89,7 @@ class Learner:
         self._series, self._lags = np.array(lags).T
         self._reach = 1 + int(self._lags.max())
         self._effort = effort
-        self._everyone = np.arange(workers)
+        self._workers = np.arange(workers)
         self._average = Ema(workers)
         self._range = ObservedRange(workers)
         self._history = SpeedHistory(workers)
@@ -123,8 +123,8 @@ class Learner:
         average = np.log(self._average.predict())
         if self._history.seen < self._predicts_from:
             return np.stack([average, average])
-        models, everyone = self.models, self._everyone[:, None]
-        inputs = self._features(models, everyone, np.full_like(everyone, len(self._history) - 1))
+        models, all_workers = self.models, self._workers[:, None]
+        inputs = self._features(models, all_workers, np.full_like(all_workers, len(self._history) - 1))
         outputs = self._network.outputs(models.weights, inputs)[:, 0]
         network = self._range.clip(models.centres[:, SPEED] + models.spreads[:, SPEED] * outputs)
         return np.stack([np.where(self._trained, network, average), average])
@@ -145,13 +145,13 @@ class Learner:
 
     def _start(self) -> tuple[Indices, Models, Fitting]:
         """Start the training of the next few workers on a sample of the history."""
-        workers = self._everyone[self._next : self._next + self._effort.workers]
-        self._next = (int(workers[-1]) + 1) % len(self._everyone)
+        workers = self._workers[self._next : self._next + self._effort.workers]
+        self._next = (int(workers[-1]) + 1) % len(self._workers)
         models = Models(self.models.weights[workers], *self._history.usual())
-        whose, rows = self._sample(workers)
-        targets = self._history.at(whose, np.array(SPEED), rows + 1) - models.centres[whose, SPEED]
-        targets /= models.spreads[whose, SPEED]
-        fitting = Fitting(self._network, models.weights, self._features(models, whose, rows), targets)
+        sampled, rows = self._sample(workers)
+        targets = self._history.at(sampled, np.array(SPEED), rows + 1) - models.centres[sampled, SPEED]
+        targets /= models.spreads[sampled, SPEED]
+        fitting = Fitting(self._network, models.weights, self._features(models, sampled, rows), targets)
         return workers, models, fitting
 
     def _sample(self, workers: Indices) -> tuple[Indices, Indices]:
@@ -161,10 +161,10 @@ class Learner:
             np.arange(first, last), min(self._effort.samples, last - first), replace=False
         )
         shape = (len(workers), len(own))
-        anyone = self._draw.integers(0, len(self._everyone), shape)
-        whose = np.concatenate([np.broadcast_to(workers[:, None], shape), anyone], axis=1)
+        any_worker = self._draw.integers(0, len(self._workers), shape)
+        sampled = np.concatenate([np.broadcast_to(workers[:, None], shape), any_worker], axis=1)
         rows = np.concatenate([np.broadcast_to(own, shape), self._draw.integers(first, last, shape)], axis=1)
-        return whose, rows
+        return sampled, rows
 
     def _keep(self, workers: Indices, best: Values, models: Models) -> None:
         """Adopt trained networks; workers without a first training will start from the last of them."""
@@ -179,7 +179,9 @@ class Learner:
 
     def _features(self, models: Models, workers: Indices, rows: Indices) -> Values:
         """Return the inputs at given observations of given workers, shape (.., features)."""
-        whose = workers[..., None]
-        values = self._history.at(whose, self._series, rows[..., None] - self._lags)
-        scaled: Values = (values - models.centres[whose, self._series]) / models.spreads[whose, self._series]
+        sampled = workers[..., None]
+        values = self._history.at(sampled, self._series, rows[..., None] - self._lags)
+        scaled: Values = (values - models.centres[sampled, self._series]) / models.spreads[
+            sampled, self._series
+        ]
         return scaled
