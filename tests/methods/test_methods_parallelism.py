@@ -47,7 +47,7 @@ def test_pipelines_do_not_count_as_configurations():
     assert modes(demands, PARTITIONED) == [DATA_PARALLEL] * 4 + [PIPELINE]
 
 
-def test_who_is_left_when_few_are_goes_on_data_parallel_and_says_so():
+def test_the_reason_names_epochs_that_remain_data_parallel():
     choices = choose_modes([*many(4, epochs=3), Demand("a", GIB, 10), Demand("b", GIB, 12)], PARTITIONED)
     assert [choice.mode for choice in choices] == [HOPPER] * 6
     assert "after" not in choices[0].why
@@ -62,7 +62,7 @@ def test_unknown_memory_counts_as_enough_and_is_said():
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
-def test_they_hop_just_as_long_as_more_than_half_of_the_gpus_have_one(epochs, gpus):
+def test_members_hop_while_they_outnumber_half_of_the_gpus(epochs, gpus):
     hops = hopper_epochs(epochs, gpus)
     if hops:
         assert sum(count >= hops for count in epochs) > gpus / 2

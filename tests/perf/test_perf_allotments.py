@@ -67,7 +67,7 @@ def test_the_bound_of_members_that_cannot_be_split_is_their_area() -> None:
     assert allotment_bound([Allotments.of({1: 10.0})] * 8, 4) == pytest.approx(20.0)
 
 
-def test_the_bound_is_at_least_the_longest_member_on_the_gpus_it_likes_best() -> None:
+def test_the_bound_is_at_least_the_longest_member_at_its_best() -> None:
     assert allotment_bound([Allotments.of({1: 10.0, 2: 7.0}), Allotments.of({1: 1.0})], 64) == 7.0
 
 

@@ -52,13 +52,13 @@ def test_the_papers_own_profile_is_fitted() -> None:
     assert any("Equation 5" in note for note in notes)
 
 
-def test_too_few_rates_are_continued_in_proportion_and_that_is_said() -> None:
+def test_too_few_rates_are_extended_in_proportion_with_a_note() -> None:
     rates, notes = fitted_rates({2: 20.0}, 4)
     assert rates == {1: 20.0, 2: 20.0, 3: 30.0, 4: 40.0}
     assert "too few" in notes[-1]
 
 
-def test_zero_rates_are_left_out_and_superlinear_ones_not_continued() -> None:
+def test_zero_rates_are_dropped_superlinear_ones_not_extended() -> None:
     rates, notes = fitted_rates({1: 10.0, 2: 0.0, 4: 60.0, 8: 100.0}, 16)
     assert rates[4] == 60.0
     assert rates[16] <= 200.0

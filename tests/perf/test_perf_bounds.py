@@ -59,7 +59,7 @@ def test_more_gpus_never_take_longer(members: tuple[Workload, ...], gpus: int) -
 
 @settings(deadline=None)
 @given(jobs, st.integers(1, 20))
-def test_between_the_longest_member_alone_and_one_after_the_other(
+def test_the_bound_is_between_the_longest_member_and_the_sum(
     members: tuple[Workload, ...], gpus: int
 ) -> None:
     alone = [
@@ -105,7 +105,7 @@ def test_an_envelope_is_concave_and_above_the_curve(curve: dict[int, float]) -> 
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 1e6), rate_curves), min_size=1, max_size=8), st.integers(1, 30))
-def test_at_the_fluid_time_all_gpus_are_needed_or_a_member_is_at_its_peak(
+def test_the_fluid_time_needs_all_gpus_or_a_member_at_its_peak(
     members: list[tuple[float, dict[int, float]]], gpus: int
 ) -> None:
     works = [(work, envelope_of(curve, gpus)) for work, curve in members]

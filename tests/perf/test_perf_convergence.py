@@ -55,7 +55,7 @@ def test_a_curve_without_noise_is_found_again(epochs: int) -> None:
 
 
 @given(curves, st.integers(1, 10), st.floats(0.001, 0.1))
-def test_convergence_is_when_patience_epochs_gain_no_more_than_min_delta(
+def test_convergence_is_patience_epochs_with_min_delta_or_less(
     curve: LossCurve, patience: int, min_delta: float
 ) -> None:
     rule = StopRule(patience=patience, min_delta=min_delta, max_epochs=10**9)
@@ -108,7 +108,7 @@ rules = st.builds(
 
 
 @given(st.lists(st.floats(), max_size=30), rules, guesses)
-def test_any_history_gives_more_epochs_than_are_done_and_a_finite_number(
+def test_any_history_predicts_finitely_many_further_epochs(
     losses: list[float], rule: StopRule, guess: Guess | None
 ) -> None:
     likelihood, _ = fit_losses(losses)

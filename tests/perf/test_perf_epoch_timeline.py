@@ -20,7 +20,7 @@ def test_the_first_epoch_is_what_is_left_of_one() -> None:
     assert [course.epochs_within(s) for s in (5.9, 6.0, 18.9, 19.0, 1e9, float("inf"))] == [0, 1, 1, 2, 3, 3]
 
 
-def test_without_known_epochs_all_is_one_epoch_that_is_not_evaluated() -> None:
+def test_without_known_epochs_all_work_is_one_unevaluated_epoch() -> None:
     course = EpochTimeline(workload(230.0, epoch=None), 10.0)
     assert (course.count, course.end_of(1)) == (1, 24.0)
 

@@ -50,7 +50,7 @@ def test_results_that_cannot_be_fitted_say_nothing() -> None:
     assert predicted_epochs([member("a")], {"a": after("a", 2)}) == {}
 
 
-def test_a_member_without_results_goes_by_the_others_unless_its_author_knows_better() -> None:
+def test_without_results_others_count_unless_epochs_are_expected() -> None:
     told = member("e", replace(RULE, expected_epochs=50))
     members = [member(name) for name in "abcd"] + [told]
     progress = {

@@ -44,7 +44,7 @@ def test_without_m_b_the_last_two_points_are_the_anchor() -> None:
     assert notes == ("Equation 5 from 1 and 2 GPUs, not from M_b",)
 
 
-def test_gaps_are_interpolated_and_the_curve_goes_on_from_the_last_point() -> None:
+def test_gaps_are_interpolated_and_the_last_point_extrapolated() -> None:
     curve, notes = rate_curve({1: 100.0, 2: 180.0, 4: 320.0, 8: 512.0}, 9, 4)
     assert curve[3] == pytest.approx(250.0)
     assert curve[5] == pytest.approx(368.0)
@@ -91,7 +91,7 @@ def test_a_steep_fall_never_reaches_zero() -> None:
 
 @settings(deadline=None)
 @given(tables, st.integers(1, 64), st.integers(1, 8))
-def test_every_rate_is_positive_at_most_proportional_and_measured_ones_stand(
+def test_rates_are_positive_and_measured_ones_are_kept(
     measured: dict[int, float], max_gpus: int, per_node: int
 ) -> None:
     curve, _ = rate_curve(measured, max_gpus, per_node)

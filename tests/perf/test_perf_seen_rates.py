@@ -17,7 +17,7 @@ def epoch(number, rate, gpus=1, gpu_type=None, batch_size=32):
     return EpochResult(number, {}, 1.0, gpus, float(number), rate, batch_size, gpu_type)
 
 
-def test_rate_is_the_median_of_the_last_three_epochs_on_as_many_gpus():
+def test_a_rate_is_the_median_of_the_last_three_epochs():
     epochs = [epoch(n, rate) for n, rate in enumerate([1.0, 500.0, 90.0, 100.0, 110.0], 1)]
     epochs += [epoch(6, 180.0, gpus=2), epoch(7, None, gpus=2)]
     assert seen_rates(epochs, 32) == {"": {1: 100.0, 2: 180.0}}
@@ -28,12 +28,12 @@ def test_epochs_of_another_batch_size_or_type_do_not_mix():
     assert seen_rates(epochs, 32) == {"a": {1: 20.0}, "b": {1: 30.0}}
 
 
-def test_profiled_rates_that_were_not_seen_are_corrected_by_the_nearest_that_were():
+def test_unseen_rates_are_scaled_by_the_nearest_seen_one():
     profiled = {1: 100.0, 2: 180.0, 4: 320.0, 8: 500.0}
     assert corrected(profiled, {2: 90.0, 8: 500.0}) == {1: 50.0, 2: 90.0, 4: 160.0, 8: 500.0}
 
 
-def test_rate_that_was_profiled_too_low_makes_no_other_superlinear():
+def test_a_rate_profiled_too_low_makes_no_other_superlinear():
     assert corrected({1: 593.0, 2: 1801.0}, {1: 1300.0}) == {1: 1300.0, 2: 2600.0}
     assert corrected({1: 100.0, 2: 250.0}, {2: 100.0}) == {1: 50.0, 2: 100.0}
 

@@ -44,7 +44,7 @@ def test_steady_steps_need_few_runs_and_noisy_ones_more():
     assert not is_known([0.01] * 50, 0.5)
 
 
-def test_even_the_noisiest_steps_are_timed_no_longer_than_the_limit():
+def test_the_noisiest_steps_are_timed_no_longer_than_the_limit():
     noisy = [0.1, 3.0] * 10
     assert step_times(noisy).error > WANTED_ERROR
     assert is_known(noisy, MOST_S)

@@ -69,7 +69,7 @@ def test_known_work_comes_before_expected_epochs() -> None:
 
 
 @pytest.mark.parametrize("done", [10, 15])
-def test_a_member_that_takes_longer_than_expected_has_one_more_epoch(done: int) -> None:
+def test_a_member_beyond_its_expected_epochs_has_one_more(done: int) -> None:
     whole = ensemble(member("a"))
     (workload,) = active_workloads(
         whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4, 4

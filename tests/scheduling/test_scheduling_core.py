@@ -133,7 +133,7 @@ def test_rounds_count_on_and_carry_what_the_planner_remembers() -> None:
     assert [task.name for task in start.tasks] == ["a", "b"]
 
 
-def test_a_global_planner_is_asked_when_all_gpus_are_free_and_a_local_one_when_any_is() -> None:
+def test_global_planners_wait_for_all_gpus_local_ones_for_any() -> None:
     for planner, next_ones in ((GLOBAL, []), (LOCAL, ["e"])):
         bench = Bench(planner, "abcdef")
         assert sorted(placed(bench.at(0.0))) == list("abcd")
@@ -163,7 +163,7 @@ def test_a_node_that_joins_is_used() -> None:
     assert placed(bench.at(1.0, NodeJoined(1.0, Node("late", (0,))))) == {"c": on("c", "late", 0)}
 
 
-def test_too_few_active_gpus_stop_a_round_and_all_is_planned_anew_when_it_is_over() -> None:
+def test_too_few_active_gpus_stop_a_round_and_a_new_plan_follows() -> None:
     bench = Bench(GROUP, "abcdef")
     bench.at(0.0)
     assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
@@ -192,7 +192,7 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
 
 
-def test_a_rate_as_it_was_told_is_nothing_to_ask_an_elastic_planner_about() -> None:
+def test_an_expected_rate_triggers_no_call_of_an_elastic_planner() -> None:
     asked: list[float] = []
 
     def decide(request: Request) -> Decision:
@@ -208,7 +208,7 @@ def test_a_rate_as_it_was_told_is_nothing_to_ask_an_elastic_planner_about() -> N
     assert asked == [0.0, 2.0]
 
 
-def test_the_planner_is_asked_again_when_it_wanted_that_but_not_more_often_than_one_looks() -> None:
+def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
     asked: list[float] = []
 
     def decide(request: Request) -> Decision:
@@ -280,7 +280,7 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Event, r
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
-def test_after_the_batch_system_did_not_answer_nothing_is_started_for_a_while() -> None:
+def test_after_a_failed_launch_nothing_starts_during_the_pause() -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
     commands = bench.all_at(1.0, StepEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
@@ -296,7 +296,7 @@ def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:
     assert commands == [Stop(5, bench.limit, at_once=True)]
 
 
-def test_ranks_that_are_about_to_end_neither_end_the_job_nor_get_anything_to_do() -> None:
+def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
     bench = Bench(LOCAL, "a", withheld=True)
     assert bench.all_at(0.0) == [AskAgain(POLL_S)]
     bench.withheld = False
@@ -310,7 +310,7 @@ def test_a_job_without_room_for_anybody_says_for_whom() -> None:
     assert bench.at(60.0, *ends) == [EndRound(5, "failed"), EndJob("deadline", ("a", 100.0))]
 
 
-def test_who_left_for_want_of_room_starts_again_on_more_gpus_only() -> None:
+def test_a_member_without_room_restarts_on_more_gpus_only() -> None:
     def all_to_the_first(request: Request) -> Decision:
         if not request.workloads or len(request.workloads) > 1:
             return one_each(request)

@@ -30,6 +30,6 @@ def test_goes_on_where_planning_anew_changes_nothing() -> None:
     assert should_stop(active, 10, 0.8, waiting=True, max_gpus={"a": 2, "b": 1})
 
 
-def test_alpha_0_never_stops_and_alpha_1_stops_at_the_first_release() -> None:
+def test_alpha_0_never_stops_and_alpha_1_stops_at_first_release() -> None:
     assert not should_stop({"a": 1}, 10, 0.0, waiting=True, max_gpus=ROOM)
     assert should_stop({"a": 9}, 10, 1.0, waiting=True, max_gpus=ROOM)

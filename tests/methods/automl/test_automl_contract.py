@@ -161,7 +161,7 @@ def test_a_failed_trial_is_never_asked_for_again(begin: Begin) -> None:
 
 
 @every_procedure
-def test_a_restored_procedure_goes_on_like_one_that_was_not_interrupted(begin: Begin) -> None:
+def test_a_restored_procedure_continues_as_if_uninterrupted(begin: Begin) -> None:
     steps = count()
 
     def interrupted(procedure: Procedure) -> Procedure:

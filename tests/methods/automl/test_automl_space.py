@@ -34,7 +34,7 @@ def test_a_whole_range_reaches_both_its_ends(log: bool) -> None:
     assert values == {2, 3, 4, 5}
 
 
-def test_half_of_a_logarithmic_range_lies_below_the_geometric_mean() -> None:
+def test_half_of_a_log_range_lies_below_the_geometric_mean() -> None:
     assert NumberRange(1e-4, 1.0, log=True).at(0.5) == pytest.approx(1e-2)
     assert NumberRange(0.0, 1.0).at(0.5) == 0.5
 

@@ -69,7 +69,7 @@ def on(gpus_of_a, gpus_of_b):
     return Allocation("m", gpus_of_a + gpus_of_b, DATA_PARALLEL, 1.0, placement)
 
 
-def test_a_gpu_that_is_three_times_as_fast_has_three_times_the_samples():
+def test_a_gpu_three_times_as_fast_gets_three_times_the_samples():
     given = with_batches(on(1, 2), member(300.0, 100.0), 50, TYPES)
     assert given.batch_sizes == (90, 30, 30)
 

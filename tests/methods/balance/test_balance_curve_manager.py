@@ -94,7 +94,7 @@ def test_memory_is_not_filled_beyond_its_limit():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_on_the_way_no_iteration_is_much_slower_than_the_one_before(noise):
+def test_no_iteration_is_much_slower_than_the_previous_one(noise):
     found = ratios(MIXED, play(start(MIXED), MIXED, 30, noise, seed=4))
     assert all(after <= 1.15 * before for before, after in pairwise(found))
 

@@ -93,7 +93,7 @@ def test_balance_of_speeds():
     assert balanced([slow, fast], 8) == (2, 6)
 
 
-def test_a_worker_that_a_single_sample_keeps_longest_sets_the_limit_alone():
+def test_the_slowest_worker_with_one_sample_sets_the_limit():
     lost, others = TimeCurve(((1, 9.0),)), [TimeCurve(((1, 0.1),))] * 2
     assert balance_time([lost, *others], 21) == pytest.approx(9.0)
     assert balanced([lost, *others], 21) == (1, 10, 10)

@@ -19,7 +19,7 @@ def fit(history, near, launch=0.0, noise=NOISE):
     return fit_lines(history, np.array([float(near)]), noise, np.array([launch]))
 
 
-def test_one_point_is_taken_with_the_launch_overhead_known_before():
+def test_one_point_is_fitted_with_the_prior_launch_overhead():
     found = fit(history_of((32, 2.0)), 32, launch=0.5)
     assert found.seconds == pytest.approx([2.0], rel=0.02)
     assert found.lines.launch == pytest.approx([0.5], rel=0.02)
@@ -61,7 +61,7 @@ def test_the_oldest_points_and_iterations_are_forgotten():
     assert history.seconds[0, -1] > 2.95
 
 
-def test_a_restart_keeps_what_each_of_the_last_iterations_measured():
+def test_a_restart_keeps_the_last_iterations_as_measured():
     history = history_of((8, 1.0), (8, 2.0), (9, 3.0), (9, 5.0))
     history.restart(np.array([3]))
     assert history.seconds[0, -2:].tolist() == [2.0, 4.0]

@@ -28,7 +28,7 @@ def test_every_worker_is_in_one_group_of_about_equal_size(configs, workers, mode
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_workers_of_the_same_speed_go_together_at_the_slowest_ones_pace():
+def test_like_workers_share_a_group_at_the_slowest_ones_rate():
     units = UnitTimes.from_matrix([[10.0, 30.0, 12.0, 28.0], [20.0, 60.0, 24.0, 56.0]])
     parts = groups(HYBRID, units)
     assert [set(part) for part in parts] == [{0, 2}, {1, 3}]

@@ -378,7 +378,7 @@ def test_failures_at_a_time_make_one_plan():
     assert hopper.state.since == {"w2": 2.0, "w1": 5.0}
 
 
-def test_what_starts_without_a_worker_of_the_plan_is_planned_anew():
+def test_a_start_without_a_worker_of_the_plan_is_planned_anew():
     planner = Planner(turns("w1", "dcba"), turns("w1", "c"))
     hopper = hopper_with(turns("w0", "abcd"), homes={"w1": ("p0",)}, reschedule=planner)
     (started,) = hopper.dispatch()

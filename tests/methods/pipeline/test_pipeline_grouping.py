@@ -24,7 +24,9 @@ def makes(where, cell):
 @settings(max_examples=30)
 @given(clusters(most_gpus=12))
 def test_cells_are_alike_and_use_every_gpu_once(where):
-    for cells in all_cells(where, 10**6):
+    found = all_cells(where, 10**6)
+    assert found
+    for cells in found:
         assert sorted(gpu for cell in cells for gpu in cell) == sorted(where.gpus)
         assert len({tuple(makes(where, cell)) for cell in cells}) == 1
 
@@ -47,7 +49,7 @@ def test_groupings_are_disjoint_and_reach_their_limit(where):
     assert all(a < b for a, b in pairwise(numbers))
 
 
-def test_when_time_is_out_the_small_sets_that_were_looked_at_are_packed():
+def test_when_time_is_over_the_small_sets_examined_are_packed():
     looked_at = []
 
     def bottleneck_s(group):

@@ -61,7 +61,7 @@ def test_a_gpu_that_costs_more_than_it_brings_stays_idle():
     assert len(cuts) == 1
 
 
-def test_stages_next_to_each_other_share_a_node_where_that_is_faster():
+def test_adjacent_stages_share_a_node_where_that_is_faster():
     where = cluster("AA", "A")
     cuts = partitioner(profile(4, 4, 4), where).partition(where.gpus)
     assert [cut.gpu[0] for cut in cuts] in ([0, 0, 1], [1, 0, 0])
@@ -81,7 +81,7 @@ def test_like_gpus_are_not_tried_in_every_order():
     assert len(found.partition(where.gpus)) <= 16
 
 
-def test_a_virtual_worker_with_too_many_orders_is_still_partitioned():
+def test_a_group_with_too_many_orders_is_still_partitioned():
     where = cluster(*("ABC" * count for count in range(1, 8)))
     found = partitioner(profile(*range(1, 100), activation=1), where)
     cuts = found.partition(where.gpus)
@@ -91,7 +91,7 @@ def test_a_virtual_worker_with_too_many_orders_is_still_partitioned():
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), clusters(), st.integers(1, 8), st.sampled_from([0.0, 2.5e6]))
-def test_what_is_too_large_to_be_exact_has_room_where_there_is_any(layers, where, in_flight, effort):
+def test_an_inexact_partition_is_found_wherever_one_fits(layers, where, in_flight, effort):
     exact = least_bottleneck_s(layers, where, where.gpus, in_flight)
     with mock.patch.object(partition, "MOST_EFFORT", effort):
         found = partitioner(layers, where, in_flight)
@@ -105,7 +105,7 @@ def test_what_is_too_large_to_be_exact_has_room_where_there_is_any(layers, where
             assert slowest_s(layers, where, order, starts, in_flight) == pytest.approx(seconds)
 
 
-def test_sixty_four_unlike_gpus_have_room_where_only_their_order_leaves_any():
+def test_64_unlike_gpus_are_partitioned_if_a_single_order_fits():
     types = ("A", "B", "C")
     nodes = (types * 11, types * 10 + ("A",))
     needed = [3 * PLENTY // 7, PLENTY // 7] * 10

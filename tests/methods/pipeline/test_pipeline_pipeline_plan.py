@@ -140,7 +140,7 @@ def test_a_large_cluster_is_planned():
     assert found.throughput >= max(plan(layers, where, policy).throughput for policy in GROUPINGS)
 
 
-def test_without_time_there_is_still_a_plan_where_only_all_gpus_have_room():
+def test_without_time_a_network_that_needs_all_gpus_has_a_plan():
     where = cluster("AA", "BB", memory=100)
     layers = profile(1, 1, 1, 1, activation=1, parameters=45)
     for policy in GROUPINGS:

@@ -220,7 +220,7 @@ def test_passes_wait_for_what_they_receive() -> None:
     assert one.bottleneck_s == pytest.approx(EQUAL[0].bottleneck_s)
 
 
-def test_the_last_stage_holds_one_minibatch_and_the_first_what_is_in_flight() -> None:
+def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
     for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [3, 1])):
         (one,) = pipelines_of(plan(worker((0, 0), (1, 0), in_flight=in_flight)), LAYERS, CLUSTER, "local")
         assert [stage.most_held for stage in one.stages] == held

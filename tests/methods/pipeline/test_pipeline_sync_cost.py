@@ -46,15 +46,15 @@ EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
 BY_NODE = (worker((0, 0), (0, 1)), worker((1, 0), (1, 1)))
 
 
-def test_equal_distribution_with_local_servers_stays_within_nodes() -> None:
+def test_equal_distribution_with_local_servers_crosses_no_node() -> None:
     assert synchronisation_s(EQUAL, LAYERS, CLUSTER, LOCAL) == pytest.approx(200 / 500)
 
 
-def test_in_turn_half_of_the_layers_cross_the_network_and_meet_at_the_servers() -> None:
+def test_round_robin_servers_send_half_the_layers_across_nodes() -> None:
     assert synchronisation_s(EQUAL, LAYERS, CLUSTER, ROUND_ROBIN) == pytest.approx(0.1 + 200 * 0.01)
 
 
-def test_with_a_node_for_each_the_others_servers_are_shared_evenly() -> None:
+def test_node_partition_shares_servers_of_other_nodes_evenly() -> None:
     for placement in PLACEMENTS:
         assert synchronisation_s(BY_NODE, LAYERS, CLUSTER, placement) == pytest.approx(0.1 + 200 * 0.01)
 
@@ -102,7 +102,7 @@ def test_a_slow_network_changes_the_groups() -> None:
     assert aware.throughput > 2 * plan(layers, slow, "np", waves).throughput
 
 
-def test_a_greater_distance_or_more_in_flight_makes_up_for_slow_waves() -> None:
+def test_more_distance_or_more_in_flight_offsets_slow_waves() -> None:
     def throughput(distance: int, in_flight: int | None) -> float:
         waves = Waves(distance, ROUND_ROBIN)
         return plan(LAYERS, CLUSTER, "ed", PipelineOptions(in_flight, waves=waves)).throughput

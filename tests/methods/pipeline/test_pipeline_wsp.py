@@ -30,7 +30,7 @@ def test_the_bounds_of_the_worked_example() -> None:
     assert [FIGURE_1.waves_needed(minibatch) for minibatch in (7, 8, 11, 12)] == [0, 1, 1, 2]
 
 
-def test_after_minibatch_4_it_waits_before_8_but_5_to_7_have_started() -> None:
+def test_after_minibatch_4_only_5_to_7_start_without_a_pull() -> None:
     clock = started(WspClock(FIGURE_1), 7).complete()
     assert (clock.started, clock.completed, clock.waves, clock.now) == (7, 4, 1, 0)
     assert clock.must_pull
@@ -42,7 +42,7 @@ def test_after_minibatch_4_it_waits_before_8_but_5_to_7_have_started() -> None:
     assert (pulled.now, pulled.must_pull, pulled.may_start) == (1, False, True)
 
 
-def test_minibatch_11_needs_wave_0_of_all_and_misses_wave_1_and_9_and_10() -> None:
+def test_minibatch_11_needs_wave_0_and_misses_wave_1_9_and_10() -> None:
     clock = started(started(WspClock(FIGURE_1), 7).complete().pull(1), 3)
     assert clock.started == 10
     assert clock.complete().version == Version(minibatch=7, waves=1)

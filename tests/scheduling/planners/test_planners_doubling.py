@@ -33,7 +33,7 @@ def test_the_total_time_is_the_least(curve: Curve, gpus: int) -> None:
     assert statistics.median(ratios) < 1 + 1e-9
 
 
-def test_the_papers_greedy_choice_alone_misses_what_exchanges_find() -> None:
+def test_exchanges_improve_on_the_papers_greedy_choice() -> None:
     nodes = Cluster.of(16, 1).nodes
     greedy, found = [], []
     for seed in range(60):
@@ -72,19 +72,19 @@ def test_each_gets_a_worker_and_then_the_longest_is_doubled() -> None:
     assert given(DOUBLING.decide(asked(few))) == {"long": 4, "middle": 2, "short": 2}
 
 
-def test_first_come_first_served_where_members_are_more_than_gpus() -> None:
+def test_more_members_than_gpus_are_served_first_come_first() -> None:
     many = tuple(member(f"m{i}") for i in range(6))
     assert given(DOUBLING.decide(asked(many, gpus=4))) == {f"m{i}": 1 for i in range(4)}
 
 
-def test_a_newcomer_takes_gpus_of_who_loses_least_and_all_others_keep_theirs() -> None:
+def test_a_new_member_gets_gpus_of_the_one_that_loses_least() -> None:
     training = (held(member("long"), "node-0", 0, 1, 2, 3), held(member("short", 3e5), "node-0", 4, 5, 6, 7))
     decision = DOUBLING.decide(asked((member("new"),), training))
     assert given(decision) == {"short": 2, "new": 2}
     assert decision.stop == ()
 
 
-def test_freed_gpus_make_members_larger_but_not_for_less_than_a_restart_costs() -> None:
+def test_freed_gpus_resize_members_only_if_a_restart_pays() -> None:
     training = (held(member("a"), "node-0", 0, 1, 2, 3),)
     assert given(DOUBLING.decide(asked((), training))) == {"a": 8}
     nearly_done = (held(member("a", 1000.0), "node-0", 0, 1, 2, 3),)
@@ -97,7 +97,7 @@ def test_fixed_members_stay_as_they_are() -> None:
     assert given(DOUBLING.decide(asked((), training[:1]))) == {}
 
 
-def test_optimus_stays_where_one_more_worker_gains_nothing_and_doubling_does_not() -> None:
+def test_only_optimus_stops_where_one_more_worker_gains_nothing() -> None:
     rates = {gpus: 100.0 * (1 << gpus.bit_length() - 1) ** 0.9 for gpus in range(1, 9)}
     waiting = (Workload("a", rates, 1e6),)
     assert given(OPTIMUS.decide(asked(waiting))) == {"a": 2}

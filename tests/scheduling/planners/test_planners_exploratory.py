@@ -51,13 +51,13 @@ def held_by(result: Simulation, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("exploration", ["each", "shared"])
-def test_a_new_member_trains_for_two_and_a_half_minutes_on_each_number(exploration: str) -> None:
+def test_a_new_member_trains_150_s_on_each_number_of_gpus(exploration: str) -> None:
     stages = held_by(simulated(exploration, [member("a")]), "a")[:4]
     assert [gpus for gpus, _ in stages] == [1, 2, 4, 8]
     assert [seconds for _, seconds in stages[:3]] == pytest.approx([STAGE_S] * 3)
 
 
-def test_in_the_papers_way_each_explores_and_keeps_eight_gpus_meanwhile() -> None:
+def test_with_each_a_member_keeps_eight_gpus_while_it_explores() -> None:
     result = simulated("each", [member("a"), member("b"), member("c")])
     for name in "abc":
         assert [gpus for gpus, _ in held_by(result, name)[:4]] == [1, 2, 4, 8]
@@ -66,7 +66,7 @@ def test_in_the_papers_way_each_explores_and_keeps_eight_gpus_meanwhile() -> Non
     assert starts["c"] == pytest.approx(4 * STAGE_S)
 
 
-def test_shared_a_family_explores_once_and_others_train_with_what_is_known() -> None:
+def test_with_shared_a_family_explores_once_while_others_train() -> None:
     result = simulated("shared", [member("a"), member("b")], gap_s=4 * STAGE_S)
     assert [gpus for gpus, _ in held_by(result, "a")[:4]] == [1, 2, 4, 8]
     assert held_by(result, "b")[0][0] == 8
@@ -125,7 +125,7 @@ def test_sharing_what_is_known_comes_close_to_knowing_it_before() -> None:
     assert each > 1.1 * shared
 
 
-def test_who_explores_stays_at_it_though_others_wait_for_its_gpus() -> None:
+def test_an_explorer_keeps_its_stage_while_others_wait() -> None:
     """Six members that share nothing: two at a time have two GPUs, each until that rate is known."""
     members = [replace(member(f"m{i}", family="", samples=3e5), checkpoint_s=1.0) for i in range(6)]
     result = simulated("shared", members, gpus=8)

@@ -37,7 +37,7 @@ def test_members_join_nearest_first_while_gpus_last() -> None:
     assert create_flotilla(members, 2, Options(delta=20)) == {"a": 1}
 
 
-def test_a_member_takes_its_second_best_count_when_few_gpus_are_left() -> None:
+def test_with_few_gpus_left_a_member_takes_its_second_best_count() -> None:
     # b would best have 3 GPUs (102), but with 2 left it may still join on 2 (85).
     members = (linear("a", 100), Workload("b", {1: 50.0, 2: 85.0, 3: 102.0}, 1.0))
     assert create_flotilla(members, 4, Options(delta=20)) == {"a": 1, "b": 3}

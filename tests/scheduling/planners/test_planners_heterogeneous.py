@@ -172,7 +172,7 @@ def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
     assert done == pytest.approx({m.name: m.samples_left for m in members})
 
 
-def test_a_round_in_lockstep_goes_at_the_pace_of_its_slowest_type() -> None:
+def test_a_lockstep_round_runs_at_the_rate_of_its_slowest_type() -> None:
     members = [member(f"m{i}") for i in range(8)]
     world = Scenario(CLUSTER, lockstep=True)
     result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], world, Options())

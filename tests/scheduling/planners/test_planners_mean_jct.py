@@ -31,7 +31,7 @@ def test_gpus_that_are_left_go_to_the_shorter_of_two_alike() -> None:
     assert counts(3, member("a", 3000), member("b", 1000)) == {"a": 1, "b": 2}
 
 
-def test_a_member_in_training_is_overtaken_only_if_stopping_it_pays() -> None:
+def test_a_member_in_training_is_stopped_only_if_that_pays() -> None:
     running = FLUID.decide(Request((member("a", 1000),), Cluster.of(1, 4).nodes, 1, 0, OPTIONS)).start
 
     def stopped_by(samples: float) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def test_a_member_in_training_is_overtaken_only_if_stopping_it_pays() -> None:
     assert stopped_by(999) == ()
 
 
-def test_under_contention_members_are_done_earlier_than_by_doubling() -> None:
+def test_under_contention_the_mean_jct_is_below_that_of_doubling() -> None:
     chance = random.Random(4)
     at_s, arrivals = 0.0, []
     for number in range(60):

@@ -43,7 +43,7 @@ def test_homogeneous_sets_are_drawn_by_the_seed() -> None:
     assert len(firsts) > 4
 
 
-def test_local_flotillas_refill_freed_gpus_at_once_and_stop_nobody() -> None:
+def test_local_flotillas_refill_freed_gpus_and_stop_no_member() -> None:
     result = simulated("flotilla-local", unlike(10))
     assert result.restarts == 0
     busy = sorted((i.end_s, i.gpus) for i in result.intervals)
@@ -52,7 +52,7 @@ def test_local_flotillas_refill_freed_gpus_at_once_and_stop_nobody() -> None:
     assert result.gpu_busy_fraction > simulated("homogeneous", unlike(10)).gpu_busy_fraction
 
 
-def test_a_freed_gpu_takes_the_fastest_member_left_and_what_is_near_to_it() -> None:
+def test_freed_gpus_take_the_fastest_member_left_and_near_ones() -> None:
     members = [Workload("first", {1: 100.0}, 100.0), Workload("slow", {1: 20.0, 2: 36.0}, 1000.0)]
     members += [Workload("fast", {1: 90.0}, 900.0), Workload("near", {1: 88.0}, 880.0)]
     result = simulated("flotilla-local", members, gpus=1)

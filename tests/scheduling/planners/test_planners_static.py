@@ -165,7 +165,7 @@ def test_annealing_gives_members_more_gpus() -> None:
     assert problem.cost(improve_nodes(problem, poor, 0.05, random.Random(0))) == pytest.approx(20000.0)
 
 
-def test_three_members_of_four_gpus_need_three_nodes_of_six_or_two_turns() -> None:
+def test_three_members_of_4_gpus_need_3_nodes_of_6_or_two_turns() -> None:
     runs = [Run(i, 4, 10.0) for i in range(3)]
     for nodes, end_s in ((2, 20.0), (3, 10.0)):
         placed, _ = list_schedule(runs, ((0.0,) * 6,) * nodes)
@@ -173,7 +173,7 @@ def test_three_members_of_four_gpus_need_three_nodes_of_six_or_two_turns() -> No
         assert all(len(p.parts) == 1 for p in placed)
 
 
-def test_a_member_larger_than_a_node_takes_whole_nodes_and_a_part() -> None:
+def test_a_member_larger_than_a_node_takes_a_part_of_another() -> None:
     placed, heads = list_schedule([Run(0, 6, 10.0), Run(1, 2, 10.0), Run(2, 4, 1.0)], ((0.0,) * 4,) * 2)
     assert [sorted(gpus for _, gpus in p.parts) for p in placed] == [[2, 4], [2], [4]]
     assert [p.start_s for p in placed] == [0.0, 0.0, 10.0]

@@ -159,7 +159,7 @@ def test_a_failed_node_without_a_step_is_noticed_at_once(both: Both) -> None:
     assert simulated[1] == (42.0, {"c": on("node-1")})
 
 
-def test_near_the_deadline_others_get_the_gpus_of_who_has_no_room(both: Both) -> None:
+def test_near_the_deadline_a_member_without_room_cedes_its_gpus(both: Both) -> None:
     profiles = [profile("a", 4, 5.0), profile("b", 9, 10.0), profile("c", 4, 4.0), profile("d", 2, 20.0)]
     driven, simulated = both("independent", profiles, Cluster.of(2, 2), usable_s=70.0)
     assert_same(driven, simulated)
@@ -176,7 +176,7 @@ def test_the_rounds_of_other_planners(both: Both, planner: str) -> None:
 @pytest.mark.parametrize(
     "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.round_launcher.write_memory"]
 )
-def test_what_cannot_be_started_ends_the_job_and_the_next_one_goes_on(
+def test_a_failed_start_ends_the_job_and_the_next_one_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The disk is full when the first round begins, for one of its members at least."""

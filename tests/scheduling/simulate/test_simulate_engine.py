@@ -193,7 +193,7 @@ def test_a_failure_costs_what_came_after_the_last_epoch(failing: Callable[..., F
     ]
 
 
-def test_without_epochs_it_costs_what_came_after_the_last_checkpoint(
+def test_without_epochs_a_failure_loses_work_since_a_checkpoint(
     failing: Callable[..., Failures],
 ) -> None:
     failures = failing(25.0, repair_s=10.0, checkpoint_every_s=8.0)
@@ -215,7 +215,7 @@ def test_a_failure_takes_its_own_members_and_the_job_goes_on(failing: Callable[.
     ]
 
 
-def test_a_job_ends_with_its_last_node_and_the_next_one_has_those_that_are_back(
+def test_a_job_ends_with_its_last_node_and_the_next_has_repaired(
     failing: Callable[..., Failures],
 ) -> None:
     """Nodes fail at 3 s and 8 s, and are back a second later; the next job is there at 12 s."""
@@ -248,7 +248,7 @@ def test_without_any_node_the_next_job_waits_for_one(failing: Callable[..., Fail
     assert rows == [("a", 1, 0.0, 3.0, 0), ("a", 1, 13.0, 23.0, 100)]
 
 
-def test_the_next_job_remembers_what_was_decided_when_the_last_round_began() -> None:
+def test_the_next_job_gets_the_planner_state_of_the_last_round() -> None:
     """Asked at 0 s and, in vain, when the epoch of a ends at 10 s; then the next job begins."""
     remembered: list[object] = []
 
@@ -263,7 +263,7 @@ def test_the_next_job_remembers_what_was_decided_when_the_last_round_began() -> 
     assert remembered == [None, 1, 1, 1]
 
 
-def test_resize_that_the_planner_wanted_is_no_reason_to_ask_it_again() -> None:
+def test_a_resize_by_the_planner_does_not_trigger_another_call() -> None:
     """a is told at 4 s to have two GPUs, and has them at 6 s."""
     asked: list[float] = []
 
@@ -285,7 +285,7 @@ def test_an_epoch_that_is_being_evaluated_is_lost(failing: Callable[..., Failure
     )
 
 
-def test_a_group_is_stopped_only_after_an_evaluation_that_is_going_on() -> None:
+def test_a_group_in_evaluation_is_stopped_only_after_it() -> None:
     """At 50 the first two are done, and fast, which has just changed its pace, is in its evaluation."""
     alike = [Arrival(Workload(name, {1: 2.0}, 100)) for name in ("a", "b")]
     fast = member("fast", 200, samples_per_epoch=100, evaluate_s=3.0)
@@ -298,7 +298,7 @@ def test_a_group_is_stopped_only_after_an_evaluation_that_is_going_on() -> None:
     ]
 
 
-def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Callable[..., Failures]) -> None:
+def test_a_leaving_member_whose_node_fails_is_not_lost(failing: Callable[..., Failures]) -> None:
     """Told at 4 to move, its checkpoint would be over at 6; the node fails at 5, and it begins anew."""
     a = member("a", 100, checkpoint_s=2.0)
 
@@ -315,7 +315,7 @@ def test_a_member_that_was_leaving_when_its_node_failed_is_not_lost(failing: Cal
     ]
 
 
-def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
+def test_a_job_starts_no_epoch_that_would_pass_its_limit() -> None:
     """Epochs of 10 s, a limit of 26 s with 1 s of grace: two in the first job; 3 s later the third."""
     a = member("a", 300, samples_per_epoch=100)
     clock = JobTiming(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
@@ -325,7 +325,7 @@ def test_a_job_starts_no_epoch_that_would_not_end_before_its_limit() -> None:
     ]
 
 
-def test_without_epochs_a_job_trains_until_there_is_just_time_for_a_checkpoint() -> None:
+def test_without_epochs_a_job_trains_until_time_for_a_checkpoint() -> None:
     a = member("a", 300, checkpoint_s=2.0)
     assert run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0)) == [
         ("a", 1, 0.0, 20.0, 180),
@@ -339,7 +339,7 @@ def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
         run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0))
 
 
-def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None:
+def test_a_deferred_member_is_planned_again_when_gpus_are_freed() -> None:
     """c needs 30 s on one GPU: too late at 15 s of 40; at 20 s it has both, on which it needs 15 s."""
 
     def decide(request: Request) -> Decision:
@@ -360,7 +360,7 @@ def test_who_was_left_out_is_asked_about_again_when_more_gpus_are_free() -> None
     ]
 
 
-def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again() -> None:
+def test_a_job_ends_only_after_deferred_members_are_replanned() -> None:
     """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when nobody trains any more."""
 
     def decide(request: Request) -> Decision:
@@ -378,7 +378,7 @@ def test_a_job_does_not_end_before_all_who_were_left_out_are_asked_about_again()
     assert rows[2] == ("c", 2, 20.0, 35.0, 300)
 
 
-def test_nobody_starts_again_on_as_many_gpus_as_it_had_no_room_on() -> None:
+def test_a_member_without_room_does_not_restart_on_as_many_gpus() -> None:
     """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
     slow, fast = Workload("slow", {1: 4.0}, 100, 100), Workload("fast", {1: 10.0}, 120, 40)
     local = Planner("local", "local", one_each, shares=True, alpha=0.0)
@@ -408,7 +408,7 @@ def test_what_a_run_comes_to() -> None:
     assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
 
 
-def test_who_comes_back_has_its_place_before_those_who_came_later() -> None:
+def test_a_returning_member_precedes_those_that_arrived_later() -> None:
     queue = WaitingQueue(LOCAL, Options())
     for name in "abc":
         queue.add(member(name, 100))

@@ -232,7 +232,7 @@ def assert_nothing_is_used_twice(steps: Sequence[SimulatedStep]) -> None:
 
 @settings(deadline=None)
 @given(planners, ensembles, st.integers(1, 9), alphas)
-def test_no_plan_beats_the_bound_and_the_same_input_gives_the_same_plan(
+def test_no_plan_beats_the_bound_and_plans_are_deterministic(
     planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float
 ) -> None:
     plan = predict(planner, members, gpus, options=Options(alpha=alpha))

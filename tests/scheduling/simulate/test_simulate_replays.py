@@ -86,7 +86,7 @@ def test_fleets_orders_hold() -> None:
         assert row["homogeneous"] < 0.8 if few else row["homogeneous"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_in_lockstep_one_round_of_homogeneous_is_nearly_the_baseline() -> None:
+def test_one_lockstep_round_of_homogeneous_nears_the_baseline() -> None:
     rows = {int(gpus): row for gpus, row in table(LOCKSTEP).items()}
     assert [gpus for gpus, row in rows.items() if row["homogeneous"] > 0.95] == [100, 120, 140, 160]
     assert statistics.median(row["flotilla"] for row in rows.values()) < 1.12

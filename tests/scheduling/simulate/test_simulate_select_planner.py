@@ -28,7 +28,7 @@ def one_by_one(gpus: int) -> Planner:
     return Planner(f"by-{gpus}", "global", decide)
 
 
-def test_the_best_for_the_objective_is_chosen_with_the_figures_of_all() -> None:
+def test_the_best_planner_is_chosen_and_all_figures_are_given() -> None:
     choice = choose(ARRIVALS, WORLD, Options(), [one_by_one(1), one_by_one(4), one_by_one(2)])
     assert choice.planner.name == "by-4"
     assert choice.why == "simulated makespan of each planner: by-4 0:01:10, by-2 0:01:57, by-1 0:03:30"

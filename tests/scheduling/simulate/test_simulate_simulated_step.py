@@ -41,7 +41,7 @@ def test_a_step_that_would_get_nothing_done_does_not_begin() -> None:
     assert step(workload(epoch=None), 106.0) is None
 
 
-def test_without_epochs_a_step_trains_until_there_is_time_for_a_checkpoint() -> None:
+def test_without_epochs_a_step_lasts_until_time_for_a_checkpoint() -> None:
     cut = step(workload(epoch=None), 116.0)
     assert cut is not None
     assert (cut.end_s, cut.samples) == (116.0, 100.0)
@@ -71,7 +71,7 @@ def test_a_stopped_step_keeps_what_it_trained(now: float, end_s: float, samples:
     assert ended.converged is (samples == 300)
 
 
-def test_a_member_that_is_evaluated_for_the_last_time_converges_though_stopped() -> None:
+def test_a_member_stopped_in_its_last_evaluation_converges() -> None:
     running = step(workload())
     assert running is not None
     ended = stopped(running, 141.5)
@@ -92,7 +92,7 @@ def test_a_step_begins_if_there_is_room_for_it(
     assert has_room(member, 10.0, 100.0, 100.0 + room_s, longest_s) is (begun is not None)
 
 
-def test_alone_a_member_goes_at_its_own_pace_until_the_deadline_comes_in_mid_epoch() -> None:
+def test_at_its_own_rate_a_member_trains_into_the_deadline() -> None:
     """At 5/s it has 50 of 100 samples at 115; at 10/s 30 more by 118, with 1 s for the checkpoint."""
     slow = begin_at_pace(workload(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
     assert slow is not None

@@ -148,7 +148,7 @@ def test_the_moving_average_stands_in_for_a_network_that_errs(monkeypatch):
     assert own.predict() == pytest.approx(average.predict())
 
 
-def test_narx_knows_the_cpu_of_the_coming_iteration_and_two_before():
+def test_narx_uses_cpu_of_the_next_iteration_and_two_before():
     assert LAGS == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
 
 

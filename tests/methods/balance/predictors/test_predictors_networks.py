@@ -75,7 +75,7 @@ def test_training_on_noise_stops_early():
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_the_weights_kept_are_never_worse_held_out_than_those_at_the_start(seed):
+def test_held_out_error_of_kept_weights_never_exceeds_the_first(seed):
     fitting = fitted(np.random.default_rng(seed).normal(0.0, 1.0, (1, 50)), seed)
     least = [float(fitting.least[0])]
     for _ in range(5):
