@@ -52,10 +52,10 @@ def too_large(demand: Demand, limits: ModeLimits) -> bool:
     return needs is not None and has is not None and needs > has
 
 
-def does_not_fit(who: str, demand: Demand, limits: ModeLimits) -> str:
+def does_not_fit(subject: str, demand: Demand, limits: ModeLimits) -> str:
     """Return the reason why one GPU is too small, as a clause for a message."""
     needs, has = _gigabytes(demand.memory_bytes), _gigabytes(limits.memory_bytes)
-    return f"{who} needs {needs} of memory, and {limits.gpu} has {has}"
+    return f"{subject} needs {needs} of memory, and {limits.gpu} has {has}"
 
 
 def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:

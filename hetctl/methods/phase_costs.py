@@ -112,7 +112,7 @@ def unit_times(members: Sequence[Workload], partitions: int, cluster: Cluster) -
 def _unit_s(member: Workload, partitions: int, gpu_type: str | None) -> float:
     if not member.samples_per_epoch:
         raise BadInputError(
-            f"the profile of {member.name} does not say how many samples an epoch has, so it cannot hop",
+            f"the profile of {member.name} has no samples_per_epoch, which hopping requires",
             "run hetctl profile, or set samples_per_epoch in the ensemble file",
         )
     epoch_s = member.samples_per_epoch / member.on_type(gpu_type or "").rates[1] + member.evaluate_s

@@ -28,7 +28,7 @@ def simulate_search(
 ) -> HopTrace:
     """Simulate a hopper that trains the trials of a procedure, until the procedure is done.
 
-    A trial joins the hopper when the procedure asks for it, late or again, and leaves when it has its
+    A trial joins the hopper when the procedure requests it, late or again, and leaves when it has its
     epochs and its loss is reported (CEREBRO, section 4.6 and appendix 11). Trials do not wait for each
     other unless the procedure requires it.
 
@@ -85,7 +85,7 @@ class _SearchRun:
         self._ask()
 
     def epoch_ends(self, config: str, epoch: int) -> None:
-        """Begin the next epoch, or report the trial's loss and ask for further trials."""
+        """Begin the next epoch, or report the trial's loss and request further trials."""
         trial = self.trial(config)
         if epoch + 1 < trial.epochs:
             self.hopper.config_joins(config, epoch + 1)

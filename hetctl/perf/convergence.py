@@ -25,7 +25,7 @@ TOGETHER = 128
 """Most members that are fitted at once, so that their intermediate results fit into the processor's cache."""
 USUAL_NOISE = 0.02
 """Usual noise of losses, relative to them. It counts as much as `USUAL_POINTS` residuals of a history,
-because few points on a curve of three parameters say little about their noise."""
+because few points on a curve of three parameters are a poor estimate of their noise."""
 USUAL_POINTS = 4
 LEAST_NOISE = 0.005
 """Least noise of losses that is assumed, relative to them."""

@@ -1,4 +1,4 @@
-"""Job planner (ours): the number of nodes of a job, and its wall-clock time.
+"""Job planner, hetctl's own: the number of nodes of a job, and its wall-clock time.
 
 More nodes are faster but waste more; longer jobs are fewer but wait longer in a queue. The planner
 takes the smallest number of nodes that is nearly as fast as any without much waste, and the time that

@@ -25,7 +25,7 @@ class ObservedMembers(Protocol):
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """Members in training that were not told to leave, with the work they are likely to have left."""
+        """Members in training that were not stopped, with the work that they are likely to have left."""
 
 
 class Observer(Protocol):

@@ -68,7 +68,7 @@ def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
 
 
 def test_who_does_not_know_its_epochs_cannot_hop():
-    with pytest.raises(BadInputError, match="the profile of m does not say how many samples"):
+    with pytest.raises(BadInputError, match="the profile of m has no samples_per_epoch"):
         unit_times([Workload("m", {1: 1.0}, 10.0)], 4, CLUSTER)
 
 

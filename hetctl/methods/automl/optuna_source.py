@@ -47,14 +47,14 @@ class OptunaSource:
             from optuna import samplers
         except ImportError:
             raise BadInputError(
-                f"{self.sampler} is one of Optuna's, but Optuna is not installed",
+                f"sampler {self.sampler} requires Optuna, which is not installed",
                 hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
             ) from None
         try:
             return getattr(samplers, self.sampler)(seed=self.seed % 2**32)
         except (AttributeError, TypeError):
             raise BadInputError(
-                f"the sampler is {self.sampler}, but must be one of optuna.samplers that needs a seed alone",
+                f"sampler {self.sampler} is not a class of optuna.samplers that requires a seed at most",
                 hint="for example TPESampler, GPSampler or CmaEsSampler",
             ) from None
 
@@ -105,7 +105,7 @@ class _Study:
         if config != trial.config:
             raise BadInputError(
                 f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
-                hint="go on with the version of Optuna that the search began with",
+                hint="continue with the version of Optuna with which the search began",
             )
 
 

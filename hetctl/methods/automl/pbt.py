@@ -35,7 +35,7 @@ class Mutation:
         if not self.steps:
             raise BadInputError("a mutation has no steps, but must have at least one")
         if not self.low <= self.high:
-            raise BadInputError(f"a mutation keeps values from {self.low} to {self.high}, which holds none")
+            raise BadInputError(f"the range of a mutation, from {self.low} to {self.high}, is empty")
 
     def of(self, value: float, share: float) -> float:
         """Return the changed value.

@@ -146,8 +146,8 @@ class Procedure:
         for part, saved in ((self._method, state.method), (self._source, state.source)):
             if saved != _settings(part):
                 raise BadInputError(
-                    f"the state is of another search: it has {saved}, but was given to {_settings(part)}",
-                    hint="go on with the settings that the search began with",
+                    f"the state belongs to another search: its settings are {saved}, not {_settings(part)}",
+                    hint="continue with the settings with which the search began",
                 )
         return history
 

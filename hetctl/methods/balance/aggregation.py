@@ -22,7 +22,9 @@ def weights(batches: Sequence[int]) -> Values:
     """
     samples = np.array(batches, dtype=float)
     if not samples.any() or (samples < 0).any():
-        raise BadInputError(f"batches {list(batches)} cannot be weights: none below 0, one above")
+        raise BadInputError(
+            f"batches {list(batches)} cannot be weights: all must be at least 0, and one above 0"
+        )
     parts: Values = samples / samples.sum()
     return parts
 

@@ -46,7 +46,7 @@ class Observation:
     def __post_init__(self) -> None:
         if self.batch < 1 or not (math.isfinite(self.seconds) and self.seconds > 0):
             raise BadInputError(
-                f"{self.batch} samples in {self.seconds} s: an iteration takes 1 sample or more, and time"
+                f"{self.batch} samples in {self.seconds} s: must be at least 1 sample and a time above 0"
             )
         if not 0 <= self.memory < math.inf:
             raise BadInputError(f"memory is {self.memory}, but must be the share in use, from 0 up")
@@ -115,7 +115,9 @@ def checked_limits(batches: Sequence[int], caps: Sequence[int | None]) -> NDArra
         If a batch is above its cap.
     """
     if not batches or min(batches) < 1 or (caps and len(caps) != len(batches)):
-        raise BadInputError(f"first batches {list(batches)} with caps {list(caps)}: one of each, from 1 up")
+        raise BadInputError(
+            f"first batches {list(batches)} with caps {list(caps)}: each worker needs one of each, at least 1"
+        )
     limits = limits_of(caps or [None] * len(batches))
     if (np.array(batches) > limits).any():
         raise InfeasibleError(f"first batches {list(batches)} are above their caps {list(caps)}")

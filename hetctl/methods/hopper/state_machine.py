@@ -64,7 +64,7 @@ class Hopper:
     an idle worker could process; without a plan, all units are. A log is a valid plan: following it is a
     replay.
 
-    With `reschedule`, `dispatch` asks for a new plan if workers failed, returned or joined late since the
+    With `reschedule`, `dispatch` requests a new plan if workers failed, returned or joined late since the
     last plan, if there is none, or if it is completed.
 
     Parameters

@@ -45,7 +45,7 @@ class UnitTimes:
         seconds = np.array(self.seconds, dtype=np.float64)
         shape = (len(self.configs), len(self.partitions), len(self.workers))
         if seconds.shape != shape:
-            raise BadInputError(f"unit times have the shape {seconds.shape}, but their names ask for {shape}")
+            raise BadInputError(f"unit times have the shape {seconds.shape}, but their names require {shape}")
         if 0 in shape:
             raise BadInputError("unit times need a configuration, a partition and a worker at least")
         if np.isnan(seconds).any() or (seconds < 0).any():
@@ -105,7 +105,7 @@ class UnitTimes:
     def matrix(self) -> NDArray[np.float64]:
         """Unit times in seconds of an open shop, shape (configs, partitions)."""
         if not self.is_open_shop:
-            raise BadInputError("some partition is on several workers, or some worker has none or several")
+            raise BadInputError("a partition is on several workers, or a worker has no partition or several")
         return self.seconds[:, range(len(self.partitions)), self.homes]
 
     @cached_property

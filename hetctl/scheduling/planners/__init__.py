@@ -47,7 +47,8 @@ def planner_named(name: str) -> Planner:
         return by_type(fixed(int(found[1])))
     if name.startswith("fixed"):
         raise BadInputError(
-            f"planner {name!r} does not say how many GPUs each member gets, 1 or more", hint="such as fixed-4"
+            f"planner {name!r} lacks the number of GPUs of each member, at least 1",
+            hint="for example fixed-4",
         )
     if name not in PLANNERS:
         raise BadInputError(f"unknown planner {name!r}", hint=nearest(name, {**PLANNERS, "fixed-K": fixed}))

@@ -173,7 +173,7 @@ def no_reasons(_request: Request, _decision: Decision) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Planner:
-    """A published planning method, or one of ours.
+    """A published planning method, or one of hetctl's own.
 
     Parameters
     ----------

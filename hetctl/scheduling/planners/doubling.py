@@ -6,11 +6,11 @@ paper does this periodically and from scratch. Here it is done whenever a member
 cost of a resize counts: a restart is part of t_j, and members in training get fewer GPUs only so that
 all have a worker.
 
-`exchange`, ours, then improves the greedy solution, which loses if the member that gains most needs more
-GPUs than are left, or if twice as many GPUs gain nothing but four times as many do. Some members get fewer
-GPUs and others more; the choice of these steps is a small knapsack problem. It is solved exactly over the
-members that matter: of all that would gain, or lose, equally many GPUs, those with the largest gain, or the
-least loss.
+`exchange`, hetctl's own, then improves the greedy solution, which loses if the member that gains most needs
+more GPUs than are left, or if twice as many GPUs gain nothing but four times as many do. Some members get
+fewer GPUs and others more; the choice of these steps is a small knapsack problem. It is solved exactly over
+the members that matter: of all that would gain, or lose, equally many GPUs, those with the largest gain, or
+the least loss.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Only rates on numbers of GPUs that a member has trained with count; other entrie
 tables are not used.
 
 With ``exploration`` *each* it is the paper's method: a new member has 8 GPUs to itself for ten minutes
-and trains for 2.5 minutes on each of 1, 2, 4 and 8. With *shared*, ours, the rates of one member hold
+and trains for 2.5 minutes on each of 1, 2, 4 and 8. With *shared*, hetctl's own, the rates of one member hold
 for its family; one member of a family at a time goes through the same stages, on no more GPUs than
 the stage takes and only as long as all others can have one. These train on as many GPUs as have known
 rates by then.

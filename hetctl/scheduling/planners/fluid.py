@@ -1,4 +1,4 @@
-"""Ours: follow the fluid optimum with whole GPUs, and resize a member only if that is worth its cost.
+"""hetctl's own method: the fluid optimum in whole GPUs; a member is resized only if that is worth its cost.
 
 If GPUs could be split and resizing were free, every member would train at the constant rate W_i / T
 on its concave envelope, and all would be done at the fluid bound T (`perf/bounds.py`). Between

@@ -1,4 +1,4 @@
-"""Ours: GPUs for a small mean completion time.
+"""hetctl's own method: GPUs for a small mean completion time.
 
 Equation 6 of Capes et al. gives GPUs to the members for which they save most seconds, which are those
 with most work left. But the sum of completion times falls most if short members end first and free

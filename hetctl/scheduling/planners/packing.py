@@ -171,11 +171,11 @@ class _Packing:
 
 
 Groups = tuple[tuple[int, int], ...]
-"""Pairs of a number of GPUs and the members that want so many."""
+"""Pairs of a number of GPUs and the number of members that get so many."""
 
 
 class _Orders:
-    """Search for the order with the fewest unplaced GPUs; members that want equally many stay together.
+    """Search for the order with the fewest unplaced GPUs; members with equally many stay together.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Ours: every member runs once, from start to end, on a constant number of GPUs.
+"""hetctl's own method: every member runs once, from start to end, on a constant number of GPUs.
 
 The whole schedule is made at the first decision and followed from then on. A bound gives the least
 number of GPUs for each member; list scheduling and its improvement give nodes and order; a solver

@@ -251,7 +251,7 @@ class Engine:
         return StepEnded(self.now, step.workload.name, why, no_room)
 
     def _is_leaving(self, step: SimulatedStep) -> bool:
-        """Return true if the member in training was told to leave."""
+        """Return true if the member in training got a stop command."""
         return self._core.running[step.workload.name].leaving
 
     def _set_pace(self, indices: Iterable[int]) -> None:

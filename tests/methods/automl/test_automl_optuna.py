@@ -30,7 +30,7 @@ def test_without_optuna_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["NoSampler", "GridSampler"])
 def test_a_sampler_that_needs_more_than_a_seed_is_refused(name: str) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(BadInputError, match=f"the sampler is {name}"):
+    with pytest.raises(BadInputError, match=f"sampler {name} is not a class of optuna.samplers"):
         OptunaSource(SPACE, name)
 
 

@@ -112,7 +112,7 @@ def test_a_population_larger_than_the_grid_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rule"), [(((), 0, 1), "no steps"), (((0.1,), 1, 0), "from 1 to 0, which holds none")]
+    ("arguments", "rule"), [(((), 0, 1), "no steps"), (((0.1,), 1, 0), "from 1 to 0, is empty")]
 )
 def test_a_mutation_that_makes_no_sense_is_refused(arguments: tuple[object, ...], rule: str) -> None:
     with pytest.raises(BadInputError, match=rule):

@@ -48,9 +48,9 @@ def test_k_is_part_of_the_name() -> None:
 
 @pytest.mark.parametrize("name", ["fixed-0", "fixed-x", "fixed-", "fixed", "fixed--1", "fixed-1.5"])
 def test_a_name_without_k_is_refused(name: str) -> None:
-    with pytest.raises(BadInputError, match=f"'{name}' does not say how many GPUs") as caught:
+    with pytest.raises(BadInputError, match=f"'{name}' lacks the number of GPUs") as caught:
         planner_named(name)
-    assert caught.value.hint == "such as fixed-4"
+    assert caught.value.hint == "for example fixed-4"
 
 
 def test_reasons_say_what_is_waited_for() -> None:
