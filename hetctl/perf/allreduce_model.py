@@ -96,7 +96,7 @@ class SpeedModel:
     error: float
 
     def rate(self, gpus: int) -> float:
-        """Return samples/s."""
+        """Return samples/s: f(w) of Equation 5."""
         terms = TERMS[self.algorithm](gpus)
         seconds = math.fsum(factor * term for factor, term in zip(self.theta, terms, strict=True))
         return 1 / max(seconds, LEAST_S)

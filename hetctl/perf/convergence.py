@@ -52,7 +52,7 @@ class LossCurve:
     noise: float = 0.0
 
     def loss(self, epoch: float) -> float:
-        """Return the loss after a number of epochs."""
+        """Return the loss after a number of epochs (Equation 1)."""
         return 1 / (self.slope * epoch + self.start) + self.floor
 
 

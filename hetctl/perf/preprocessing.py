@@ -9,7 +9,7 @@ from hetctl.model.profile import PreprocessPoint
 
 
 def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most: int) -> int:
-    """Return the least number of cores whose throughput meets a demand.
+    """Return the least number of cores whose throughput meets a demand (appendix B.3).
 
     Throughput is interpolated linearly between the measured numbers of cores; beyond them it is in
     proportion to the cores. A measurement on more cores never counts for less than one on fewer cores.

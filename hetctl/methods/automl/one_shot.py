@@ -32,5 +32,5 @@ class OneShot(Method):
         return self.trials
 
     def next_trial(self, history: TrialHistory) -> NewTrial | None:
-        """Return the next configuration, independent of earlier results."""
+        """Return the next configuration, independent of earlier results (CEREBRO, section 3)."""
         return NewTrial(self.epochs) if len(history.trials) < self.trials else None

@@ -94,7 +94,7 @@ class Pbt(Method):
                 raise BadInputError(f"{name} cannot mutate: it is not a number of the space")
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Return the next trial of the current iteration."""
+        """Return the next trial of the current iteration (CEREBRO, appendix 11)."""
         for iteration in range(1, self.iterations + 1):
             asked = history.rung(iteration * self.epochs)
             if len(asked) < self.population:

@@ -39,7 +39,10 @@ class CpuManager:
         self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Return batches for the predicted speeds, rounded such that the slowest worker is fastest."""
+        """Return batches for the predicted speeds (Algorithm 1).
+
+        They are rounded such that the slowest worker is fastest.
+        """
         self._predictor.observe(
             np.array([seen.batch / seen.seconds for seen in observations]),
             np.array([seen.cpu for seen in observations]),
@@ -72,6 +75,6 @@ def with_batches(
 
 
 def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:
-    """Return integer batches with sum `total` that minimise the longest time x_i / v_i."""
+    """Return integer batches with sum `total` and the least longest time x_i / v_i (lines 7 to 9)."""
     lines = Lines(np.zeros_like(speeds), 1 / speeds)
     return tuple(whole_batches(lines, total, limits).tolist())

@@ -40,7 +40,7 @@ class GpuManager:
         self.warnings: tuple[StragglerWarning, ...] = ()
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Transfer one step of samples if the leader was faster throughout the window."""
+        """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
         seconds = np.array([seen.seconds for seen in observations])
         self._recent = [*self._recent, seconds][-FINE_WINDOW:]
         self._ever_slower |= seconds[:, None] > seconds[None, :]
@@ -54,7 +54,7 @@ class GpuManager:
         return self.batches
 
     def _leader(self, observations: Sequence[Observation]) -> int | None:
-        """Return the fastest worker that can hold more samples; None if none can."""
+        """Return the fastest worker that can hold more samples (Algorithm 2, line 5); None if none can."""
         able = [
             worker
             for worker, seen in enumerate(observations)

@@ -26,7 +26,7 @@ class Migration:
 def next_migration(
     partitions: Sequence[int], drawn: Sequence[int], batches: Sequence[int], gap: float = GAP
 ) -> Migration | None:
-    """Return the next migration, or None while no partition leads by more than `gap` traversals.
+    """Return the next migration (section 3.5); None while no partition leads by more than `gap` traversals.
 
     Samples move from the worker with the fewest traversals of its partition to the one with the most, so
     many that with their present batches both traverse their partitions about equally often.

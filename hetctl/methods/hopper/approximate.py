@@ -56,7 +56,7 @@ def _places(numbers: Indices, units: UnitTimes) -> list[Place]:
 
 
 def is_optimal(matrix: Matrix) -> bool:
-    """Return true if the method certainly finds an optimum: L_max >= (p^2 + p - 1) T_max."""
+    """Return true if the method certainly finds an optimum (section 4.2): L_max >= (p^2 + p - 1) T_max."""
     partitions = matrix.shape[1]
     return bool(matrix.sum(axis=0).max() >= (partitions**2 + partitions - 1) * matrix.max())
 

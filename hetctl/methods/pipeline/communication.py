@@ -39,7 +39,7 @@ class Links:
 
 
 def fit_links(intra_bytes_per_s: float, intra: Sequence[Point], inter: Sequence[Point]) -> Links:
-    """Fit both kinds of links to measured points of bytes and seconds.
+    """Fit both kinds of links to measured points of bytes and seconds (HetPipe, section 7).
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def fit_links(intra_bytes_per_s: float, intra: Sequence[Point], inter: Sequence[
 
 
 def fit_scaling(bytes_per_s: float, points: Sequence[Point]) -> float:
-    """Return the share of the peak bandwidth that fits the points best (least squares)."""
+    """Return the scaling-down constant of section 7, fitted by least squares."""
     peak_s = np.array([size for size, _ in points]) / bytes_per_s
     seconds = np.array([taken for _, taken in points])
     return float(peak_s @ peak_s / (peak_s @ seconds))

@@ -34,7 +34,7 @@ class Waves:
 def synchronisation_s(
     workers: Sequence[VirtualWorker], layers: LayerProfile, cluster: PipelineCluster, placement: str
 ) -> float:
-    """Return the seconds that a wave takes to the parameter servers if all virtual workers send at once.
+    """Return the seconds of a wave to the parameter servers if all virtual workers send at once (8.1).
 
     Each node sends and receives over one link, and each GPU over its own link to the server on its node.
     Fetching the weights takes as long in the opposite direction.

@@ -47,7 +47,8 @@ class Bounds:
     def waves_needed(self, minibatch: int) -> int:
         """Return the number of waves of all virtual workers that a minibatch's weights must include.
 
-        It is the least number of waves that contains every minibatch up to `minibatch` - (s_global + 1).
+        By the start condition of section 5, it is the least number of waves that contains every minibatch
+        up to `minibatch` - (s_global + 1).
         """
         return max(0, minibatch // self.in_flight - 1 - self.distance)
 

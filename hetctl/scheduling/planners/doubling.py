@@ -40,7 +40,7 @@ def twice(gpus: int) -> int:
 
 
 def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return GPUs by member: powers of two, except those of fixed members."""
+    """Return GPUs by member (section 4.2): powers of two, except those of fixed members."""
     counts = allot(jobs, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(jobs, counts, left)

@@ -50,7 +50,7 @@ class ResizeCandidate:
         return self.workload.samples_left / self.rates[gpus] + restart_s
 
     def gain(self, before: int, after: int) -> float:
-        """Return the seconds saved per added GPU (Equation 6)."""
+        """Return the seconds saved per added GPU (Capes et al., Equation 6)."""
         return (self.seconds(before) - self.seconds(after)) / (after - before)
 
 

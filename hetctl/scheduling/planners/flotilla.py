@@ -17,7 +17,10 @@ from hetctl.scheduling.planners.packing import pack
 
 
 def decide(request: Request) -> Decision:
-    """Create a flotilla and place it; a member that does not fit gets fewer GPUs."""
+    """Create a flotilla and place it (Algorithm 1, lines 4 and 5).
+
+    A member that does not fit gets fewer GPUs.
+    """
     free = request.free_gpus
     if not request.workloads or free == 0:
         return Decision()

@@ -18,7 +18,7 @@ def one_more(gpus: int) -> int:
 
 
 def add(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return GPUs by member."""
+    """Return GPUs by member by the greedy method of Optimus (section 4.2)."""
     return allot(jobs, nodes, one_more)
 
 

@@ -21,7 +21,7 @@ def pack(
     max_permutations: int,
     cluster: Sequence[Node] = (),
 ) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
-    """Place members on nodes; return the placements, and the members that did not fit.
+    """Place members on nodes (Algorithm 3); return the placements, and the members that did not fit.
 
     As in the paper, members that fill whole nodes come first, then pairs that do, then the rest in the
     best of a number of orders. In contrast to the paper, no member straddles nodes: a placed member is
@@ -154,7 +154,7 @@ class _Packing:
         self.free = _Free(numbers, list(accumulate(sizes)))
 
     def place(self, item: Item) -> bool:
-        """Take GPUs for a member on the first of equally free nodes; this is the paper's assignGPUs."""
+        """Take GPUs for a member on the first of equally free nodes (Algorithm 4)."""
         name, gpus = item
         parts = self.free.find(gpus)
         if parts is None:
@@ -175,7 +175,9 @@ Groups = tuple[tuple[int, int], ...]
 
 
 class _Orders:
-    """Search for the order with the fewest unplaced GPUs; members with equally many stay together.
+    """Search for the order with the fewest unplaced GPUs (Algorithm 3, lines 25 to 41).
+
+    Members with equally many GPUs stay together.
 
     Parameters
     ----------
@@ -221,7 +223,7 @@ def _wanted(groups: Groups) -> int:
 
 
 def _fill_nodes(counts: Iterable[Item], node_size: int) -> tuple[list[Item], list[Item]]:
-    """Return the members that fill whole nodes, alone and then in pairs, and the others."""
+    """Return the members that fill whole nodes, alone and in pairs, and the others (lines 5 to 24)."""
     whole: list[Item] = []
     pairs: list[Item] = []
     alone: defaultdict[int, deque[Item]] = defaultdict(deque)

@@ -57,6 +57,6 @@ class FeedForward:
 
 
 def narx(workers: int, seed: int, models: Models | None = None) -> Learner:
-    """Return a NARX predictor; `models` of an earlier run replace the moving average from the start."""
+    """Return a predictor by Equation 4; `models` of an earlier run replace the average from the start."""
     network = FeedForward(len(LAGS), HIDDEN)
     return Learner(workers, seed, network, LAGS, EFFORT, models)
