@@ -31,7 +31,9 @@ from hetctl.storage.profile_request import read_measurements
 from hetctl.storage.progress_fold import events_in
 
 TINY = Path(__file__).parent / "ensembles"
-AGENT = "hetctl.runtime.agent"
+AGENT, DRIVER_MODULE = "hetctl.runtime.agent", "hetctl.runtime.driver"
+SIGNAL_DELAY = "TEST_SIGNAL_DELAY_S"
+"""Variable with a value for `SIGNAL_DELAY_S` of the driver, for tests on slow machines."""
 TIMEOUT_S = 90
 
 ENSEMBLE = """\
@@ -200,6 +202,10 @@ def main(executable: str) -> None:
 
         frameworks.preload_framework = lambda _name: None
         worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
+    if arguments[0] == DRIVER_MODULE:
+        from hetctl.runtime.driver import driver
+
+        driver.SIGNAL_DELAY_S = float(os.environ.get(SIGNAL_DELAY, driver.SIGNAL_DELAY_S))
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 

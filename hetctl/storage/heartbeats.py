@@ -17,9 +17,9 @@ STALE_S = 30.0
 """Age in seconds above which a heartbeat is ignored."""
 
 
-def write_heartbeats(path: Path, pulses: Mapping[str, Heartbeat]) -> None:
+def write_heartbeats(path: Path, heartbeats: Mapping[str, Heartbeat]) -> None:
     """Replace the file of a job's heartbeats atomically."""
-    write_private(path, json.dumps(encode(pulses)) + "\n")
+    write_private(path, json.dumps(encode(heartbeats)) + "\n")
 
 
 def read_heartbeats(path: Path, now: float | None = None) -> dict[str, Heartbeat]:
@@ -27,11 +27,11 @@ def read_heartbeats(path: Path, now: float | None = None) -> dict[str, Heartbeat
     now = time.time() if now is None else now
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-        pulses = {member: decode(Heartbeat, pulse) for member, pulse in found.items()}
+        heartbeats = {member: decode(Heartbeat, value) for member, value in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}
     return {
-        member: pulse
-        for member, pulse in pulses.items()
-        if now - pulse.time < STALE_S and math.isfinite(pulse.rate)
+        member: heartbeat
+        for member, heartbeat in heartbeats.items()
+        if now - heartbeat.time < STALE_S and math.isfinite(heartbeat.rate)
     }

@@ -114,7 +114,7 @@ def many_table(quick: bool = False) -> Table:
         for node in workers.nodes:
             for gpu in node.gpus:
                 _engage(workers, folder, node.name, gpu)
-        _until(workers, lambda: all(e.told for e in workers._running.values()))
+        _until(workers, lambda: all(e.assigned for e in workers._running.values()))
         _rest(workers, SETTLE_S)
         start_s = time.monotonic() - began
         cpu, wall = time.process_time(), time.monotonic()
@@ -139,14 +139,14 @@ def many_table(quick: bool = False) -> Table:
 
 def _start(framework: str) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with _workers(START_NODES, START_RANKS, framework, sys.executable) as (workers, folder):
+    with _workers(START_NODES, START_RANKS, framework, sys.executable) as (workers, _):
         began = time.monotonic()
         sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
-        workers._start_agents(AGENTS, sets, AgentFiles.within(folder).log)
+        workers._agents.start_step(AGENTS, sets)
         gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
         for gpu in gpus:
-            workers._start(gpu, AGENTS)
-        _until(workers, lambda: all(workers._seats[gpu].ready for gpu in gpus))
+            workers._start_rank(gpu, AGENTS)
+        _until(workers, lambda: all(workers._slots[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
         return start_s, statistics.median(_replace_one(workers, gpus[n]) for n in range(5))
 
@@ -155,18 +155,18 @@ def _replace_one(workers: WorkerPool, gpu: tuple[str, int]) -> float:
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(workers, lambda: gpu not in workers._seats)
-    workers._start(gpu, AGENTS)
-    _until(workers, lambda: workers._seats[gpu].ready)
+    _until(workers, lambda: gpu not in workers._slots)
+    workers._start_rank(gpu, AGENTS)
+    _until(workers, lambda: workers._slots[gpu].ready)
     return time.monotonic() - began
 
 
 def _kill_one(workers: WorkerPool) -> float:
-    gpu = next(seat.gpu for group in workers._running.values() for seat in group.working)
+    gpu = next(slot.gpu for group in workers._running.values() for slot in group.working)
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(workers, lambda: gpu not in workers._seats)
+    _until(workers, lambda: gpu not in workers._slots)
     return time.monotonic() - began
 
 

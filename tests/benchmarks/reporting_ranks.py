@@ -116,7 +116,7 @@ def _say(agent: Connection, gpu: int, message: Any) -> None:
 
 def _until_all_train(workers: WorkerPool, agents: dict[str, Connection]) -> None:
     limit = time.monotonic() + PATIENCE_S
-    while not all(running.told for running in workers._running.values()):
+    while not all(running.assigned for running in workers._running.values()):
         assert time.monotonic() < limit, "not all ranks have begun"
         workers.reap()
         for agent in agents.values():

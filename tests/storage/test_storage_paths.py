@@ -29,7 +29,7 @@ def tree(folder):
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_all_folders_and_files_are_private_even_with_an_open_umask(tmp_path):
+def test_folders_and_files_are_private_with_an_open_umask(tmp_path):
     run = Home(tmp_path / "home").run("digits-001")
     write_json(run.create().spec, {})
     folders = [tmp_path / "home", run.path.parent, run.path, run.events, run.logs]
@@ -68,7 +68,7 @@ def _write_with_little_room(path):
     os._exit(0)
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_no_half_one(tmp_path):
+def test_a_full_disk_leaves_the_old_file_and_no_partial_one(tmp_path):
     path = tmp_path / "file"
     write_private(path, "old")
     writer = multiprocessing.get_context("fork").Process(target=_write_with_little_room, args=(path,))
@@ -119,7 +119,7 @@ def test_readers_see_one_text_or_the_other_while_it_is_replaced(tmp_path):
 
 def test_the_files_of_a_job_bear_its_number(tmp_path):
     job = RunFolder(tmp_path).job(7)
-    own = [job.script, job.log, job.claim, job.stop, job.pulses, job.agents.address, job.agents.log]
+    own = [job.script, job.log, job.claim, job.stop, job.heartbeats, job.agents.address, job.agents.log]
     own += [job.lineups, job.exchange_log]
     assert {path.parent for path in own} == {tmp_path}
     assert all(path.name.startswith("job-0007.") for path in own)

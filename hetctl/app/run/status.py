@@ -124,7 +124,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in UNDER_WAY
     under_way = goes_on and bool(alive)
-    files = [view.folder.job(job.number).pulses for job in alive]
+    files = [view.folder.job(job.number).heartbeats for job in alive]
     pulses = {name: pulse for file in files for name, pulse in read_heartbeats(file).items()}
     states = view.states(under_way=under_way)
     chosen = foremost(states, len(states) if most is None else most)

@@ -42,11 +42,12 @@ from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import read_memory, read_spec
 
-SETTLE_S = 0.5
+SIGNAL_DELAY_S = 0.5
 """Seconds within which the driver receives its signal after the batch system has signalled a step."""
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
-PULSES_EVERY_S = 2.0
+HEARTBEATS_EVERY_S = 2.0
+"""Seconds between two versions of the file of heartbeats."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
 WARN_SHARE, KILL_SHARE = 0.6, 0.85
@@ -99,7 +100,7 @@ class Driver:
         self._open: dict[int, ActiveRound] = {}
         self._core = Core(self._planner, options, JobOptions(), self._observer(options))
         self._next_rates = 0.0
-        self._next_pulses = 0.0
+        self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._told: str | None = None
         self._ended: str | None = None
@@ -124,12 +125,12 @@ class Driver:
             self._look()
             self._watch_who_leaves()
             self._report_rates()
-            self._write_pulses()
+            self._write_heartbeats()
             self._keep_state()
             self._schedule()
         self._workers.leave()
         self._exchanges.leave()
-        self._files.pulses.unlink(missing_ok=True)
+        self._files.heartbeats.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
         self._next_state = 0.0
         self._keep_state()
@@ -165,7 +166,7 @@ class Driver:
         self._exchanges.reap()
         if not self._core.ending and any(step.got_sigterm for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
-            time.sleep(SETTLE_S)
+            time.sleep(SIGNAL_DELAY_S)
         self._send(Tick(self._now_s()))
         self._watch_for_the_end()
         for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
@@ -212,13 +213,13 @@ class Driver:
         for name, rate in self._members.rates_seen(self._open.values()).items():
             self._send(EpochDone(self._now_s(), name, rate))
 
-    def _write_pulses(self) -> None:
+    def _write_heartbeats(self) -> None:
         """Write the state of members in training for `hetctl status`; errors of a full disk are ignored."""
-        if time.monotonic() < self._next_pulses:
+        if time.monotonic() < self._next_heartbeats:
             return
-        self._next_pulses = time.monotonic() + PULSES_EVERY_S
+        self._next_heartbeats = time.monotonic() + HEARTBEATS_EVERY_S
         with suppress(OSError):
-            write_heartbeats(self._files.pulses, self._workers.pulses())
+            write_heartbeats(self._files.heartbeats, self._workers.heartbeats())
 
     def _keep_state(self) -> None:
         """Save a snapshot, which spares readers work; without it they are only slower: errors are ignored."""

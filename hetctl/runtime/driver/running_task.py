@@ -91,25 +91,25 @@ class RunningTask:
 
     Parameters
     ----------
-    seats : list of WorkerSlot
+    slots : list of WorkerSlot
         Ranks by number.
     steps : tuple of str
         Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
     started_at : float
         Start in seconds since the epoch.
-    heard : float
+    heard_at : float
         Time of the last message of any rank, in seconds of the monotonic clock, as for `ending`.
-    pulse : Heartbeat or None
+    heartbeat : Heartbeat or None
         Last metrics of rank 0.
     stop : str or None
         Reason why it is to stop with a checkpoint; None if it continues.
-    told, done, gone : set of int
+    assigned, done, lost : set of int
         Ranks that have their assignment, that have finished, and that have ended.
     exit_code : int
         Exit code of the first rank that failed by itself.
     overuse : Overuse or None
         Memory use of the first rank that an agent has ended for it.
-    said : str
+    launcher_output : str
         Output of the launcher, if the group was lost with its agents.
     lost_nodes : dict of str to None
         Nodes whose agents were lost, in order; an ordered set.
@@ -123,21 +123,21 @@ class RunningTask:
 
     task: TaskMessage
     placement: tuple[Placement, ...]
-    seats: list[WorkerSlot]
+    slots: list[WorkerSlot]
     steps: tuple[str, ...]
     key: str
     log_start: int
     started_at: float
-    heard: float
+    heard_at: float
     master: Address | None = None
-    pulse: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     stop: str | None = None
-    told: set[int] = field(default_factory=set)
+    assigned: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     exit_code: int = 0
     overuse: Overuse | None = None
-    said: str = ""
+    launcher_output: str = ""
     lost_nodes: dict[str, None] = field(default_factory=dict)
     hung: bool = False
     signalled: bool = False
@@ -147,24 +147,24 @@ class RunningTask:
     @property
     def over(self) -> bool:
         """True if no rank is at work any more."""
-        return len(self.done | self.gone) == len(self.seats)
+        return len(self.done | self.lost) == len(self.slots)
 
     @property
     def working(self) -> Iterator[WorkerSlot]:
         """Ranks that are at work."""
-        return (s for rank, s in enumerate(self.seats) if rank not in self.done | self.gone)
+        return (s for rank, s in enumerate(self.slots) if rank not in self.done | self.lost)
 
-    def hear(self, seat: WorkerSlot, message: Any) -> None:
+    def on_message(self, slot: WorkerSlot, message: Any) -> None:
         """Process a message of a rank; any message is a sign of life."""
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
-        if "pulse" in message:
-            self.pulse = decode(Heartbeat, message["pulse"])
+        if "heartbeat" in message:
+            self.heartbeat = decode(Heartbeat, message["heartbeat"])
         if "signalled" in message:
             self.signalled = True
         if "done" in message:
-            self.done.add(self.seats.index(seat))
+            self.done.add(self.slots.index(slot))
 
     def note_overuse(self, overuse: Overuse, who: str) -> None:
         """Record that an agent has ended a rank for its memory, also in the log; the first record stands."""
@@ -172,18 +172,18 @@ class RunningTask:
         with suppress(OSError):
             append(self.task.log, f"{who} was ended: {_in_words(overuse)}\n")
 
-    def lose(self, seat: WorkerSlot, exit_code: int, said: str = "", lost_node: str | None = None) -> None:
+    def lose(self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None) -> None:
         """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
 
         Parameters
         ----------
-        said : str
+        output : str
             Output of the launcher, if the rank was lost with its agent.
         lost_node : str or None
             Node of the rank, if the node is lost.
         """
-        self.gone.add(self.seats.index(seat))
-        self.said = said or self.said
+        self.lost.add(self.slots.index(slot))
+        self.launcher_output = output or self.launcher_output
         if lost_node is not None:
             self.lost_nodes[lost_node] = None
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
@@ -193,15 +193,15 @@ class RunningTask:
     def end(self) -> None:
         """Start the end of the group; ranks without an assignment count as done."""
         self.ending = self.ending or time.monotonic()
-        self.done |= set(range(len(self.seats))) - self.told
+        self.done |= set(range(len(self.slots))) - self.assigned
 
     def ended(self) -> EndedGroup:
         """Return the result; if its ranks wrote no output, that of the launchers is appended to its log."""
         output = end_of(self.task.log, self.log_start)
-        if self.said and not output:
-            append(self.task.log, self.said)
+        if self.launcher_output and not output:
+            append(self.task.log, self.launcher_output)
         return EndedGroup(
-            *(self.task.name, self.placement, self.exit_code, self.said + output, self.hung),
+            *(self.task.name, self.placement, self.exit_code, self.launcher_output + output, self.hung),
             tuple(self.lost_nodes),
             self.signalled,
             self.overuse,

@@ -83,7 +83,7 @@ class WorkerContext:
         Function called with the address at which this rank, if it leads, waits for the others of its group.
     give_sign : callable
         Function called every few seconds while there is progress.
-    send_pulse : callable
+    send_heartbeat : callable
         Function called with the live metrics of the member in training.
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
@@ -96,7 +96,7 @@ class WorkerContext:
         told: Callable[[str], str | None] = lambda _: None,
         announce: Callable[[Address], None] = lambda _: None,
         give_sign: Callable[[], None] = lambda: None,
-        send_pulse: Callable[[Heartbeat], None] = lambda _: None,
+        send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.group: Group = SingleRank()
@@ -104,7 +104,7 @@ class WorkerContext:
         self._keep = keep
         self.announce = announce
         self._give_sign = give_sign
-        self.send_pulse = send_pulse
+        self.send_heartbeat = send_heartbeat
         self.send_written = send_written
         self.told = told
         self._next_sign = 0.0

@@ -21,7 +21,7 @@ Busy = Callable[[], float | None]
 
 
 @contextlib.contextmanager
-def beating(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
+def heartbeats_to(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
     """Yield a function to call after each step: with the epoch, its samples that are done, and the loss.
 
     Parameters
@@ -31,18 +31,18 @@ def beating(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int
     samples : int
         Samples of an epoch.
     """
-    heart = _Heart(send, samples, busy)
+    sender = _Sender(send, samples, busy)
     over = threading.Event()
-    thread = threading.Thread(target=heart.beat, args=(over,), name="heart", daemon=True)
+    thread = threading.Thread(target=sender.run, args=(over,), name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield heart.note
+        yield sender.note
     finally:
         over.set()
         thread.join()
 
 
-class _Heart:
+class _Sender:
     def __init__(self, send: Send, samples: int, busy: Busy) -> None:
         self._send = send
         self._samples = samples
@@ -52,7 +52,7 @@ class _Heart:
     def note(self, epoch: int, position: int, loss: Any) -> None:
         self._seen = (epoch, position, loss)
 
-    def beat(self, over: threading.Event) -> None:
+    def run(self, over: threading.Event) -> None:
         last_at, last = time.time(), (0, 0)
         while not over.wait(EVERY_S):
             if self._seen is None:
@@ -61,9 +61,9 @@ class _Heart:
             if last[0]:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
-                pulse = Heartbeat(now, epoch, position, self._samples, rate, _number(loss), self._busy())
+                heartbeat = Heartbeat(now, epoch, position, self._samples, rate, _number(loss), self._busy())
                 with contextlib.suppress(ConnectionError):
-                    self._send(pulse)
+                    self._send(heartbeat)
             last_at, last = now, (epoch, position)
 
 

@@ -10,7 +10,7 @@ from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
-from hetctl.runtime.worker.heartbeat import beating, cores_used, gpu_used
+from hetctl.runtime.worker.heartbeat import cores_used, gpu_used, heartbeats_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
@@ -72,7 +72,7 @@ def _run(
     trainer.show = Board(board_in(checkpoints.path), built.training.samples).show
     device = context.binding.device
     busy = cores_used() if device is None else gpu_used(device)
-    with beating(context.send_pulse, built.training.samples, busy) as trainer.note:
+    with heartbeats_to(context.send_heartbeat, built.training.samples, busy) as trainer.note:
         trainer.run()
 
 

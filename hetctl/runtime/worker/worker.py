@@ -65,7 +65,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             stops.reason,
             announce=lambda address: connection.send({"master": encode(address)}),
             give_sign=lambda: connection.send({}),
-            send_pulse=lambda pulse: connection.send({"pulse": encode(pulse)}),
+            send_heartbeat=lambda heartbeat: connection.send({"heartbeat": encode(heartbeat)}),
             send_written=lambda length: connection.send({"written": length}),
         )
         connection.send({"ready": True})

@@ -90,7 +90,7 @@ def course(project):
     yield
     write(0, "a", "first_step", startup_s=1.0)
     yield
-    write_heartbeats(run.job(0).pulses, {"a": Heartbeat(time.time(), 1, 10, 100, 9.0)})
+    write_heartbeats(run.job(0).heartbeats, {"a": Heartbeat(time.time(), 1, 10, 100, 9.0)})
     yield
     epoch(0, "a", 1, 2.0)
     epoch(0, "b", 1, 10.0)

@@ -23,9 +23,9 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
 from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
-from hetctl.runtime.driver.worker_pool import KILLED
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import AskAgain, Command
@@ -192,7 +192,7 @@ class VirtualPool:
             if group.task.name == name:
                 group.told = group.told or reason
 
-    def pulses(self) -> dict[str, Heartbeat]:
+    def heartbeats(self) -> dict[str, Heartbeat]:
         return {}
 
     def wait(self, seconds: float) -> None:

@@ -1,0 +1,422 @@
+"""The agents of a batch job as its driver sees them: the steps that start them, and connections to them.
+
+An agent holds a resource set. With ``launch: nodes`` this is a node for the whole job. With
+``launch: members`` it is the part of a node that a member has for one round: its step starts and ends with
+the group. A node whose agent does not connect, or sends nothing for some time, is lost for the job.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
+from hetctl.cluster.launchers.agents import Gpu, agents_step
+from hetctl.cluster.launchers.nodes import node_of_agent
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import MEMBERS, Node, Site
+from hetctl.runtime.agent.binding import GPU
+from hetctl.runtime.agent.messages import (
+    ENDED,
+    FROM,
+    LEAVE,
+    OVERUSE,
+    SIGNAL,
+    START,
+    TO,
+    AgentFacts,
+    Overuse,
+    Welcome,
+)
+from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.driver.exit_causes import MISPLACED
+from hetctl.runtime.driver.launched_steps import StepPool
+from hetctl.runtime.interfaces import control_address
+from hetctl.runtime.rank_logs import append, end_of
+from hetctl.runtime.transport import Connection, Listener
+from hetctl.runtime.worker.messages import write_address
+from hetctl.storage.paths import AgentFiles
+
+STEP_END_S = 1.0
+"""Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
+LEAVE_S = 5.0
+"""Seconds in which steps of released agents end; they are terminated then, and killed after twice that."""
+END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
+"""Signals to a step after its release, one for each `LEAVE_S`."""
+KILLED = 128 + signal.SIGKILL
+
+
+class RankEvents(Protocol):
+    """Receiver of the reports of agents about the ranks on their GPUs, which are named by planned nodes."""
+
+    def on_message(self, gpu: Gpu, message: Any) -> None:
+        """Process a message of a rank."""
+
+    def on_end(self, gpu: Gpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
+        """Process the end of a rank's process on `node`; `overuse` is the reason if the agent ended it."""
+
+    def on_loss(
+        self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
+    ) -> None:
+        """Process the loss of all ranks of a step on a node.
+
+        Parameters
+        ----------
+        node : str
+            Planned node of the ranks; empty: all nodes of the step.
+        output : str
+            Output of the launcher.
+        lost_node : str or None
+            Node that is lost with the ranks, if one is.
+        """
+
+
+@dataclass
+class _Agent:
+    """Connection to an agent.
+
+    Parameters
+    ----------
+    held : ResourceSet
+        Resource set as planned.
+    node : str
+        Node on which the agent runs.
+    lost_at : float
+        Time at which it counts as lost, by the monotonic clock; each message moves it.
+    closed : bool
+        True once the agent has closed its connection.
+    """
+
+    held: ResourceSet
+    node: str
+    connection: Connection
+    lost_at: float
+    closed: bool = False
+
+
+@dataclass
+class _AgentStep:
+    """A running step of agents.
+
+    Parameters
+    ----------
+    sets : dict of str to ResourceSet
+        Resource sets by planned node, without those whose agents are lost.
+    member : bool
+        True if the step belongs to one member and ends with its group.
+    log : Path
+        File for the output of its agents and their launcher.
+    log_start : int
+        Length of the log in bytes at the launch.
+    join_until : float
+        Time by which all agents must connect, by the monotonic clock; the others are lost.
+    agents : dict of str to _Agent
+        Agents that have connected and are not lost, by the planned nodes of their sets.
+    to_start : list of Gpu
+        GPUs of ranks that are forked when their agents have connected.
+    released_at : float or None
+        Time at which its agents were released, by the same clock; None if they were not.
+    """
+
+    sets: dict[str, ResourceSet]
+    member: bool
+    log: Path
+    log_start: int
+    join_until: float
+    agents: dict[str, _Agent] = field(default_factory=dict)
+    to_start: list[Gpu] = field(default_factory=list)
+    released_at: float | None = None
+    signalled: signal.Signals | None = None
+
+    @property
+    def output(self) -> str:
+        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it."""
+        return "" if self.member else end_of(self.log, self.log_start)
+
+    def expects(self, node: str) -> bool:
+        """Return true if an agent on that node may still connect: none has, and the step is not released."""
+        return self.released_at is None and all(agent.node != node for agent in self.agents.values())
+
+    def sets_on(self, node: str) -> list[str]:
+        """Return the keys of the resource sets on a node, of connected agents or else as planned."""
+        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
+        return [key for key, real in where.items() if real == node]
+
+
+class AgentPool:
+    """The agents of one batch job, through which its ranks are started and reached.
+
+    Attributes
+    ----------
+    nodes : tuple of Node
+        Nodes of the job that are not lost.
+
+    Parameters
+    ----------
+    framework : str or None
+        Framework that each agent imports once, for all its ranks.
+    events : RankEvents
+        Receiver of the agents' reports, called in `receive` and `wait`.
+    """
+
+    def __init__(
+        self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None, events: RankEvents
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.site = site.yielding_to(os.environ)
+        self._files = files
+        self._framework = framework
+        self._events = events
+        self._timeouts = site.timeouts
+        self._steps = StepPool()
+        self._running: dict[str, _AgentStep] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
+        write_address(files.address, self._listener.address)
+
+    def start_step(self, name: str, sets: Sequence[ResourceSet], log: Path | None = None) -> None:
+        """Start an agent for each resource set, unless the step already runs.
+
+        Parameters
+        ----------
+        log : Path or None
+            File for the output of the agents; None: the file that the job's agents share.
+
+        Raises
+        ------
+        OSError
+            If the agents cannot be started.
+        """
+        if name in self._running:
+            return
+        log = log or self._files.log
+        log_start = log.stat().st_size if log.exists() else 0
+        step = agents_step(self.site, name, sets, self._files.address, self._framework, sys.executable)
+        self._steps.launch(step, log)
+        by_node = {each.node: each for each in sets}
+        member = self.site.launch == MEMBERS
+        join_until = time.monotonic() + self._timeouts.join_s
+        self._running[name] = _AgentStep(by_node, member, log, log_start, join_until)
+
+    def release(self, name: str) -> None:
+        """Tell the agents of a step to leave; agents that connect later are rejected."""
+        step = self._running.get(name)
+        if step is None or step.released_at is not None:
+            return
+        step.released_at = time.monotonic()
+        for agent in step.agents.values():
+            self._send(agent, {LEAVE: True})
+
+    def runs(self, name: str) -> bool:
+        """Return true if the end of a step of that name has not been seen."""
+        return name in self._running
+
+    def start_rank(self, step: str, gpu: Gpu) -> None:
+        """Have a rank forked on a GPU, now or when its agent has connected."""
+        if agent := self._agent_of(step, gpu):
+            self._send(agent, {START: gpu[1]})
+        elif step in self._running:
+            self._running[step].to_start.append(gpu)
+
+    def serves(self, step: str, gpu: Gpu) -> bool:
+        """Return true if the agent of a rank is connected, and its step is not released."""
+        agent = self._agent_of(step, gpu)
+        return agent is not None and not agent.closed and self._running[step].released_at is None
+
+    def send(self, step: str, gpu: Gpu, message: Any) -> None:
+        """Send a message to a rank; the loss of its agent is reported as an event."""
+        if agent := self._agent_of(step, gpu):
+            self._send(agent, {TO: gpu[1], "message": message})
+
+    def signal(self, step: str, gpu: Gpu, number: signal.Signals) -> None:
+        """Send a signal to a rank."""
+        if agent := self._agent_of(step, gpu):
+            self._send(agent, {SIGNAL: int(number), "gpu": gpu[1]})
+
+    def wait(self, seconds: float) -> None:
+        """Wait for messages of connected agents, at most for `seconds`, and process them."""
+        for key, _ in self._selector.select(seconds):
+            self._receive_from(key.data)
+
+    def receive(self) -> None:
+        """Process all that has arrived, steps that have ended, and agents that are silent or absent.
+
+        A step of all nodes that has ended may be started again; its nodes are not lost.
+        """
+        self._read()
+        for ended in self._steps.reap():
+            # Messages that agents sent before they ended come first.
+            self._read()
+            step = self._running.pop(ended.name)
+            for agent in step.agents.values():
+                self._close(agent)
+            self._events.on_loss(ended.name, ended.exit_code, output=step.output)
+        self._watch_steps(time.monotonic())
+
+    def leave(self) -> None:
+        """Release all agents and end their ranks; all have ended on return."""
+        self._listener.close()
+        for name, step in self._running.items():
+            self.release(name)
+            for agent in step.agents.values():
+                self._close(agent)
+            if not step.agents:
+                self._steps.signal(signal.SIGTERM, name)
+        self._steps.end(LEAVE_S)
+        self._files.address.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        for facts, connection in self._listener.accepted():
+            self._welcome(facts, connection)
+        self.wait(0)
+
+    def _agent_of(self, step: str, gpu: Gpu) -> _Agent | None:
+        running = self._running.get(step)
+        return running.agents.get(gpu[0]) if running else None
+
+    def _send(self, agent: _Agent, *messages: Any) -> None:
+        """Send messages; a closed connection is noticed when it is next read."""
+        with suppress(ConnectionError):
+            for message in messages:
+                agent.connection.send(message)
+
+    def _close(self, agent: _Agent) -> None:
+        if not agent.closed:
+            self._selector.unregister(agent.connection)
+        agent.connection.close()
+
+    def _receive_from(self, agent: _Agent) -> None:
+        now = time.monotonic()
+        try:
+            for message in agent.connection.arrived():
+                agent.lost_at = now + self._timeouts.silence_s
+                self._pass_on(agent, message)
+        except ConnectionError:
+            self._selector.unregister(agent.connection)
+            agent.closed = True
+            agent.lost_at = min(agent.lost_at, now + STEP_END_S)
+
+    def _pass_on(self, agent: _Agent, message: Any) -> None:
+        if FROM in message:
+            self._events.on_message((agent.held.node, message[FROM]), message["message"])
+        elif ENDED in message:
+            gpu = agent.held.node, message[ENDED]
+            overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
+            self._events.on_end(gpu, message["exit_code"], overuse, agent.node)
+
+    def _watch_steps(self, now: float) -> None:
+        for name, step in list(self._running.items()):
+            if step.released_at is not None:
+                self._force_end(name, step, now - step.released_at)
+            elif step.member and any(agent.closed for agent in step.agents.values()):
+                # The end of the step tells the cause.
+                self.release(name)
+            else:
+                for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
+                    self._lose_node(agent.node)
+                if now > step.join_until:
+                    self._lose_absent(name, step)
+
+    def _force_end(self, name: str, step: _AgentStep, waited_s: float) -> None:
+        """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
+        number = END_SIGNALS[min(int(waited_s / LEAVE_S), len(END_SIGNALS) - 1)]
+        if number not in (None, step.signalled):
+            self._steps.signal(number, name)
+            step.signalled = number
+
+    def _lose_absent(self, name: str, step: _AgentStep) -> None:
+        for node in [node for node in step.sets if node not in step.agents]:
+            self._continue_without(name, step, node, f"no agent of {name} came from {node}")
+
+    def _welcome(self, facts: Any, connection: Connection) -> None:
+        """Send an agent its resource set, and have it fork the ranks that are requested."""
+        found = decode(AgentFacts, facts)
+        node = node_of_agent([node.name for node in self.nodes], found.variables, found.host)
+        step = self._running.get(found.step)
+        if node is None or step is None or not step.expects(node):
+            names = ", ".join(node.name for node in self.nodes)
+            log_line(
+                f"agent of step {found.step} on {found.host} {found.variables} rejected: "
+                f"not on a node of the job ({names}), or not expected there"
+            )
+            connection.close()
+        elif held := self._set_for(node, step):
+            self._admit(held, node, step, found, connection)
+        else:
+            connection.close()
+            words = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
+            self._fail_member(found.step, step, words)
+
+    def _set_for(self, node: str, step: _AgentStep) -> ResourceSet | None:
+        """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
+        free = {name: held for name, held in step.sets.items() if name not in step.agents}
+        same_type = (name for name in free if self.site.type_of(name) == self.site.type_of(node))
+        other = next(same_type, "") if LAUNCHERS[self.site.launcher].chooses_nodes else ""
+        return free.get(node) or free.get(other)
+
+    def _admit(
+        self, held: ResourceSet, node: str, step: _AgentStep, found: AgentFacts, connection: Connection
+    ) -> None:
+        seen, given = len(found.gpus), len(held.gpus)
+        too_many = step.member and seen > given
+        if found.gpus and self.site.device == GPU and (seen < given or too_many):
+            connection.close()
+            words = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
+            self._continue_without(found.step, step, node, words)
+            return
+        planned = "" if node == held.node else f", planned on {held.node}"
+        where = f"{node} ({found.host}){planned}"
+        log_line(f"agent of step {found.step} on {where}, {len(found.cores)} cores{_gpu_list(found)}")
+        lost_at = time.monotonic() + self._timeouts.silence_s
+        agent = step.agents[held.node] = _Agent(held, node, connection, lost_at)
+        self._selector.register(connection, selectors.EVENT_READ, agent)
+        site = self.site
+        welcome = Welcome(
+            *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
+            site.timeouts.orphaned_s,
+        )
+        own = [gpu for gpu in step.to_start if gpu[0] == held.node]
+        step.to_start = [gpu for gpu in step.to_start if gpu not in own]
+        self._send(agent, encode(welcome), *({START: number} for _, number in own))
+
+    def _continue_without(self, name: str, step: _AgentStep, node: str, words: str) -> None:
+        """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
+        if step.member:
+            self._fail_member(name, step, words)
+        else:
+            log_line(words)
+            self._lose_node(node)
+
+    def _fail_member(self, name: str, step: _AgentStep, words: str) -> None:
+        """End the step of a member that was not placed as planned, and its group; log the cause."""
+        log_line(f"{MISPLACED}: {words}")
+        append(step.log, f"{MISPLACED}: {words}\n")
+        self.release(name)
+        self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
+
+    def _lose_node(self, node: str) -> None:
+        """Record the loss of a node for this job: its groups end, and nothing is placed on it any more."""
+        self.nodes = tuple(other for other in self.nodes if other.name != node)
+        log_line(f"the agent on {node} is gone, or did not come")
+        for name, step in self._running.items():
+            for planned in step.sets_on(node):
+                del step.sets[planned]
+                if agent := step.agents.pop(planned, None):
+                    self._close(agent)
+                self._events.on_loss(name, KILLED, planned, step.output, node)
+
+
+def _gpu_list(facts: AgentFacts) -> str:
+    variables = (f", {name}={value}" for name, value in facts.devices.items())
+    gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
+    return "".join((*variables, *gpus))
