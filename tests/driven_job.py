@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench import alive, python_without_training
+from workbench import alive, python_without_training, wait_for
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.events import DRIVER
@@ -76,7 +76,7 @@ class Job:
     def drive(self, **how) -> str:
         """Run a job to its end; return what the driver said."""
         process = self.start(**how)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
         self.leaves_nothing_behind()
         return output
@@ -93,7 +93,8 @@ class Job:
         self.leaves_nothing_behind()
 
     def leaves_nothing_behind(self) -> None:
-        assert not alive(str(self.run.path))
+        # The kernel ends ranks with their agents, not before the driver has ended.
+        wait_for(lambda: not alive(str(self.run.path)))
         held: dict[tuple[str, int], str] = {}
         for event in (e for e in events_in(self.run) if e.source == DRIVER):
             member = event.data.get("member")

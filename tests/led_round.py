@@ -27,7 +27,7 @@ from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.data.sources import MapSource
 
 SAMPLES = 200
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 AHEAD = 24
 FORK = get_context("fork")
 CODE = Path(__file__).parents[1]

@@ -33,7 +33,7 @@ def real_job(folder: Path, train_fn: str, config: dict, framework: str = "tensor
     )  # fmt: skip
 
 
-def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp_path, monkeypatch):
+def test_a_full_disk_or_damaged_checkpoint_costs_no_epoch(tmp_path, monkeypatch):
     job = real_job(tmp_path, "fit_train_fn", {"pause_s": 0.02})
     checkpoints = CheckpointFolder(checkpoint_folder(job.spec, "m"))
 
@@ -84,9 +84,7 @@ def test_neither_a_full_disk_nor_a_damaged_checkpoint_costs_a_finished_epoch(tmp
     ],
     ids=["tensorflow", "pytorch"],
 )
-def test_a_member_that_runs_out_of_memory_trains_on_with_a_smaller_batch(
-    tmp_path, monkeypatch, framework, error
-):
+def test_a_member_out_of_memory_continues_with_a_smaller_batch(tmp_path, monkeypatch, framework, error):
     job = real_job(tmp_path, "hungry_train_fn", {"most": 40}, framework, batch_size=64, min_batch_size=16)
     job.drive_by(FLOTILLA, monkeypatch, real=True)
     assert [event.data["why"] for event in job.events("step_ended")] == ["out-of-memory", "finished"]

@@ -45,7 +45,7 @@ def test_the_first_interface_that_fits_and_others_can_reach(patterns, chosen):
 
 
 @given(st.permutations(list(NODE)), st.lists(st.sampled_from(["*", "hsn*", "e*", "ib0", "lo"]), min_size=1))
-def test_the_choice_does_not_depend_on_the_order_in_which_a_node_lists_them(names, patterns):
+def test_the_choice_does_not_depend_on_the_order_of_interfaces(names, patterns):
     assert choose("gloo", patterns, {name: NODE[name] for name in names}) == choose("gloo", patterns, NODE)
 
 

@@ -111,7 +111,7 @@ def assert_same(results, wanted):
 
 @pytest.mark.training
 @pytest.mark.parametrize("train_fn", [None, keras_padded_train_fn])
-def test_keras_networks_are_traced_once_to_train_and_once_to_evaluate(train_fn):
+def test_keras_networks_are_traced_once_per_kind_of_step(train_fn):
     traces = []
     network = built("tensorflow", lambda: keras_model(traces), train_fn)
     traces.clear()
@@ -135,7 +135,7 @@ def double_precision():
 @pytest.mark.training
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("train_fn", [None, keras_padded_train_fn])
-def test_padding_changes_no_weight_loss_or_metric_of_a_keras_network(train_fn):
+def test_padding_does_not_change_the_results_of_keras_networks(train_fn):
     padded = built("tensorflow", keras_model, train_fn)
     seed_all("tensorflow", 3)
     plain = keras_model()
@@ -219,7 +219,7 @@ def torch_padded_train_fn(data, model, optimizer, _config):
 @pytest.mark.training
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("train_fn", [None, torch_padded_train_fn])
-def test_compiled_modules_are_traced_once_to_train_and_once_to_evaluate(in_place, train_fn):
+def test_compiled_modules_are_traced_once_per_kind_of_step(in_place, train_fn):
     backend = CountingBackend()
     train(built("pytorch", lambda: torch_parts(backend, in_place), train_fn))
     assert len(backend.shapes) == 2, backend.shapes
@@ -228,7 +228,7 @@ def test_compiled_modules_are_traced_once_to_train_and_once_to_evaluate(in_place
 @pytest.mark.training
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("momentum", [0.5, None])
-def test_padding_changes_no_weight_loss_or_metric_of_a_compiled_module(momentum):
+def test_padding_does_not_change_results_of_compiled_modules(momentum):
     padded = built("pytorch", lambda: torch_parts(CountingBackend(), in_place=True, momentum=momentum))
     plain = built("pytorch", lambda: torch_parts(momentum=momentum))
     assert_same(train(padded), train(plain))
@@ -246,7 +246,7 @@ def test_padding_repeats_samples_and_gives_them_no_weight():
     assert weights.tolist() == pytest.approx([8 / 3] * 3 + [0] * 5)
 
 
-def test_padded_batches_all_have_the_size_of_a_full_one_and_know_their_samples():
+def test_padded_batches_have_full_size_and_count_their_samples():
     training, _ = loaders()
     data = TrainingData(Batches(training, 1, 0, SingleRank(), lambda: False), BATCH)
     seen = [(len(x), len(y), len(weights), data.samples) for x, y, weights in data.padded()]

@@ -75,7 +75,7 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
         assert np.array_equal(array, theirs[name]), name
 
 
-def test_in_a_step_of_its_own_a_member_trains_alike_and_each_start_counts_whole(tmp_path):
+def test_a_member_in_its_own_step_counts_each_start_in_full(tmp_path):
     members = (member("one"), member("other", seed=4, max_gpus=2))
     jobs = {
         launch: real_job(tmp_path / launch, "pytorch", members, slots=2, site=replace(SITE, launch=launch))
@@ -93,7 +93,7 @@ def test_in_a_step_of_its_own_a_member_trains_alike_and_each_start_counts_whole(
     ("framework", "how", "rank"),
     [("tensorflow", "raise", 1), ("tensorflow", "kill", 0), ("pytorch", "raise", 0), ("pytorch", "kill", 1)],
 )
-def test_a_lost_rank_ends_its_group_with_its_cause_which_is_formed_again(tmp_path, framework, how, rank):
+def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, how, rank):
     fragile = member("fragile", max_gpus=2, how=how, rank=rank, done=str(tmp_path / "done"))
     job = real_job(tmp_path / "job", framework, (fragile,), slots=2, train_fn="fragile_train_fn")
     assert "ended: finished" in job.drive()

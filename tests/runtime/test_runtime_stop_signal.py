@@ -69,5 +69,5 @@ def test_after_the_deadline_not_even_a_part_is_begun():
         (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), ExitReason.DISK_FULL),
     ],
 )
-def test_a_full_memory_or_disk_is_told_from_an_error_of_the_program(error, why):
+def test_full_memory_and_full_disk_differ_from_program_errors(error, why):
     assert why_failed(error) is why

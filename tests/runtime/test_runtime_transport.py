@@ -17,12 +17,14 @@ from workbench import wait_for
 from hetctl.runtime import transport
 from hetctl.runtime.transport import Address, Listener, connect
 
+PATIENCE_S = 60.0
+
 
 @pytest.fixture
 def pair():
     listener = Listener("key")
-    near = connect(listener.address, "somebody", 5)
-    _, far = listener.wait(5)
+    near = connect(listener.address, "somebody", PATIENCE_S)
+    _, far = listener.wait(PATIENCE_S)
     listener.close()
     yield near, far
     near.close()
@@ -57,8 +59,8 @@ def test_nothing_in_time(pair):
 
 def test_guests_are_known_by_what_they_say():
     listener = Listener("key")
-    guests = [connect(listener.address, {"seat": number}, 5) for number in range(3)]
-    seen = sorted(listener.wait(5)[0]["seat"] for _ in guests)
+    guests = [connect(listener.address, {"seat": number}, PATIENCE_S) for number in range(3)]
+    seen = sorted(listener.wait(PATIENCE_S)[0]["seat"] for _ in guests)
     assert seen == [0, 1, 2]
     assert list(listener.accepted()) == []
     listener.close()
@@ -78,7 +80,7 @@ def test_guests_are_known_by_what_they_say():
 )
 def test_strangers_are_not_let_in(greeting):
     listener = Listener("right")
-    with socket.create_connection(("127.0.0.1", listener.address.port), 5) as stranger:
+    with socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S) as stranger:
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
@@ -116,7 +118,7 @@ def descriptors_up_to(limit):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
+def test_a_listener_accepts_again_after_descriptors_ran_out():
     listener = Listener("key")
     callers, came = [socket.socket(), socket.socket()], []
     # Only 0, 1 and 2 are below this limit, and they are open: none that another thread closes now is of use.
@@ -128,7 +130,7 @@ def test_door_goes_on_accepting_after_the_process_ran_out_of_descriptors():
         came += [who for who, _ in listener.accepted()]
     # A call of accept() that was under way had taken its descriptor before it waited (accept4(2) in Linux).
     assert len(came) <= 1
-    came += [listener.wait(5)[0] for _ in range(2 - len(came))]
+    came += [listener.wait(PATIENCE_S)[0] for _ in range(2 - len(came))]
     assert sorted(came) == [0, 1]
     for caller in callers:
         caller.close()
@@ -141,8 +143,8 @@ def test_door_goes_on_accepting_after_an_aborted_connection(monkeypatch):
     monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
     # The call of accept() that is under way now is not the patched one.
     for name in ("first", "second"):
-        connect(listener.address, name, 5)
-        assert listener.wait(5)[0] == name
+        connect(listener.address, name, PATIENCE_S)
+        assert listener.wait(PATIENCE_S)[0] == name
     assert not errors
     listener.close()
 
@@ -164,7 +166,7 @@ def opens(listener, host):
         connect(Address(host, listener.address.port, "key"), host, 0.1).close()
     except ConnectionError:
         return False
-    return listener.wait(5)[0] == host
+    return listener.wait(PATIENCE_S)[0] == host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
@@ -188,17 +190,17 @@ def _raise(error):
     raise error
 
 
-def test_wires_work_on_descriptors_beyond_those_that_select_takes():
+def test_connections_work_on_descriptors_above_1023():
     gc.collect()  # or descriptors of others may be closed, and given out again, in its midst
     with descriptors_up_to(2048), contextlib.ExitStack() as stack:
         for _ in range(1100):
             stack.callback(os.close, os.dup(0))
         listener = Listener("key")
-        near = connect(listener.address, "somebody", 5)
-        _, far = listener.wait(5)
+        near = connect(listener.address, "somebody", PATIENCE_S)
+        _, far = listener.wait(PATIENCE_S)
         assert min(near._end.fileno(), far._end.fileno()) >= 1024
         near.send("far away")
-        assert far.receive(5) == "far away"
+        assert far.receive(PATIENCE_S) == "far away"
         assert list(near.arrived()) == []
         for end in (near, far, listener):
             end.close()

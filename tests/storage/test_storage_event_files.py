@@ -42,7 +42,7 @@ def test_a_torn_last_line_is_not_read_until_it_is_whole(tmp_path):
     assert [event.kind for event in read_events(path)] == ["a", "b"]
 
 
-def test_a_torn_line_in_the_middle_costs_no_other_event_its_number(tmp_path):
+def test_a_torn_line_in_the_middle_keeps_the_others_numbers(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti\n{"kind": "c", "time": 3}\n')
     assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2)]
@@ -64,7 +64,7 @@ def test_no_bytes_at_all_stop_the_reader(tmp_path_factory, noise):
     assert [event.kind for event in read_events(path)][-1] == "z"
 
 
-def test_what_is_no_finite_number_is_refused_before_anything_is_written(tmp_path):
+def test_a_non_finite_number_is_refused_before_writing(tmp_path):
     writer = EventWriter(tmp_path, "m")
     with pytest.raises(ValueError, match="JSON"):
         writer.write("epoch", loss=float("nan"))
@@ -101,7 +101,7 @@ def test_event_files_are_private_whatever_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "m.jsonl").stat().st_mode) == 0o600
 
 
-def test_after_a_torn_line_the_next_event_starts_a_line_of_its_own(tmp_path):
+def test_the_next_event_starts_a_new_line_after_a_torn_one(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"kind": "a", "time": 1}\n{"kind": "b", "ti')
     writer = EventWriter(tmp_path, "m")
@@ -110,7 +110,7 @@ def test_after_a_torn_line_the_next_event_starts_a_line_of_its_own(tmp_path):
     assert [(event.kind, event.seq) for event in read_events(path)] == [("a", 0), ("c", 2), ("d", 3)]
 
 
-def test_the_length_of_the_file_is_told_when_the_event_can_be_read(tmp_path):
+def test_the_file_length_is_reported_after_the_event_is_on_disk(tmp_path):
     path, told = tmp_path / "m.jsonl", []
 
     def hear(length):

@@ -193,7 +193,7 @@ def test_what_nobody_has_started_is_read_once(run, opened):
     assert opened == [DRIVER]
 
 
-def test_trainers_that_outlive_their_driver_are_heard_until_the_next_step_ends(run, opened):
+def test_files_of_outliving_trainers_are_read_until_the_next_end(run, opened):
     begin(run, 0, "a", "b", job=0)
     log = EventLog(run)
     log.fresh()
@@ -233,7 +233,7 @@ def test_what_was_not_told_is_read_when_the_step_has_ended(run):
     assert (0, "a", "stopped") in kinds(log.fresh({}))
 
 
-def test_what_a_killed_driver_was_not_told_is_read_by_the_next_one(run):
+def test_events_unread_by_a_killed_driver_are_read_by_the_next(run):
     begin(run, 0, "a", job=0)
     EventLog(run).fresh({})
     write(run, 0, "a", "started")

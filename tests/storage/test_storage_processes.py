@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
+
+from workbench import wait_for
 
 from hetctl.storage.processes import Process, die_with_parent
 
@@ -19,7 +20,7 @@ def test_a_process_is_known_by_its_number_and_its_start():
     assert not another.alive
     assert not another.group_alive
     child.kill()
-    assert not _soon_alive(known)  # a zombie is not alive
+    wait_for(lambda: not known.alive)  # a zombie is not alive
     child.wait()
     assert not known.group_alive
 
@@ -30,10 +31,7 @@ def test_a_group_lives_as_long_as_any_of_it():
     leader.wait()
     assert (known.alive, known.group_alive) == (False, True)
     os.killpg(leader.pid, signal.SIGKILL)
-    limit = time.monotonic() + 3
-    while known.group_alive and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not known.group_alive
+    wait_for(lambda: not known.group_alive)
 
 
 def test_a_process_that_only_its_owner_can_see_is_alive(monkeypatch):
@@ -45,7 +43,7 @@ def test_a_process_that_only_its_owner_can_see_is_alive(monkeypatch):
     assert Process(2**70, 1).alive
 
 
-def test_a_child_that_is_too_late_to_ask_for_the_signal_gets_it_all_the_same():
+def test_a_child_gets_the_signal_if_its_parent_ended_before():
     ask = die_with_parent(signal.SIGKILL)
     first = os.fork()
     if first == 0:  # a child that asks on behalf of a parent that is not its own
@@ -54,10 +52,3 @@ def test_a_child_that_is_too_late_to_ask_for_the_signal_gets_it_all_the_same():
             os._exit(0)  # never reached
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == (-signal.SIGKILL) & 0xFF
-
-
-def _soon_alive(known):
-    limit = time.monotonic() + 3
-    while known.alive and time.monotonic() < limit:
-        time.sleep(0.02)
-    return known.alive

@@ -38,7 +38,7 @@ def fold(*events):
     return progress_of(ENSEMBLE, events, RETRIES)
 
 
-def test_without_events_every_member_is_active_and_has_done_nothing():
+def test_every_member_is_active_at_zero_without_events():
     progress = fold()
     assert list(progress) == ["a", "b"]
     assert all(member.active and not member.epochs for member in progress.values())
@@ -70,7 +70,7 @@ def test_member_is_given_up_after_its_retries_whatever_its_fault(why):
     assert fold(*failing)["a"].failed == f"it {why.value}"
 
 
-def test_more_failures_than_retries_end_a_member_with_its_own_error():
+def test_a_member_fails_with_its_own_error_after_its_retries():
     failing = [event("a", "failed", error="no such layer"), ended("a")] * (RETRIES + 1)
     progress = fold(*failing)
     assert progress["a"].failed == "no such layer"
@@ -84,7 +84,7 @@ def test_what_is_not_the_members_fault_is_free(why):
     assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
 
 
-def test_without_words_of_its_own_the_cause_is_how_the_step_ended():
+def test_the_cause_is_the_end_of_the_step_without_own_error():
     ends = [ended("a", "killed", "killed by SIGKILL")] * (RETRIES + 1)
     assert fold(*ends)["a"].failed == "killed by SIGKILL"
 
@@ -102,7 +102,7 @@ def test_node_failures_are_free_up_to_a_cap():
     assert fold(*failing, epoch("a", 1), *more[:1])["a"].failures == 1
 
 
-def test_out_of_memory_ends_a_member_that_may_not_have_a_smaller_batch():
+def test_out_of_memory_fails_a_member_at_its_smallest_batch():
     progress = fold(ended("a", "out-of-memory", "out of memory: 3.00 GiB at its peak"))
     assert progress["a"].failed == "out of memory: 3.00 GiB at its peak"
     assert progress["b"].active
@@ -135,7 +135,7 @@ def test_a_member_that_has_converged_cannot_fail_any_more():
     assert (progress.converged, progress.failed) == ("target", None)
 
 
-def test_a_member_whose_limit_was_raised_goes_on_and_can_fail_again():
+def test_a_member_with_a_raised_limit_continues_and_can_fail():
     done = [*(epoch("a", number) for number in (1, 2)), event("a", "converged", reason="2 epochs done")]
     rule = StopRule(metric="loss", max_epochs=2)
     limited, raised = (
@@ -195,7 +195,7 @@ def test_use_counts_rounds_and_gpu_seconds():
     assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
 
 
-def test_a_step_of_a_job_that_was_killed_counts_until_the_last_sign_of_life():
+def test_a_step_of_a_killed_job_counts_until_the_last_event():
     events = [
         event(DRIVER, "job_started", 0),
         event(DRIVER, "step_started", 10, member="a", gpus=2),

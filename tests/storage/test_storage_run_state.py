@@ -193,7 +193,7 @@ def test_looks_see_what_was_written_since_the_last(tmp_path):
     assert state.used(time.time()) == Usage(1, pytest.approx(step.gpu_seconds))
 
 
-def test_a_step_of_a_killed_job_counts_until_the_last_event_of_its_rounds():
+def test_a_step_of_a_killed_job_counts_until_its_last_event():
     events = [
         Event(DRIVER, 0, "job_started", 0.0, {"job": 0}, 0),
         Event(DRIVER, 0, "step_started", 10.0, {"member": "a", "gpus": 2}, 1),

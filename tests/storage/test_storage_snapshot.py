@@ -153,7 +153,7 @@ def test_a_snapshot_that_does_not_fit_is_none(run, spoil):
     assert len(found[0]["c"].epochs) == 1
 
 
-def test_an_event_that_ought_to_have_come_before_makes_all_be_read_again(run):
+def test_all_events_are_read_again_if_an_earlier_one_appears(run):
     begin(run)
     state_of(run)[0].keep()
     state, _ = state_of(run)

@@ -22,7 +22,7 @@ def test_a_slot_has_cores_of_its_own_and_no_device():
     ]
 
 
-def test_a_gpu_is_known_by_its_place_among_those_that_processes_see():
+def test_the_device_of_a_gpu_is_its_index_among_visible_ones():
     welcome = welcome_to("n1", (2, 5), "gpu", 1)
     assert [binding_of(welcome, gpu, AgentFacts("s", "h", {}, tuple(range(8)))).device for gpu in (2, 5)] == [
         0,
@@ -41,7 +41,7 @@ def test_more_slots_than_cores_go_round():
     ]
 
 
-def test_a_rank_has_cores_near_its_gpu_and_no_other_rank_has_them():
+def test_each_rank_has_its_own_cores_near_its_gpu():
     near = (0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3), (4, 5, 6, 7)
     facts = AgentFacts("s", "h", {}, tuple(range(8)), tuple(GpuFacts("u", "A100", cores) for cores in near))
     welcome = welcome_to("n1", (0, 1, 2, 3), "gpu", 2)
@@ -61,7 +61,7 @@ def test_an_agent_that_is_confined_shares_its_cores_out_in_order():
     assert [(each.device, each.cores) for each in bindings] == [(0, (10, 11)), (1, (12, 13)), (2, (14, 15))]
 
 
-def test_an_agent_that_sees_all_cores_goes_by_the_numbers_of_its_gpus():
+def test_cores_follow_gpu_numbers_if_the_agent_sees_all_cores():
     welcome = welcome_to("n1", (1, 3), "slot", 2)
     facts = AgentFacts("s", "h", {}, tuple(range(8)))
     assert [binding_of(welcome, slot, facts).cores for slot in (1, 3)] == [(2, 3), (6, 7)]

@@ -330,7 +330,7 @@ def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
     assert hardware.gpu_and_driver()[1].startswith("Linux ")
 
 
-def test_a_pulse_has_the_use_of_the_gpu_of_its_process(node, monkeypatch):
+def test_a_heartbeat_has_the_use_of_its_process_gpu(node, monkeypatch):
     node(FakeNvml(a100(1, busy=10), a100(2, busy=90)))
     assert [heartbeat.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -349,7 +349,7 @@ def test_the_real_package_has_what_its_stand_in_has():
     assert real.NVML_NVLINK_MAX_LINKS >= FakeNvml.NVML_NVLINK_MAX_LINKS
 
 
-def test_the_real_package_finds_no_gpus_where_there_is_no_driver_library(monkeypatch):
+def test_the_real_package_finds_no_gpus_without_its_library(monkeypatch):
     real = pytest.importorskip("pynvml")
     gpus._library.cache_clear()
     monkeypatch.setattr(real, "nvmlLib", None)

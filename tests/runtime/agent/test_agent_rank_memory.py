@@ -129,7 +129,7 @@ FULL, ROOM = Level(96, 100), Level(95, 100)
         ({0: 90}, [], None),
     ],
 )
-def test_the_rank_most_above_its_share_is_ended_where_memory_is_nearly_full(private, levels, ended):
+def test_the_rank_most_above_its_share_ends_if_memory_is_full(private, levels, ended):
     assert most_above(private, 40, levels) == ended
 
 
@@ -138,7 +138,7 @@ def test_the_rank_most_above_its_share_is_ended_where_memory_is_nearly_full(priv
     share=st.integers(1, 500),
     levels=st.lists(st.builds(Level, st.integers(0, 2000), st.integers(1, 1000))),
 )
-def test_nobody_within_its_share_is_ended_and_nobody_while_there_is_room(private, share, levels):
+def test_no_rank_is_ended_within_its_share_or_with_free_memory(private, share, levels):
     found = most_above(private, share, levels)
     if found:
         gpu, overuse = found
@@ -169,7 +169,7 @@ def hoard():
         process.communicate()
 
 
-def test_a_process_above_its_share_is_found_when_all_together_have_nearly_all(hoard):
+def test_a_process_above_its_share_is_found_if_the_sum_is_high(hoard):
     watch = MemoryWatch(200 * MIB, 2)
     pids = {0: hoard(20 * MIB), 1: hoard(250 * MIB)}
     assert watch.look(pids) is None  # one may have more as long as the other has less

@@ -107,7 +107,7 @@ def test_what_one_member_prepares_serves_all(tmp_path, memory, mode):
     assert list(memory.glob("hetctl-*/*")) == []
 
 
-def test_without_room_for_all_samples_each_member_prepares_its_own(tmp_path, monkeypatch, capfd):
+def test_members_prepare_their_own_samples_if_space_is_short(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(store, "_free_bytes", lambda _folder: 100)
     check(trained(Counted(tmp_path / "log"), 3, CACHED), 3)
     assert min(prepared(tmp_path / "log")) >= 2
@@ -124,7 +124,7 @@ def test_arrays_take_nothing_of_the_node(memory):
 
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("mode", [NONE, CACHED])
-def test_validation_samples_are_the_same_in_every_evaluation_and_in_order(tmp_path, mode):
+def test_validation_samples_are_equal_in_every_evaluation(tmp_path, mode):
     source = Counted(tmp_path / "log")
     with ExitStack() as stack:
         loader = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))

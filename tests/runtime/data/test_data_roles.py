@@ -25,7 +25,7 @@ ROUND = [
 ]
 
 
-def test_ranks_are_numbered_node_by_node_and_the_first_of_each_node_leads_it():
+def test_ranks_are_numbered_by_node_and_the_first_of_each_leads():
     roles = roles_of(ROUND, "none", POINTS, 16)
     assert [(r.member, r.rank, r.node, r.leader, r.master) for r in roles] == [
         ("a", 0, "n1", True, True),

@@ -48,7 +48,7 @@ def test_epochs_have_different_orders_and_seeds_too():
     assert not epoch_order(100, 1, 1).flags.writeable
 
 
-def test_the_random_part_of_a_sample_depends_on_seed_epoch_and_number_alone():
+def test_random_parts_depend_on_seed_epoch_and_number_alone():
     draws = {key: sample_rng(*key).random() for key in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
     assert len(set(draws.values())) == 4
     assert all(sample_rng(*key).random() == draw for key, draw in draws.items())

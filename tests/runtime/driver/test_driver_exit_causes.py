@@ -74,7 +74,7 @@ def test_what_a_program_prints_is_no_evidence(line):
     assert why_ended(1, line) is ExitReason.PROGRAM_ERROR
 
 
-def test_the_trainers_word_counts_less_than_the_launchers_and_more_than_the_code():
+def test_launcher_output_outranks_trainer_event_and_exit_code():
     assert why_ended(1, "srun: error: Node failure on n2", "program-error") is ExitReason.NODE_FAILURE
     assert why_ended(143, "", "out-of-memory") is ExitReason.OUT_OF_MEMORY
 

@@ -59,7 +59,7 @@ def test_without_known_epochs_nothing_is_guessed():
     assert left(event("first_step", 0.0), now=9.0, workload=unknown) == 340
 
 
-def test_epochs_count_as_they_are_told_or_when_the_step_has_ended(tmp_path):
+def test_epochs_count_when_announced_or_at_the_end_of_the_step(tmp_path):
     members, written = members_in(tmp_path, "a", "b")
     driver = EventWriter(tmp_path / "events", DRIVER, 0)
     trainers = {

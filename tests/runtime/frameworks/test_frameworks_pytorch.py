@@ -170,13 +170,13 @@ def test_state_comes_back_as_it_was():
     assert set(pack(state)) == {"tensors/0", "tensors/half", "structure"}
 
 
-def test_state_that_no_checkpoint_holds_is_refused_with_its_place():
+def test_state_that_cannot_be_saved_is_refused_with_its_path():
     with pytest.raises(BadInputError, match="holds object at model/deep/0"):
         pack({"model": {"deep": [object()]}})
 
 
 @pytest.mark.parametrize("factor", [1, 4])
-def test_each_epoch_is_a_step_of_the_scheduler_and_the_rate_follows_the_gpus(factor):
+def test_a_scheduler_steps_each_epoch_and_its_rate_is_scaled(factor):
     network = built(lambda: parts(scheduler=lambda o: lr_scheduler.ExponentialLR(o, 0.5)))
     rates = []
     network._optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
@@ -226,7 +226,7 @@ def test_metrics_are_means_over_all_samples():
     assert whole["val_loss"] == pytest.approx(((outputs - Y) ** 2).mean(), rel=1e-5)
 
 
-def test_a_lone_sample_passes_batch_norm_with_what_was_gathered_before():
+def test_a_single_sample_uses_running_statistics_of_batch_norm():
     norm = nn.BatchNorm1d(3)
     network = built(lambda: parts(nn.Sequential(nn.Linear(4, 3), norm, nn.Linear(3, 2))))
     train(network, samples=32, batch=16)
@@ -334,7 +334,7 @@ group.leave()
 """
 
 
-def test_gradients_are_those_of_the_whole_batch_however_they_come_about(tmp_path):
+def test_gradients_equal_those_of_the_whole_batch(tmp_path):
     """Three ranks with 7, 2 and no samples against one with 9."""
     run_ranks(AVERAGED, 3, tmp_path, str(tmp_path))
     for rank in range(3):

@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder, ending, damage):
     assert loaded.invalid == (() if (ending, damage) == ("json", "gone") else ("epoch-00002-000000000000",))
 
 
-def test_where_no_checkpoint_is_valid_training_starts_anew_and_they_are_named(folder):
+def test_training_starts_anew_if_no_checkpoint_is_valid(folder):
     folder.save(arrays(1), state(1))
     (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
     assert folder.load() == Loaded(None, TrainingState(), ("epoch-00001-000000000000",))
@@ -141,7 +141,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
     assert folder.load().state.order == (1, 0)
 
 
-def test_what_is_written_is_what_the_arrays_held_when_they_were_handed_over(tmp_path):
+def test_a_checkpoint_has_the_values_at_the_time_of_the_call(tmp_path):
     folder = SlowFolder(tmp_path)
     saver = Saver(folder)
     arrays = {"w": np.zeros(3), "turned": np.arange(6).reshape(2, 3).T}

@@ -55,7 +55,7 @@ def measured(folder, framework, pause_s):
 
 @pytest.mark.training
 @pytest.mark.parametrize("framework", MODULES)
-def test_point_has_the_rate_of_full_batches_and_what_an_epoch_takes_besides(tmp_path, framework):
+def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framework):
     # In a process of its own: TensorFlow takes no number of threads once it has begun to work.
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         point = process.submit(measured, tmp_path / "profile", framework, PAUSE_S).result()
@@ -106,7 +106,7 @@ def test_clock_of_steps_is_done_when_their_rate_is_known(monkeypatch):
     assert clock.result().mean_s == 0.25
 
 
-def test_rate_of_an_epoch_leaves_the_first_batch_and_the_smaller_last_one_out(monkeypatch):
+def test_the_rate_of_an_epoch_excludes_first_and_partial_batches(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = EpochClock(samples=350, chunk=100)
@@ -117,7 +117,7 @@ def test_rate_of_an_epoch_leaves_the_first_batch_and_the_smaller_last_one_out(mo
 
 
 @pytest.mark.parametrize("positions", [[], [100], [100, 150]])
-def test_rate_of_an_epoch_without_full_batches_behind_the_first_is_not_known(positions):
+def test_the_rate_is_unknown_without_a_second_full_batch(positions):
     clock = EpochClock(samples=150, chunk=100)
     for position in positions:
         clock.note(position, None)

@@ -73,7 +73,7 @@ CONFIGS = {
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("train_fn", [None, "fit_train_fn"])
 @pytest.mark.parametrize("framework", MODULES)
-def test_resumed_training_equals_uninterrupted_training_to_the_bit(tmp_path, framework, config, train_fn):
+def test_resumed_training_equals_uninterrupted_bit_for_bit(tmp_path, framework, config, train_fn):
     how = {"framework": framework, "train_fn": train_fn}
     trainer(tmp_path / "whole", config, **how).run()
     for looks in (0, 7, 20, 13, 10**9):
@@ -111,7 +111,7 @@ def test_an_epoch_is_reported_again_when_its_event_may_be_lost(tmp_path):
     assert again.events[0][1]["epoch"] == 2
 
 
-def test_a_corrupt_checkpoint_is_reported_and_the_one_before_it_used(tmp_path):
+def test_training_resumes_before_a_corrupt_checkpoint_reported(tmp_path):
     trainer(tmp_path, {}, epochs=2).run()
     newest = sorted(tmp_path.glob("*.npz"))[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -208,7 +208,7 @@ def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_epochs_say_how_fast_they_were_and_evaluations_give_signs_of_life(tmp_path, framework):
+def test_epochs_have_rates_and_evaluations_send_signs_of_life(tmp_path, framework):
     training = trainer(tmp_path, {}, framework=framework)
     signs = []
     training.sign = lambda: signs.append(time.perf_counter())

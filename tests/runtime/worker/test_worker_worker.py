@@ -70,14 +70,14 @@ def stops_that_report() -> tuple[Stops, list[bool]]:
     return Stops(lambda: reports.append(True)), reports
 
 
-def test_the_drivers_first_word_stands_and_is_for_its_group_alone() -> None:
+def test_the_first_stop_reason_stands_for_its_group_alone() -> None:
     stops, reports = stops_that_report()
     stops.add(StopMessage("key", "resize"))
     stops.add(StopMessage("key", "deadline"))
     assert (stops.reason("key"), stops.reason("other"), reports) == ("resize", None, [])
 
 
-def test_sigterm_is_a_reason_for_the_group_at_work_and_reported_once() -> None:
+def test_sigterm_stops_the_group_at_work_and_is_reported_once() -> None:
     stops, reports = stops_that_report()
     with stops.heeding_sigterm("key"):
         assert stops.reason("key") is None
@@ -127,6 +127,6 @@ def test_each_task_has_its_own_first_sigterm() -> None:
     assert ended_by(once_in_each) == 0
 
 
-def test_what_a_users_function_has_forked_ends_at_its_first_sigterm() -> None:
+def test_a_process_forked_by_a_user_ends_at_its_first_sigterm() -> None:
     with Stops(lambda: None).heeding_sigterm("key"):
         assert ended_by(lambda: signal.raise_signal(signal.SIGTERM)) == -signal.SIGTERM

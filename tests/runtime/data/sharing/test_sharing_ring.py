@@ -134,7 +134,7 @@ def test_a_slow_reader_holds_the_producers_back(path):
     assert ours.claim(1) == 3
 
 
-def test_positions_are_published_in_any_order_and_taken_in_theirs(path):
+def test_positions_published_in_any_order_are_taken_in_order(path):
     ours = Ring.create(path, Shape(3, SLOT_BYTES, 1), PATIENCE_S)
     ours.join(0)
     assert [ours.claim(1) for _ in range(3)] == [0, 1, 2]
@@ -202,7 +202,7 @@ def test_nothing_is_overwritten_before_all_readers_have_joined(path):
     assert producing.result() is None
 
 
-def test_a_late_reader_starts_at_the_oldest_position_that_is_left(path):
+def test_a_late_reader_starts_at_the_oldest_position_left(path):
     ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), 0.0)
     ours.join(0)
     for position in range(7):
@@ -245,7 +245,7 @@ def test_readers_that_leave_are_not_waited_for(path):
     assert ours.claim(1) is None
 
 
-def test_who_leaves_while_its_seat_is_looked_at_is_not_taken_for_dead(path, monkeypatch):
+def test_a_reader_leaving_during_the_check_is_not_counted_dead(path, monkeypatch):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
     reader = Ring(path)
     reader.join(0)
@@ -386,7 +386,7 @@ def take_the_turn(path, send):
         for_ever()
 
 
-def test_the_lock_of_claims_is_waited_for_no_longer_than_said_and_free_when_its_holder_dies(path):
+def test_the_lock_of_claims_times_out_and_dies_with_its_holder(path):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
     holder = Child(take_the_turn, path)
     assert holder.result() == "mine"
@@ -396,7 +396,7 @@ def test_the_lock_of_claims_is_waited_for_no_longer_than_said_and_free_when_its_
     assert ours.claim(1) == 0
 
 
-def test_a_stream_gets_through_while_producers_are_killed_all_the_time(path):
+def test_a_stream_completes_while_producers_are_killed(path):
     Ring.create(path, Shape(4, SLOT_BYTES, 2), PATIENCE_S)
     reading = [Child(read, path, 0), Child(read, path, 1, 0.001)]
     for moment in range(12):
@@ -408,7 +408,7 @@ def test_a_stream_gets_through_while_producers_are_killed_all_the_time(path):
     assert [child.result() for child in reading] == [stream(0, 400)] * 2
 
 
-def test_what_is_published_while_its_producer_is_asked_for_is_not_claimed_anew(path, monkeypatch):
+def test_a_position_published_during_the_check_is_not_claimed(path, monkeypatch):
     ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
     other = Ring(path)
     other.claim(1)
@@ -601,7 +601,7 @@ def create_only(path, shape):
     Ring.create(path, shape, 0.0)
 
 
-def test_who_creates_a_ring_and_is_killed_leaves_a_whole_one_or_none(path):
+def test_a_killed_creator_leaves_a_complete_ring_or_none(path):
     shape = Shape(2, SLOT_BYTES, 1)
     for ours in killed(path, shape, 25, lambda _path: None, create_only, shape):
         fill(ours, ours.claim(1))
@@ -707,7 +707,7 @@ def test_what_a_dead_producer_left_comes_first():
     assert choose(Cursors([5, 6, 7, 8], [5, 2, 7, 8], [6]), [5], False, False) == 8
 
 
-def test_a_position_that_readers_passed_over_is_waited_for_all_the_same():
+def test_a_position_skipped_by_readers_is_still_awaited():
     cursors = Cursors(claimed=[9, 6, 7, 8], published=[9, 2, 7, 8], readers=[8])
     assert choose(cursors, [5], True, False) == Wait(
         "its slot's last position, 5, has not been published yet"

@@ -21,6 +21,7 @@ from hetctl.runtime.data.sources import SampleSpec
 FORK = get_context("fork")
 SPEC = SampleSpec((5, 3), np.dtype("f4"), (), np.dtype("i8"))
 SAMPLES = 40
+PATIENCE_S = 60.0
 
 
 def sample(number, spec=SPEC):
@@ -104,7 +105,7 @@ def test_one_process_makes_the_file_and_the_others_wait(path, tmp_path, monkeypa
     monkeypatch.setattr(os, "posix_fallocate", slowly)
     processes = [started(fill_all, path, range(2), sample) for _ in range(4)]
     for process in processes:
-        process.join(30)
+        process.join(PATIENCE_S)
         assert process.exitcode == 0
     assert made.read_text() == "once\n"
 
@@ -115,7 +116,7 @@ def test_four_processes_prepare_every_sample_once(path, tmp_path):
     orders.append(orders[0])
     processes = [started(fill_all, path, order, counting(notes, 0.002)) for order in orders]
     for process in processes:
-        process.join(30)
+        process.join(PATIENCE_S)
         assert process.exitcode == 0
     assert Counter(notes.read_text().split()) == Counter(map(str, range(SAMPLES)))
     with opened(path) as store:
@@ -131,12 +132,12 @@ def test_what_another_process_prepares_is_waited_for_at_the_end(path, tmp_path):
         assert not store.ready([0]).any()
         store.fill([0], counting(notes))
         assert_whole(store, [0])
-    other.join(30)
+    other.join(PATIENCE_S)
     assert other.exitcode == 0
     assert notes.read_text() == "0\n"
 
 
-def test_what_was_prepared_between_the_look_and_the_claim_is_left_as_it_is(path, monkeypatch):
+def test_a_sample_prepared_before_the_claim_stays_as_it_is(path, monkeypatch):
     with opened(path) as store, opened(path) as other:
 
         def late(claims, number):
@@ -151,7 +152,7 @@ def test_what_was_prepared_between_the_look_and_the_claim_is_left_as_it_is(path,
 
 def test_waiting_ends(path, tmp_path):
     notes = tmp_path / "notes"
-    other = started(fill_all, path, range(4), counting(notes, 30.0))
+    other = started(fill_all, path, range(4), counting(notes, 3600.0))
     with opened(path, samples=4) as store:
         while not notes.exists():
             time.sleep(0.01)
@@ -159,7 +160,7 @@ def test_waiting_ends(path, tmp_path):
             store.fill(range(4), sample, patience_s=0.1)
         assert_whole(store, [1, 2, 3])
         other.kill()
-        store.fill([0], sample, patience_s=5.0)
+        store.fill([0], sample, patience_s=PATIENCE_S)
         assert_whole(store, range(4))
     other.join()
 
@@ -198,7 +199,7 @@ def test_killed_at_any_moment_the_others_go_on(path):
                 assert_whole(store, np.flatnonzero(store.ready(range(SAMPLES))), LARGE)
             victim.kill()
             victim.join()
-        store.fill(range(SAMPLES), prepare, patience_s=5.0)
+        store.fill(range(SAMPLES), prepare, patience_s=PATIENCE_S)
         assert_whole(store, range(SAMPLES), LARGE)
 
 
@@ -227,7 +228,7 @@ def test_killed_at_any_line_the_store_is_whole_or_not_there(tmp_path):
     while killed_before_line(tmp_path / f"{line}", line):
         with opened(tmp_path / f"{line}", samples=2) as store:
             assert_whole(store, np.flatnonzero(store.ready([0, 1])))
-            store.fill([1, 0], sample, patience_s=5.0)
+            store.fill([1, 0], sample, patience_s=PATIENCE_S)
             assert_whole(store, [0, 1])
         assert not list(tmp_path.glob("*.new"))
         line += 1
@@ -260,7 +261,7 @@ def test_a_file_of_someone_else_is_left_alone(path):
     assert path.read_text() == "a diary"
 
 
-def test_what_was_prepared_before_the_machine_last_started_is_made_anew(path, monkeypatch, tmp_path):
+def test_a_store_of_an_earlier_boot_is_created_again(path, monkeypatch, tmp_path):
     with opened(path) as store:
         store.fill([3], sample)
     boot = tmp_path / "boot_id"
