@@ -218,7 +218,7 @@ def led(pretend):
         context.group = join_group(assignment.place, NoLink(), context.announce)
 
         def told():
-            return context.told(assignment.place.key)
+            return context.stop_reason(assignment.place.key)
 
         events = reporter(task, context.group, context.send_written)
         if context.group.rank == 0 and (code := pretend(task, events, told)):

@@ -74,9 +74,9 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
         for name in sorted(fnmatch.filter(interfaces, pattern), key=lambda name: (len(name), name)):
             for address in sorted(filter(_reachable, interfaces[name]), key=lambda one: ":" in one):
                 return name, address
-    named, there = ", ".join(patterns), ", ".join(interfaces)
+    named, found = ", ".join(patterns), ", ".join(interfaces)
     raise BadInputError(
-        f"network.{key} of the site file names {named}, but {socket.gethostname()} has {there}",
+        f"network.{key} of the site file names {named}, but {socket.gethostname()} has {found}",
         "name an interface that all compute nodes have; it must be up, with an address other nodes can reach",
     )
 

@@ -76,7 +76,7 @@ class Connection:
         while b"\n" not in self._buffer:
             left = None if limit is None else max(0.0, limit - time.monotonic())
             if not self._poll.select(left):
-                raise TimeoutError("nothing came over the connection in time")
+                raise TimeoutError("no message arrived within the time limit")
             self._read()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -95,7 +95,7 @@ class Connection:
     def _read(self) -> None:
         data = self._end.recv(2**16)
         if not data:
-            raise ConnectionResetError("the other end of the connection is gone")
+            raise ConnectionResetError("the other end has closed the connection")
         self._buffer += data
 
 
@@ -113,7 +113,7 @@ class Listener:
         self._key = key
         self._host = host or socket.gethostname()
         self._socket = _listen(host)
-        self._guests: queue.Queue[tuple[Any, Connection]] = queue.Queue()
+        self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
         self._closed = False
         threading.Thread(target=self._answer, name="listener", daemon=True).start()
 
@@ -126,14 +126,14 @@ class Listener:
         """Yield the connections accepted since the last call, each after the name in its greeting."""
         with suppress(queue.Empty):
             while True:
-                yield self._guests.get_nowait()
+                yield self._accepted.get_nowait()
 
     def wait(self, timeout_s: float) -> tuple[Any, Connection]:
         """Wait for the next connection; TimeoutError if none comes in time."""
         try:
-            return self._guests.get(timeout=timeout_s)
+            return self._accepted.get(timeout=timeout_s)
         except queue.Empty:
-            raise TimeoutError(f"nobody connected within {timeout_s:g} s") from None
+            raise TimeoutError(f"no connection within {timeout_s:g} s") from None
 
     def close(self) -> None:
         """Accept no more connections."""
@@ -160,18 +160,18 @@ class Listener:
         try:
             end.settimeout(HANDSHAKE_TIMEOUT_S)
             greeting = json.loads(_line(end))
-            known = hmac.compare_digest(greeting["key"].encode(), self._key.encode())
+            authorized = hmac.compare_digest(greeting["key"].encode(), self._key.encode())
             end.settimeout(None)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            known = False
-        if known:
-            self._guests.put((greeting["who"], Connection(end)))
+            authorized = False
+        if authorized:
+            self._accepted.put((greeting["who"], Connection(end)))
         else:
             end.close()
 
 
-def connect(address: Address, who: Any, timeout_s: float) -> Connection:
-    """Connect to a listener and send the name `who`; ConnectionError if it cannot be reached in time."""
+def connect(address: Address, name: Any, timeout_s: float) -> Connection:
+    """Connect to a listener and send a name; ConnectionError if it cannot be reached in time."""
     host = LOCALHOST if address.host == socket.gethostname() else address.host
     limit = time.monotonic() + timeout_s
     while True:
@@ -183,7 +183,7 @@ def connect(address: Address, who: Any, timeout_s: float) -> Connection:
             time.sleep(RETRY_S)
         else:
             connection._end.settimeout(None)
-            connection.send({"key": address.key, "who": who})
+            connection.send({"key": address.key, "who": name})
             return connection
 
 

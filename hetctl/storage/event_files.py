@@ -63,7 +63,7 @@ class EventWriter:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
-            if _ends_torn(descriptor):
+            if _ends_incomplete(descriptor):
                 line = b"\n" + line
             written = os.write(descriptor, line)
             if written < len(line):
@@ -77,7 +77,7 @@ class EventWriter:
 
 
 class BestEffortEventWriter(EventWriter):
-    """Writer that reports an event that it cannot write, and goes on.
+    """Writer that reports an event that it cannot write, instead of raising the error.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class BestEffortEventWriter(EventWriter):
             self._on_failure(error)
 
 
-def _ends_torn(descriptor: int) -> bool:
+def _ends_incomplete(descriptor: int) -> bool:
     """Return true if the last line is incomplete because its writer or its node crashed."""
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

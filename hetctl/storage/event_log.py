@@ -49,9 +49,9 @@ class EventFile:
             os.close(descriptor)
         if b"\n" not in text:
             return []
-        *lines, torn = text.split(b"\n")
+        *lines, incomplete = text.split(b"\n")
         first = self.lines
-        self.offset += len(text) - len(torn)
+        self.offset += len(text) - len(incomplete)
         self.lines += len(lines)
         return list(parse_events(lines, self._source, first))
 
@@ -116,24 +116,24 @@ class EventLog:
         """
         sources = [] if self._listed else list(self._grown())
         self._listed = True
-        told = self._driver.fresh()
-        changed = self._understand(told)
+        driver_events = self._driver.fresh()
+        changed = self._update_in_training(driver_events)
         grown = self._in_training if lengths is None else self._expected(lengths)
         growing = dict.fromkeys([*sources, *changed, *grown])
-        files = [self._known(source) for source in growing if _may_name_a_file(source)]
-        return [*told, *(event for file in files for event in file.fresh())]
+        files = [self._file_of(source) for source in growing if _may_name_a_file(source)]
+        return [*driver_events, *(event for file in files for event in file.fresh())]
 
     def _expected(self, lengths: Mapping[str, int]) -> list[str]:
         """Return sources with grown files; one whose new length is not visible yet (NFS) is tried again."""
         self._lengths |= lengths
-        unread = [source for source, length in self._lengths.items() if length > self._known(source).offset]
+        unread = [source for source, length in self._lengths.items() if length > self._file_of(source).offset]
         self._lengths = {source: self._lengths[source] for source in unread}
         return unread
 
-    def _understand(self, told: Iterable[Event]) -> list[str]:
+    def _update_in_training(self, driver_events: Iterable[Event]) -> list[str]:
         """Update the set of members in training; return the members whose steps have started or ended."""
         changed = []
-        for event in told:
+        for event in driver_events:
             if event.kind == "step_started":
                 self._in_training[event.data["member"]] = None
             elif event.kind == "step_ended":
@@ -153,7 +153,7 @@ class EventLog:
             if source not in self._files or size > self._files[source].offset:
                 yield source
 
-    def _known(self, source: str) -> EventFile:
+    def _file_of(self, source: str) -> EventFile:
         if source not in self._files:
             self._files[source] = self._file(source)
         return self._files[source]

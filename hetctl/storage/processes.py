@@ -73,12 +73,12 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     """
     parent = os.getpid()
 
-    def ask_for_signal() -> None:
+    def request_signal() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:  # the parent ended before the request
             os.kill(os.getpid(), number)
 
-    return ask_for_signal
+    return request_signal
 
 
 def name_process(name: str) -> None:

@@ -66,8 +66,8 @@ class ProgressFold:
         for event in events:
             if (name := _member_of(event)) in self._folds:
                 fresh[name].append(event)
-        for name, told in fresh.items():
-            self._folds[name].add(told)
+        for name, new_events in fresh.items():
+            self._folds[name].add(new_events)
             self._progress[name] = self._folds[name].state.progress
         return set(fresh)
 
@@ -82,7 +82,7 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
 
     An epoch counts once, however often it is reported: a trainer that was killed between its checkpoint and
     its event reports the epoch again when it resumes. A member that converged by a limit of epochs that was
-    raised since goes on.
+    raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
     states = {name: _State(Progress(name)) for name in members}

@@ -34,20 +34,20 @@ class RunFacts:
             elif event.source == DRIVER and event.kind in OF_JOBS:
                 self.jobs = in_order([*self.jobs, event])
             elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
-                told = self.rounds[event.round]
-                told[event.kind] = _later(told.get(event.kind), event)
+                events_of_round = self.rounds[event.round]
+                events_of_round[event.kind] = _later(events_of_round.get(event.kind), event)
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`."""
-        told = [row_of(event) for events in self.rounds.values() for event in events.values()]
+        rounds = [row_of(event) for events in self.rounds.values() for event in events.values()]
         jobs = [row_of(event) for event in self.jobs]
         ends = [event and row_of(event) for event in (self.first_step, self.last)]
-        return [told, jobs, *ends, self.began_at]
+        return [rounds, jobs, *ends, self.began_at]
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state."""
-        told, jobs, first_step, last, self.began_at = rows
-        for event in map(_event, told):
+        rounds, jobs, first_step, last, self.began_at = rows
+        for event in map(_event, rounds):
             self.rounds[event.round][event.kind] = event
         self.jobs = [_event(row) for row in jobs]
         self.first_step, self.last = (row and _event(row) for row in (first_step, last))

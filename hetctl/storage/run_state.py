@@ -48,8 +48,8 @@ class RunState:
         self._progress = ProgressFold(self._ensemble, self._retries)
         self._steps, self._usage, self.facts = StepFold(), UsageFold(), RunFacts()
         self.reports: dict[StepKey, StepReport] = defaultdict(StepReport)
-        self._untold = set(self._progress.progress)
-        self._news = False
+        self._unreported = set(self._progress.progress)
+        self._is_changed = False
         if kept is None:
             return
         with without_collections():
@@ -68,7 +68,7 @@ class RunState:
         OSError
             If the disk is full or read-only.
         """
-        if not self._news:
+        if not self._is_changed:
             return
         wanted = {*self.open_steps, *((index, DRIVER) for index, _ in self.open_steps)}
         parts = {
@@ -80,7 +80,7 @@ class RunState:
             "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
         }
         write_snapshot(self._folder.state, self._key, parts)
-        self._news = False
+        self._is_changed = False
 
     @property
     def began_at(self) -> float | None:
@@ -130,7 +130,7 @@ class RunState:
             return self._look(lengths)
 
     def _look(self, lengths: Mapping[str, int] | None) -> set[str]:
-        if not self._untold:
+        if not self._unreported:
             return self._folded(self._log.fresh(lengths))
         with without_collections():
             return self._folded(self._log.fresh(lengths))
@@ -141,9 +141,9 @@ class RunState:
         steps = self._steps.add(events)
         self._usage.add(events, steps)
         self.facts.add(events)
-        self._news = self._news or bool(events)
-        changed = self._progress.add(events) | self._untold
-        self._untold = set()
+        self._is_changed = self._is_changed or bool(events)
+        changed = self._progress.add(events) | self._unreported
+        self._unreported = set()
         return changed
 
 

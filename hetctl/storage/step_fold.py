@@ -15,7 +15,7 @@ from hetctl.storage.snapshot import Row, row_of
 StepKey = tuple[int, str]
 """Index of the round, and name of the member."""
 
-LAST_WORDS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}
+LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}
 """Last event of a trainer that exits regularly, with the reason that it means."""
 
 
@@ -87,8 +87,8 @@ class StepFold:
         for event in events:
             if event.source == DRIVER and event.kind in ("step_started", "step_ended"):
                 fresh[event.round, str(event.data["member"])].append(event)
-        for (index, name), told in fresh.items():
-            self._folds[name][index].add(told)
+        for (index, name), new_events in fresh.items():
+            self._folds[name][index].add(new_events)
         return {(index, name): self._folds[name][index].state for index, name in fresh}
 
 
@@ -98,14 +98,14 @@ def _unstarted() -> OrderedFold[Steps]:
 
 def _after(steps: Steps, event: Event) -> Steps:
     """Apply the next event; a step that starts again before its end replaces its earlier start."""
-    going_on = steps[-1:] if steps and steps[-1].ended_at is None else ()
-    before = steps[: len(steps) - len(going_on)]
+    open_steps = steps[-1:] if steps and steps[-1].ended_at is None else ()
+    before = steps[: len(steps) - len(open_steps)]
     data = event.data
     if event.kind == "step_started":
         return (*before, StepRecord(event.time, int(data["gpus"]), data.get("placement")))
     return (
         *before,
-        *(replace(step, ended_at=event.time, exit_code=data.get("exit_code")) for step in going_on),
+        *(replace(step, ended_at=event.time, exit_code=data.get("exit_code")) for step in open_steps),
     )
 
 
@@ -145,7 +145,7 @@ class StepReport:
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
         self.failed_by = data.get("why", self.failed_by)
         self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
-        self.left_as = LAST_WORDS.get(kind, self.left_as)
+        self.left_as = LAST_EVENTS.get(kind, self.left_as)
         if kind == "stopped":
             self.stop_reasons += (data["reason"],)
         elif kind == "first_step":

@@ -60,10 +60,10 @@ class UsageFold:
     def used(self, now: float) -> Usage:
         """Return the resources used; `now` is in seconds since the epoch."""
         newest = self._jobs[-1] if self._jobs else -math.inf
-        forsaken = [step for step in self._open.values() if step.began_at < newest]
+        abandoned = [step for step in self._open.values() if step.began_at < newest]
         running = (step for step in self._open.values() if step.began_at >= newest)
         held = [(now - step.began_at) * step.gpus for step in running]
-        lost = [(self._lost_at(step.began_at) - step.began_at) * step.gpus for step in forsaken]
+        lost = [(self._lost_at(step.began_at) - step.began_at) * step.gpus for step in abandoned]
         return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))
 
     def _lost_at(self, began_at: float) -> float:

@@ -1,4 +1,4 @@
-"""What becomes of members whose steps end badly, by cause: real processes, and a stand-in for srun."""
+"""Effects of failed steps on members, by cause: real processes, and a substitute for srun."""
 
 from __future__ import annotations
 

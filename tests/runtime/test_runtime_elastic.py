@@ -1,4 +1,4 @@
-"""Members that are resized, moved and stopped in the midst of training."""
+"""Members that are resized, moved and stopped during training."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_trainer_that_does_not_leave_is_killed_without_fault(tmp_path, monkeyp
     assert job.events("round_ended")[0].data["ended_by"] in ("resize", "preempted")
 
 
-def test_who_converges_when_told_to_leave_is_not_started_again(tmp_path, monkeypatch):
+def test_a_member_that_converges_when_stopped_stays_converged(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 2, "epoch_s": 0.5}})
     script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
     monkeypatch.setattr("hetctl.runtime.driver.worker_pool.WorkerPool.stop", lambda *_: None)
@@ -161,7 +161,7 @@ def test_the_next_job_remembers(tmp_path, monkeypatch):
     assert later.now_s > script.requests[asked - 1].now_s, "time counts from the start of the run"
 
 
-def test_requests_tell_who_trains_since_when_and_what_is_left(tmp_path, monkeypatch):
+def test_requests_have_members_in_training_and_their_work(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 20}, "b": {"epochs": 20}})
     script = Script([(give("a", 0),), (give("a", 0), give("b", 1))], after(0.5))
     job.drive_by(script.planner, monkeypatch)

@@ -1,4 +1,4 @@
-"""Real training under hardship: a full disk, a damaged checkpoint, too little memory."""
+"""Real training with a full disk, a damaged checkpoint, and too little memory."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_the_choice_does_not_depend_on_the_order_of_interfaces(names, patterns):
 
 
 @pytest.mark.parametrize("pattern", ["eth*", "hsn0", "HSN*"])
-def test_a_node_without_one_that_fits_says_what_it_has(pattern):
+def test_the_error_lists_interfaces_if_none_matches(pattern):
     with pytest.raises(
         BadInputError, match=r"network.gloo of the site file names .* has lo, eno1, "
     ) as caught:
@@ -90,7 +90,7 @@ def test_an_interface_is_known_by_its_address(monkeypatch, address, name):
     assert interface_of(address) == name
 
 
-def test_gloo_is_told_its_interface_while_a_group_is_formed(monkeypatch):
+def test_gloo_gets_its_interface_while_a_group_is_formed(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with gloo_over("GLOO_SOCKET_IFNAME", "hsn0"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"
@@ -99,7 +99,7 @@ def test_gloo_is_told_its_interface_while_a_group_is_formed(monkeypatch):
         assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
-def test_what_the_user_has_set_for_gloo_stays(monkeypatch):
+def test_the_users_own_gloo_interface_is_kept(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     with gloo_over("GLOO_SOCKET_IFNAME", "hsn0"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"

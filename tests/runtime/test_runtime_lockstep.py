@@ -47,7 +47,7 @@ class Counted(MapSource):
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(loaders, "LOOK_S", 0.1)
+    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(loaders, "HELP_S", 0.2)
     monkeypatch.setattr(loaders, "AHEAD", 24)
     (tmp_path / "memory").mkdir()
@@ -184,7 +184,7 @@ def test_a_member_that_dies_does_not_hold_up_the_others(tmp_path, die_after):
             check(seen, (SEED, epoch))
 
 
-def test_one_preprocessor_will_do_for_all(tmp_path):
+def test_one_preprocessor_serves_all_members(tmp_path):
     crew = Crew(tmp_path / "log", [8, 8, 8], 8, num_workers=[0, 1, 0])
     for reader in (0, 2):
         crew.start(reader, epochs=3, start=24 * (reader == 2), order=(5, 7) if reader == 2 else None)
@@ -232,7 +232,7 @@ def test_the_slowest_member_sets_the_pace_until_it_leaves(tmp_path):
     assert all(later > earlier for later, earlier in zip(fast[3:7], slow, strict=False))
 
 
-def test_a_member_that_never_comes_is_waited_for_only_so_long(tmp_path):
+def test_an_absent_member_is_awaited_for_a_limited_time(tmp_path):
     crew = Crew(tmp_path / "log", [8, 8], 8, patience_s=0.5)
     crew.start(0, epochs=100)
     check(crew.seen()[0], (SEED, 100))

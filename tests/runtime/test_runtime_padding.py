@@ -1,4 +1,4 @@
-"""Networks are traced once, whatever is left for an epoch's last batch, and the padding changes nothing."""
+"""Padding of last batches: networks are traced once, and results do not change."""
 
 from __future__ import annotations
 

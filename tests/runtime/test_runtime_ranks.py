@@ -1,4 +1,4 @@
-"""Real training by ranks that stay from member to member, and what becomes of groups that lose one."""
+"""Real training by ranks that stay from member to member, and the loss of ranks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, h
 @pytest.mark.parametrize(
     ("framework", "gpus", "rank"), [("pytorch", 1, 0), ("pytorch", 2, 1), ("tensorflow", 2, 0)]
 )
-def test_sigterm_leaves_a_checkpoint_in_the_midst_of_an_epoch(tmp_path, framework, gpus, rank):
+def test_sigterm_writes_a_checkpoint_within_an_epoch(tmp_path, framework, gpus, rank):
     slow = member("slow", max_gpus=gpus, pause_s=0.4)
     job = real_job(tmp_path / "job", framework, (slow,), slots=gpus, train_fn="fit_train_fn", retries=0)
     process = job.start()

@@ -1,4 +1,4 @@
-"""When trainers pause: the driver's word, the deadline, and epochs that fit no job."""
+"""Reasons for trainers to pause: request of the driver, deadline, epochs longer than a job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_deadline_is_seen_without_the_driver():
     ("seconds", "longest_s", "room"),
     [(50, 100, True), (70, 100, False), (101, 100, True), (70, None, False), (1e9, None, False)],
 )
-def test_what_fits_no_job_is_done_in_parts(seconds, longest_s, room):
+def test_an_epoch_longer_than_a_job_is_trained_in_parts(seconds, longest_s, room):
     stop = StopSignal(nothing, time.time() + 60, longest_s)
     assert stop.leaves_room_for(seconds) is room
     assert stop.reason == (None if room else "deadline")

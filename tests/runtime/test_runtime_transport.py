@@ -1,4 +1,4 @@
-"""Values over connections, and doors that open to a key."""
+"""Connections: values in order, and listeners that require a key."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_values_arrive_whole_and_in_order(pair):
     wait_for(lambda: list(other.arrived()) == ["later"])
 
 
-def test_what_was_sent_before_the_end_still_arrives(pair):
+def test_messages_sent_before_the_close_arrive(pair):
     one, other = pair
     one.send("last words")
     one.close()
     assert other.receive(5) == "last words"
-    with pytest.raises(ConnectionError, match="gone"):
+    with pytest.raises(ConnectionError, match="closed the connection"):
         other.receive()
 
 
@@ -57,7 +57,7 @@ def test_nothing_in_time(pair):
         pair[0].receive(0.05)
 
 
-def test_guests_are_known_by_what_they_say():
+def test_connections_are_accepted_with_their_names():
     listener = Listener("key")
     guests = [connect(listener.address, {"seat": number}, PATIENCE_S) for number in range(3)]
     seen = sorted(listener.wait(PATIENCE_S)[0]["seat"] for _ in guests)
@@ -78,7 +78,7 @@ def test_guests_are_known_by_what_they_say():
         b"x" * 100_000,
     ],
 )
-def test_strangers_are_not_let_in(greeting):
+def test_connections_without_the_key_are_rejected(greeting):
     listener = Listener("right")
     with socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S) as stranger:
         stranger.sendall(greeting)
@@ -89,7 +89,7 @@ def test_strangers_are_not_let_in(greeting):
     listener.close()
 
 
-def test_a_stranger_who_says_nothing_keeps_nobody_waiting(monkeypatch):
+def test_a_silent_connection_does_not_delay_others(monkeypatch):
     monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
     listener = Listener("key")
     with socket.create_connection(("127.0.0.1", listener.address.port), 60) as stranger:
@@ -99,7 +99,7 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(monkeypatch):
     listener.close()
 
 
-def test_a_door_that_is_closed_opens_to_nobody():
+def test_a_closed_listener_accepts_no_connection():
     listener = Listener("key")
     address = listener.address
     listener.close()
@@ -137,7 +137,7 @@ def test_a_listener_accepts_again_after_descriptors_ran_out():
     listener.close()
 
 
-def test_door_goes_on_accepting_after_an_aborted_connection(monkeypatch):
+def test_a_listener_accepts_after_an_aborted_connection(monkeypatch):
     listener = Listener("key")
     accept, errors = socket.socket.accept, [ConnectionAbortedError()]
     monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
@@ -170,7 +170,7 @@ def opens(listener, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
-def test_a_door_at_an_address_opens_there_alone(host):
+def test_a_listener_at_an_address_accepts_there_alone(host):
     listener = Listener("key", host)
     assert listener.address.host == host
     others = {"127.0.0.1", "127.0.0.2", "::1"} - {host}
@@ -179,7 +179,7 @@ def test_a_door_at_an_address_opens_there_alone(host):
 
 
 @needs_ipv6
-def test_a_door_without_an_address_opens_for_ipv4_and_ipv6():
+def test_a_listener_without_address_accepts_ipv4_and_ipv6():
     listener = Listener("key")
     assert listener.address.host == socket.gethostname()
     assert [opens(listener, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3

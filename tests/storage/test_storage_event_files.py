@@ -1,4 +1,4 @@
-"""Event files: what is written is read, whatever happens to the writer."""
+"""Event files: written events are read, even if a writer is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_many(folder, count):
         writer.write("told", pid=os.getpid(), number=number, filler="x" * 300)
 
 
-def test_events_come_back_numbered_and_in_order(tmp_path):
+def test_events_are_read_with_numbers_and_in_order(tmp_path):
     writer = EventWriter(tmp_path, "m")
     writer.write("started", epochs=0)
     writer.write("measured", metrics={"loss": 0.5})

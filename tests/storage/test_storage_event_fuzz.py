@@ -1,4 +1,4 @@
-"""10,000 garbled event files: nothing that reads events stumbles, and nobody converges who has not."""
+"""10,000 corrupted event files: no reader fails, and no member converges by mistake."""
 
 from __future__ import annotations
 

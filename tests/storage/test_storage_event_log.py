@@ -1,4 +1,4 @@
-"""A run's events: each is read once, when its line is whole, and what is over is not opened again."""
+"""The log of a run: each event is read once, and files of ended steps are not opened again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kinds(events):
     return [(event.round, event.source, event.kind) for event in events]
 
 
-def test_what_is_appended_is_read_once(run):
+def test_appended_events_are_read_once(run):
     log = EventLog(run)
     assert log.fresh() == []
     begin(run, 0, "a", job=0)
@@ -78,7 +78,7 @@ def test_what_is_appended_is_read_once(run):
     assert (event.kind, event.seq) == ("first_step", 1)
 
 
-def test_members_that_come_later_are_found(run):
+def test_files_of_later_members_are_found(run):
     begin(run, 0, "a", job=0)
     log = EventLog(run)
     log.fresh()
@@ -131,7 +131,7 @@ def test_reading_in_pieces_is_reading_at_once(tmp_path_factory, lines, cuts):
     assert found == list(read_events(path))
 
 
-def test_what_is_longer_than_a_read_is_read_whole(run):
+def test_a_file_longer_than_a_read_is_read_completely(run):
     write(run, 0, "a", "told", text="x" * 200_000)
     write(run, 0, "a", "told", text="y")
     assert [len(event.data["text"]) for event in EventLog(run).fresh()] == [200_000, 1]
@@ -184,7 +184,7 @@ def test_the_folder_is_listed_once(run, monkeypatch):
     assert {(0, "a", "started"), (1, "b", "started")} <= set(kinds(log.fresh()))
 
 
-def test_what_nobody_has_started_is_read_once(run, opened):
+def test_files_without_a_started_step_are_read_once(run, opened):
     write(run, 0, "a", "told")
     log = EventLog(run)
     assert kinds(log.fresh()) == [(0, "a", "told")]
@@ -208,7 +208,7 @@ def test_files_of_outliving_trainers_are_read_until_the_next_end(run, opened):
     assert opened == [DRIVER, "b"]
 
 
-def test_where_trainers_tell_only_what_has_grown_is_opened(run, opened):
+def test_only_grown_files_are_opened_with_reported_lengths(run, opened):
     begin(run, 0, "a", "b", "c", job=0)
     log = EventLog(run)
     log.fresh({})
@@ -223,7 +223,7 @@ def test_where_trainers_tell_only_what_has_grown_is_opened(run, opened):
     assert opened == [DRIVER, DRIVER]
 
 
-def test_what_was_not_told_is_read_when_the_step_has_ended(run):
+def test_unreported_events_are_read_at_the_end_of_the_step(run):
     begin(run, 0, "a", job=0)
     log = EventLog(run)
     log.fresh({})

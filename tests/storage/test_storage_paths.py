@@ -1,4 +1,4 @@
-"""Files and folders below the home: private, and never half written."""
+"""Files and folders below the home: private, and complete or absent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_crash_before_the_rename_leaves_the_old_file(tmp_path, monkeypatch):
     assert tree(tmp_path) == ["file"]
 
 
-def test_what_json_cannot_say_replaces_nothing(tmp_path):
+def test_a_value_outside_json_does_not_replace_the_file(tmp_path):
     path = tmp_path / "file.json"
     write_json(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON"):

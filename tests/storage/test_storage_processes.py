@@ -1,4 +1,4 @@
-"""Processes are told apart even when the kernel uses a number again."""
+"""Processes are distinguished even if the kernel uses a number again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress and use, folded from events."""
+"""Progress of members and use of resources, folded from events."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_member_fails_with_its_own_error_after_its_retries():
 @pytest.mark.parametrize(
     "why", [why for why in ExitReason if why not in MEMBER_FAULTS | {ExitReason.NODE_FAILURE}]
 )
-def test_what_is_not_the_members_fault_is_free(why):
+def test_ends_without_fault_of_the_member_do_not_count(why):
     assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
 
 
@@ -89,7 +89,7 @@ def test_the_cause_is_the_end_of_the_step_without_own_error():
     assert fold(*ends)["a"].failed == "killed by SIGKILL"
 
 
-def test_the_words_are_those_of_the_last_failure():
+def test_the_error_is_that_of_the_last_failure():
     ends = [event("a", "failed", error="no such layer"), ended("a")] * RETRIES
     assert fold(*ends, ended("a", "killed", "killed by SIGKILL"))["a"].failed == "killed by SIGKILL"
 

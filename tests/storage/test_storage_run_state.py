@@ -1,4 +1,4 @@
-"""Folding in pieces, and files in any order, comes to what one pass in order of time comes to."""
+"""The state of a run does not depend on the order or the portions in which events are read."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_order_of_files_does_not_matter(data):
 
 
 @given(st.data())
-def test_what_is_not_reported_as_changed_has_not_changed(data):
+def test_unreported_members_have_not_changed(data):
     history = data.draw(histories())
     fold = ProgressFold(ENSEMBLE, RETRIES)
     for piece in data.draw(pieces(history)):
@@ -143,7 +143,7 @@ def test_what_is_not_reported_as_changed_has_not_changed(data):
 
 
 @given(st.lists(st.tuples(st.floats(0, 900), st.one_of(epochs, others)), max_size=9))
-def test_a_report_holds_what_was_said_last(told):
+def test_a_report_has_the_last_values(told):
     events = [Event("a", seq, kind, at, data) for seq, (at, (kind, data)) in enumerate(told)]
     report = report_of(events)
     trained = [event for event in events if event.kind == "epoch" and "evaluate_s" in event.data]
@@ -162,7 +162,7 @@ def test_without_events_nothing_is_reported():
     assert report_of([]) == StepReport()
 
 
-def test_looks_see_what_was_written_since_the_last(tmp_path):
+def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     run = RunFolder(tmp_path)
     driver, trainer = (EventWriter(run.create().events, name, 0) for name in (DRIVER, "a"))
     driver.write("round_started", job=0, predicted_s=1.0, members=["a"])

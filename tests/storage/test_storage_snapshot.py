@@ -1,4 +1,4 @@
-"""A snapshot of a run's state spares reading, and changes nothing that is read."""
+"""Snapshots of the state of a run: they spare reads, and do not change results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def begin(run):
                 driver.write("step_ended", member=name, exit_code=0, why="told", cause="told")
 
 
-def test_only_what_is_new_is_read(run, monkeypatch):
+def test_only_new_events_are_read(run, monkeypatch):
     begin(run)
     state_of(run)[0].keep()
     EventWriter(run.events, "a", 1).write("stopped", reason="late")

@@ -15,7 +15,13 @@ from pathlib import Path
 
 from hetctl.app.profile.folder import events_of, ingest, last_sign_of
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import BatchSystem, FunctionCall, SubmissionInDoubtError
+from hetctl.cluster.batch.base import (
+    SETTLE_S,
+    START_PATIENCE_S,
+    BatchSystem,
+    FunctionCall,
+    SubmissionInDoubtError,
+)
 from hetctl.cluster.batch.submitit_jobs import has_result, write_call
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import HetctlError
@@ -34,10 +40,6 @@ from hetctl.storage.profile_request import (
     write_measurements,
 )
 
-SETTLE_S = 3.0
-"""Seconds in which a request of a killed command may still reach the batch system."""
-START_PATIENCE_S = 120
-"""Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
 POINT_S = 60
 """Seconds allowed for each point, one after another, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600

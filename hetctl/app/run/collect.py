@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import BatchSystem
+from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.run_states import moved
@@ -15,9 +15,6 @@ from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_facts import OF_JOBS
-
-START_PATIENCE_S = 120
-"""Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
 
 
 def collect(catalog: Catalog, folder: RunFolder) -> None:

@@ -21,7 +21,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.next_state import excluded_nodes
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.base import SETTLE_S, BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
@@ -34,9 +34,6 @@ from hetctl.model.site import Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import write_spec
-
-SETTLE_S = 3.0
-"""Seconds in which a request of a killed process may still reach the batch system."""
 
 
 @dataclass(frozen=True)

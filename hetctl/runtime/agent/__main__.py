@@ -32,7 +32,7 @@ def main() -> int:
             *(lambda: preload_framework(arguments.framework), serve),
         )
     except (ConnectionError, TimeoutError) as error:
-        print(f"agent: the driver does not take this node: {error}", file=sys.stderr)
+        print(f"agent: cannot connect to the driver: {error}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not agent.run():

@@ -51,14 +51,14 @@ def facts_of_this_node(step: str) -> AgentFacts:
     return AgentFacts(
         step=step,
         host=socket.gethostname(),
-        variables=_set_among(NODE_VARIABLES),
+        variables=_values_of(NODE_VARIABLES),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         gpus=tuple(gpus),
-        devices=_set_among(DEVICE_VARIABLES),
+        devices=_values_of(DEVICE_VARIABLES),
     )
 
 
-def _set_among(names: Sequence[str]) -> dict[str, str]:
+def _values_of(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -88,7 +88,7 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._next_heartbeat = 0.0
-        self._dismissed = False
+        self._released = False
         self._oom_kills = oom_kills()
         self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
         self._overuse: dict[int, Overuse] = {}
@@ -106,19 +106,19 @@ class Agent:
         bool
             False if the driver was lost.
         """
-        self._selector.register(self._driver, selectors.EVENT_READ, self._hear_driver)
-        self._selector.register(self._template, selectors.EVENT_READ, self._hear_template)
+        self._selector.register(self._driver, selectors.EVENT_READ, self._receive_from_driver)
+        self._selector.register(self._template, selectors.EVENT_READ, self._receive_from_template)
         with suppress(ConnectionError):
             # Messages may have arrived together with the welcome.
-            self._hear_driver()
-            while not self._dismissed:
-                self._give_heartbeat()
+            self._receive_from_driver()
+            while not self._released:
+                self._send_heartbeat()
                 for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
                     key.data()
         self._template.close()
-        return self._dismissed
+        return self._released
 
-    def _give_heartbeat(self) -> None:
+    def _send_heartbeat(self) -> None:
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + SIGN_EVERY_S
@@ -131,16 +131,16 @@ class Agent:
             gpu, overuse = found
             self._overuse[gpu] = overuse
             log_line(
-                f"rank on GPU {gpu} is ended: it has {overuse.peak} bytes, and its share is {overuse.share}"
+                f"ending the rank on GPU {gpu}: it uses {overuse.peak} bytes, its share is {overuse.share}"
             )
             self._signal(gpu, signal.SIGKILL)
 
-    def _hear_driver(self) -> None:
+    def _receive_from_driver(self) -> None:
         for message in self._driver.arrived():
             if START in message:
                 self._start(message[START])
             elif LEAVE in message:
-                self._dismissed = True
+                self._released = True
             elif SIGNAL in message:
                 self._signal(message["gpu"], message[SIGNAL])
             else:
@@ -148,11 +148,11 @@ class Agent:
 
     def _start(self, gpu: int) -> None:
         binding = binding_of(self._welcome, gpu, self._facts)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._template.fork(binding, theirs)
-        rank = self._ranks[gpu] = Connection(ours)
-        self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear_rank(gpu, rank))
+        agent_end, rank_end = socket.socketpair()
+        with rank_end:
+            self._template.fork(binding, rank_end)
+        rank = self._ranks[gpu] = Connection(agent_end)
+        self._selector.register(rank, selectors.EVENT_READ, lambda: self._receive_from_rank(gpu, rank))
 
     def _signal(self, gpu: int, number: int) -> None:
         if pid := self._pids.get(gpu):
@@ -165,7 +165,7 @@ class Agent:
             with suppress(ConnectionError):
                 rank.send(message)
 
-    def _hear_rank(self, gpu: int, rank: Connection) -> None:
+    def _receive_from_rank(self, gpu: int, rank: Connection) -> None:
         """Forward the messages of a rank; one that closes its connection is about to end."""
         try:
             for message in rank.arrived():
@@ -178,24 +178,24 @@ class Agent:
         rank.close()
         del self._ranks[gpu]
 
-    def _hear_template(self) -> None:
-        news = self._template.receive()
-        if news is None:
-            raise ConnectionResetError("the template is gone, and with it all ranks")
-        if isinstance(news, RankStart):
-            self._pids[news.gpu] = news.pid
+    def _receive_from_template(self) -> None:
+        event = self._template.receive()
+        if event is None:
+            raise ConnectionResetError("the template process has ended, and with it all ranks")
+        if isinstance(event, RankStart):
+            self._pids[event.gpu] = event.pid
             return
-        del self._pids[news.gpu]
-        if rank := self._ranks.get(news.gpu):
+        del self._pids[event.gpu]
+        if rank := self._ranks.get(event.gpu):
             # The rank's last messages come first.
-            self._hear_rank(news.gpu, rank)
-        if rank := self._ranks.get(news.gpu):
-            self._forget(news.gpu, rank)
-        overuse = self._overuse.pop(news.gpu, None)
-        exit_code = self._cause(news.exit_code, overuse)
-        self._driver.send({ENDED: news.gpu, "exit_code": exit_code, OVERUSE: encode(overuse)})
+            self._receive_from_rank(event.gpu, rank)
+        if rank := self._ranks.get(event.gpu):
+            self._forget(event.gpu, rank)
+        overuse = self._overuse.pop(event.gpu, None)
+        exit_code = self._final_exit_code(event.exit_code, overuse)
+        self._driver.send({ENDED: event.gpu, "exit_code": exit_code, OVERUSE: encode(overuse)})
 
-    def _cause(self, exit_code: int, overuse: Overuse | None) -> int:
+    def _final_exit_code(self, exit_code: int, overuse: Overuse | None) -> int:
         """Return the exit code, replaced if the kernel or this agent killed the rank for lack of memory."""
         if exit_code != 128 + signal.SIGKILL:
             return exit_code

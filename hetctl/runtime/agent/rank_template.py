@@ -63,15 +63,15 @@ class Template:
     """
 
     def __init__(self, preload: Callable[[], None], serve: Serve) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
         end_with_agent = die_with_parent(signal.SIGKILL)
         if os.fork() == 0:
             end_with_agent()
             self._control.close()
-            _run_to_the_end(lambda: _serve_forks(theirs, preload, serve))
-        theirs.close()
+            _run_to_the_end(lambda: _serve_forks(template_end, preload, serve))
+        template_end.close()
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `receive` would not block."""
@@ -144,8 +144,8 @@ def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited
     return pid
 
 
-def _report(control: socket.socket, news: RankStart | RankEnd) -> None:
-    control.send(json.dumps(encode(news)).encode())
+def _report(control: socket.socket, event: RankStart | RankEnd) -> None:
+    control.send(json.dumps(encode(event)).encode())
 
 
 def _run_to_the_end(body: Callable[[], int]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors
+from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
 from hetctl.runtime.data.sharing.outlet import await_exchange, exchange_serves
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
@@ -28,7 +28,7 @@ AHEAD = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 HELP_S = 5.0
 """Seconds after which a rank that waits for a chunk that no process prepares starts to prepare some."""
 
@@ -129,14 +129,14 @@ class PreprocessorPool:
         self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
 
     def take(
-        self, ring: Ring, position: int, samples: int, look: Callable[[], None] = lambda: None
+        self, ring: Ring, position: int, samples: int, on_wait: Callable[[], None] = lambda: None
     ) -> Samples:
         """Wait for a chunk; return its samples in place.
 
         Parameters
         ----------
-        look : callable
-            Function called every `LOOK_S` seconds while no chunk arrives.
+        on_wait : callable
+            Function called every `CHECK_EVERY_S` seconds while no chunk arrives.
 
         Raises
         ------
@@ -148,11 +148,9 @@ class PreprocessorPool:
         while time.monotonic() < limit:
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.layout.views(_whole(ring.take(position, LOOK_S)), samples)
-            look()
-        raise HetctlError(
-            f"no batch was prepared in {patience_s:g} s", "is the file system of the data alive?"
-        )
+                return self.layout.views(_whole(ring.take(position, CHECK_EVERY_S)), samples)
+            on_wait()
+        raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
 
 
 class RingLoader:
@@ -248,8 +246,8 @@ class LockstepLoader:
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
         self.samples = stream.samples
         self.sample = pool.sample
-        self._helpful = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
-        self._alone = RingLoader(stream, self._helpful)
+        self._help_pool = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
+        self._own_loader = RingLoader(stream, self._help_pool)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
         self._member = stream
         self._pool = pool
@@ -263,14 +261,14 @@ class LockstepLoader:
     @property
     def waited_s(self) -> float:
         """Time for which the trainer has waited for batches, in seconds."""
-        return self._waited_s + self._alone.waited_s
+        return self._waited_s + self._own_loader.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield views of the ring, or copies if a batch has parts of several chunks."""
         if start:
-            yield from self._alone.batches(epoch, start, order)
+            yield from self._own_loader.batches(epoch, start, order)
             return
-        ring = self._joined()
+        ring = self._joined_ring()
         while self._shared.at(self._position).start:
             self._position += 1
         yield from self._batches_from(ring, self._position)
@@ -278,7 +276,7 @@ class LockstepLoader:
 
     def close(self) -> None:
         """Leave the ring: no other process waits for this rank any more."""
-        self._alone.close()
+        self._own_loader.close()
         if self._ring is not None:
             self._ring.leave()
             if self._ring.deserted:
@@ -287,9 +285,9 @@ class LockstepLoader:
             self._ring.close()
             self._ring = None
 
-    def _joined(self) -> Ring:
+    def _joined_ring(self) -> Ring:
         if self._ring is None:
-            self._alone.close()
+            self._own_loader.close()
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._pool.ring(name, readers, self._shared, self._lockstep.largest)
             self._position = self._ring.join(self._lockstep.reader)
@@ -303,14 +301,14 @@ class LockstepLoader:
         pool.fill(self._lockstep.name, self._shared)
         self._filling = pool.num_workers != 0
 
-    def _look_after(self, ring: Ring, waiting_since: float) -> None:
+    def _replace_lost_producers(self, ring: Ring, waiting_since: float) -> None:
         """Start this rank's preprocessors if the processes that filled the ring have ended or stopped."""
         if self._led and not exchange_serves(self._pool.folder / self._lockstep.name):
             self._led = False
             self._fill_by(self._pool)
         waited_s = time.perf_counter() - waiting_since
         if not (self._led or self._filling) and waited_s > HELP_S and ring.is_neglected():
-            self._fill_by(self._helpful)
+            self._fill_by(self._help_pool)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
         """Yield the batches of the epoch that begins at position `base` of the shared stream."""
@@ -346,7 +344,7 @@ class LockstepLoader:
     def _take(self, ring: Ring, position: int) -> Samples:
         began = time.perf_counter()
         count = len(self._shared.at(position).numbers)
-        samples = self._pool.take(ring, position, count, partial(self._look_after, ring, began))
+        samples = self._pool.take(ring, position, count, partial(self._replace_lost_producers, ring, began))
         self._waited_s += time.perf_counter() - began
         return samples
 

@@ -22,7 +22,8 @@ from hetctl.storage.processes import die_with_parent
 
 CLAIM_S = 0.25
 """Seconds after which an idle preprocessor checks whether it has to fill another ring."""
-FILE_SYSTEM = "is the file system of the data alive?"
+FILE_SYSTEM = "check whether the file system of the data responds"
+"""Hint for errors after a timeout."""
 LINE = 64
 """Alignment in bytes: arrays that begin at a multiple of it can be passed to frameworks without a copy."""
 
@@ -76,12 +77,12 @@ class Preprocessors:
         self._processes: list[BaseProcess] = []
         context = get_context("fork")
         for _ in range(count):
-            ours, theirs = context.Pipe()
+            parent_end, child_end = context.Pipe()
             ends = die_with_parent(signal.SIGKILL)
-            process = context.Process(target=_serve, args=(source, layout, theirs, ends), daemon=True)
+            process = context.Process(target=_serve, args=(source, layout, child_end, ends), daemon=True)
             process.start()
-            theirs.close()
-            self._pipes.append(ours)
+            child_end.close()
+            self._pipes.append(parent_end)
             self._processes.append(process)
 
     def prepare(
@@ -138,11 +139,13 @@ class Preprocessors:
     @staticmethod
     def _check(pipe: Connection) -> None:
         try:
-            said = pipe.recv()
+            answer = pipe.recv()
         except EOFError:
-            raise HetctlError("a preprocessor was killed", "is there memory enough for it?") from None
-        if said is not None:
-            raise said
+            raise HetctlError(
+                "a preprocessor was killed", "check whether the node has enough memory"
+            ) from None
+        if answer is not None:
+            raise answer
 
 
 def _serve(
@@ -161,9 +164,9 @@ def _serve(
                 _fill(_claims(ring, pipe), ring, stream, source, layout)
         except Exception as error:
             traceback.print_exc()
-            known = isinstance(error, HetctlError)
+            own_error = isinstance(error, HetctlError)
             pipe.send(
-                error if known else BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
+                error if own_error else BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
             )
 
 

@@ -299,8 +299,8 @@ ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], SampleSource]]
 
 def _check_classes(training: ImageSource, validation: ImageSource) -> None:
     if training.classes != validation.classes:
-        odd = sorted(set(training.classes) ^ set(validation.classes))
+        differing = sorted(set(training.classes) ^ set(validation.classes))
         raise BadInputError(
-            f"the ImageFolders of training and validation have different classes: {', '.join(odd)}",
+            f"the ImageFolders of training and validation have different classes: {', '.join(differing)}",
             "labels are positions among the sub-folders: make an empty one where there are no images",
         )

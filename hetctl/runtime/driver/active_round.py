@@ -50,11 +50,11 @@ class ActiveRound:
     terminated: set[str] = field(default_factory=set)
     stopped: bool = False
     reports: dict[str, StepReport] = field(default_factory=dict)
-    _told: dict[str, EventFile] = field(default_factory=dict)
+    _event_files: dict[str, EventFile] = field(default_factory=dict)
 
     def expect_events_of(self, name: str) -> None:
         """Read a member's events from here on: its file has those of earlier rounds, too."""
-        self._told[name] = end_of_file(self.folder.events_of(name), name)
+        self._event_files[name] = end_of_file(self.folder.events_of(name), name)
 
     def stop(self, reason: str, busy_s: Mapping[str, float]) -> None:
         """Tell the trainers to write a checkpoint and stop; the first reason stands.
@@ -94,8 +94,8 @@ class ActiveRound:
             Known peak of the member's memory in bytes, used if its trainer reported none.
         """
         del self.active[step.name]
-        told = self._told[step.name].fresh()
-        report = report_of(event for event in told if event.round == self.index)
+        events = self._event_files[step.name].fresh()
+        report = report_of(event for event in events if event.round == self.index)
         self.reports[step.name] = report
         why = self._why(step, report)
         cause = step.cause(why)

@@ -336,7 +336,7 @@ class AgentPool:
 
     def _lose_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
-            self._continue_without(name, step, node, f"no agent of {name} came from {node}")
+            self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
     def _welcome(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the ranks that are requested."""
@@ -354,8 +354,8 @@ class AgentPool:
             self._admit(held, node, step, found, connection)
         else:
             connection.close()
-            words = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
-            self._fail_member(found.step, step, words)
+            cause = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
+            self._fail_member(found.step, step, cause)
 
     def _set_for(self, node: str, step: _AgentStep) -> ResourceSet | None:
         """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
@@ -371,8 +371,8 @@ class AgentPool:
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
             connection.close()
-            words = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
-            self._continue_without(found.step, step, node, words)
+            cause = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
+            self._continue_without(found.step, step, node, cause)
             return
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({found.host}){planned}"
@@ -389,25 +389,25 @@ class AgentPool:
         step.to_start = [gpu for gpu in step.to_start if gpu not in own]
         self._send(agent, encode(welcome), *({START: number} for _, number in own))
 
-    def _continue_without(self, name: str, step: _AgentStep, node: str, words: str) -> None:
+    def _continue_without(self, name: str, step: _AgentStep, node: str, cause: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
         if step.member:
-            self._fail_member(name, step, words)
+            self._fail_member(name, step, cause)
         else:
-            log_line(words)
+            log_line(cause)
             self._lose_node(node)
 
-    def _fail_member(self, name: str, step: _AgentStep, words: str) -> None:
+    def _fail_member(self, name: str, step: _AgentStep, cause: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the cause."""
-        log_line(f"{MISPLACED}: {words}")
-        append(step.log, f"{MISPLACED}: {words}\n")
+        log_line(f"{MISPLACED}: {cause}")
+        append(step.log, f"{MISPLACED}: {cause}\n")
         self.release(name)
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _lose_node(self, node: str) -> None:
         """Record the loss of a node for this job: its groups end, and nothing is placed on it any more."""
         self.nodes = tuple(other for other in self.nodes if other.name != node)
-        log_line(f"the agent on {node} is gone, or did not come")
+        log_line(f"node {node} is lost: its agent has ended, sends nothing, or did not connect")
         for name, step in self._running.items():
             for planned in step.sets_on(node):
                 del step.sets[planned]

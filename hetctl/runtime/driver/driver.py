@@ -50,7 +50,7 @@ HEARTBEATS_EVERY_S = 2.0
 """Seconds between two versions of the file of heartbeats."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
-WARN_SHARE, KILL_SHARE = 0.6, 0.85
+TERMINATE_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that still run are terminated (SIGTERM), and killed."""
 
 
@@ -102,8 +102,8 @@ class Driver:
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
-        self._told: str | None = None
-        self._ended: str | None = None
+        self._end_reason: str | None = None
+        self._ended_by: str | None = None
 
     def _observer(self, options: Options) -> RunObserver:
         def order(workload: Workload) -> Any:
@@ -121,9 +121,9 @@ class Driver:
             deadline=self._deadline,
         )
         self._send(self._opened)
-        while not (reason := self._ended):
-            self._look()
-            self._watch_who_leaves()
+        while not (reason := self._ended_by):
+            self._process_ends()
+            self._enforce_stops()
             self._report_rates()
             self._write_heartbeats()
             self._keep_state()
@@ -138,11 +138,11 @@ class Driver:
 
     def end(self, reason: str) -> None:
         """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
-        self._told = self._told or reason
+        self._end_reason = self._end_reason or reason
 
     def _end_by_disk(self, error: OSError) -> None:
         reason = disk_error_reason(error)
-        if self._told is None:
+        if self._end_reason is None:
             log_line(f"the job ends: {reason} ({error})")
         self.end(reason)
 
@@ -150,17 +150,17 @@ class Driver:
         return time.time() - self._began_at
 
     def _send(self, event: Event) -> None:
-        self._carry_out(self._core.handle(event))
+        self._execute(self._core.handle(event))
 
     def _schedule(self) -> None:
         try:
-            self._carry_out(self._core.schedule(self._now_s()))
+            self._execute(self._core.schedule(self._now_s()))
         except OSError as error:
             self._end_by_disk(error)
-        if self._ended is None:
+        if self._ended_by is None:
             self._workers.wait(POLL_S)
 
-    def _look(self) -> None:
+    def _process_ends(self) -> None:
         """Process ended steps first, then the end of the job: a step may get the signal before the driver."""
         ended = self._workers.reap()
         self._exchanges.reap()
@@ -177,10 +177,10 @@ class Driver:
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
-        if (told := self._files.stop).exists():
-            self.end(told.read_text(encoding="utf-8").strip() or "signal")
-        if self._told and not self._core.ending:
-            self._send(JobEnding(self._now_s(), self._told))
+        if (stop_file := self._files.stop).exists():
+            self.end(stop_file.read_text(encoding="utf-8").strip() or "signal")
+        if self._end_reason and not self._core.ending:
+            self._send(JobEnding(self._now_s(), self._end_reason))
 
     def _watch_the_nodes(self) -> None:
         """Report lost nodes to the scheduling."""
@@ -228,12 +228,12 @@ class Driver:
             return
         with suppress(OSError):
             self._members.keep()
-        took = time.monotonic() - began
-        self._next_state = began + max(STATE_EVERY_S, took / STATE_SHARE)
+        spent_s = time.monotonic() - began
+        self._next_state = began + max(STATE_EVERY_S, spent_s / STATE_SHARE)
 
-    def _carry_out(self, commands: list[Command]) -> None:
+    def _execute(self, commands: list[Command]) -> None:
         for command in commands:
-            _CARRIED_OUT[type(command)](self, command)
+            _EXECUTORS[type(command)](self, command)
 
     def _start(self, command: Start) -> None:
         """Start a round; report members that cannot be launched as ended."""
@@ -269,22 +269,22 @@ class Driver:
             open_round.end(command.reason)
 
     def _end_job(self, command: EndJob) -> None:
-        self._ended = command.reason
+        self._ended_by = command.reason
 
     def _poll(self, _command: AskAgain) -> None:
         """Do nothing: the main loop polls often enough."""
 
-    def _watch_who_leaves(self) -> None:
+    def _enforce_stops(self) -> None:
         """Signal members that were told to stop and have not done so within the grace period."""
         for open_round in self._open.values():
             for name, seconds in open_round.overdue():
-                if seconds > WARN_SHARE * self._spec.grace_s:
+                if seconds > TERMINATE_SHARE * self._spec.grace_s:
                     open_round.terminated.add(name)
                     kill = seconds > KILL_SHARE * self._spec.grace_s
                     self._workers.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
 
 
-_CARRIED_OUT: Mapping[type, Callable[[Driver, Any], None]] = {
+_EXECUTORS: Mapping[type, Callable[[Driver, Any], None]] = {
     Start: Driver._start,
     Stop: Driver._stop,
     EndRound: Driver._end_round,

@@ -56,7 +56,7 @@ CAUSES = {
 """Descriptions of reasons that say more than the exit code."""
 
 
-def why_ended(exit_code: int, output: str, said: str | None = None) -> ExitReason:
+def why_ended(exit_code: int, output: str, reported: str | None = None) -> ExitReason:
     """Return why a step ended before its work was done.
 
     Parameters
@@ -65,15 +65,15 @@ def why_ended(exit_code: int, output: str, said: str | None = None) -> ExitReaso
         Exit code of the step, 128 + n if signal n ended it. It may be 0: srun returns 0 when a node fails.
     output : str
         Output of the step, the trainers' own lines included.
-    said : str or None
+    reported : str or None
         Cause in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
         other ranks fail, too.
     """
     for pattern, why in EVIDENCE:
         if pattern.search(output):
             return why
-    if said is not None:
-        return ExitReason(said)
+    if reported is not None:
+        return ExitReason(reported)
     return BY_CODE.get(exit_code, ExitReason.KILLED if exit_code > 128 else ExitReason.PROGRAM_ERROR)
 
 

@@ -24,12 +24,12 @@ def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
     try:
         output = _run(command) if command else ""
     except (OSError, subprocess.SubprocessError) as error:
-        raise BatchSystemError(f"cannot tell the nodes of this job on site {site.name}: {error}") from None
+        raise BatchSystemError(f"cannot list the nodes of this job on site {site.name}: {error}") from None
     names = parse_nodes(site, os.environ, output)
-    each = parse_gpus(site, os.environ)
-    left = [max(0, (gpus or site.gpus) - len(each) * index) for index in range(len(names))]
+    on_node = parse_gpus(site, os.environ)
+    left = [max(0, (gpus or site.gpus) - len(on_node) * index) for index in range(len(names))]
     return tuple(
-        Node(name, each[:n], site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
+        Node(name, on_node[:n], site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
     )
 
 

@@ -77,7 +77,7 @@ class EndedGroup:
     def cause(self, why: ExitReason) -> str:
         """Return a description of the cause of its end."""
         if why is ExitReason.OUT_OF_MEMORY and self.overuse:
-            return _in_words(self.overuse)
+            return _described(self.overuse)
         if why in CAUSES:
             return CAUSES[why]
         if self.exit_code > 128:
@@ -166,11 +166,11 @@ class RunningTask:
         if "done" in message:
             self.done.add(self.slots.index(slot))
 
-    def note_overuse(self, overuse: Overuse, who: str) -> None:
+    def note_overuse(self, overuse: Overuse, rank: str) -> None:
         """Record that an agent has ended a rank for its memory, also in the log; the first record stands."""
         self.overuse = self.overuse or overuse
         with suppress(OSError):
-            append(self.task.log, f"{who} was ended: {_in_words(overuse)}\n")
+            append(self.task.log, f"{rank} was ended: {_described(overuse)}\n")
 
     def lose(self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None) -> None:
         """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
@@ -208,7 +208,7 @@ class RunningTask:
         )
 
 
-def _in_words(overuse: Overuse) -> str:
+def _described(overuse: Overuse) -> str:
     return with_peak(CAUSES[ExitReason.OUT_OF_MEMORY], overuse.peak, overuse.share)
 
 

@@ -302,7 +302,7 @@ def _problems(given: Mapping[Any, Any]) -> Iterator[str]:
     metrics = given.get("metrics", {})
     yield from (f"no function as metric {name}" for name in metrics if not callable(metrics[name]))
     if "loss" in metrics:
-        yield "a metric called loss, which is what the loss is called"
+        yield "a metric named loss, which is the name of the loss itself"
     scheduler = given.get("scheduler")
     if isinstance(scheduler, ReduceLROnPlateau):
         yield "a scheduler that waits for a metric, ReduceLROnPlateau"
@@ -313,7 +313,7 @@ def _problems(given: Mapping[Any, Any]) -> Iterator[str]:
 def _not_parts(name: str, problem: str) -> BadInputError:
     return BadInputError(
         f"model_fn returned {problem} for {name}",
-        'return {"model": module, "optimizer": optimizer, "loss": function}, and if you like '
+        'return {"model": module, "optimizer": optimizer, "loss": function}, and optionally '
         '"metrics": {name: function} and "scheduler": scheduler',
     )
 

@@ -68,8 +68,8 @@ def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> A
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise BadInputError(
-        f"the state of the network holds {type(value).__name__} at {place}, which a checkpoint cannot hold",
-        "let state_dict() return tensors, numbers, texts, and mappings and lists of them",
+        f"the state of the network holds {type(value).__name__} at {place}, which no checkpoint can contain",
+        "state_dict() may return tensors, numbers, strings, and mappings and lists of these",
     )
 
 

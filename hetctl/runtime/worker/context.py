@@ -77,11 +77,11 @@ class WorkerContext:
         GPU and cores of the rank.
     keep : ExitStack
         Stack that releases the node's resources.
-    told : callable
+    stop_reason : callable
         Function that returns why the group with a key has to stop; None if it continues.
     announce : callable
         Function called with the address at which this rank, if it leads, waits for the others of its group.
-    give_sign : callable
+    send_sign : callable
         Function called every few seconds while there is progress.
     send_heartbeat : callable
         Function called with the live metrics of the member in training.
@@ -93,9 +93,9 @@ class WorkerContext:
         self,
         binding: Binding,
         keep: ExitStack,
-        told: Callable[[str], str | None] = lambda _: None,
+        stop_reason: Callable[[str], str | None] = lambda _: None,
         announce: Callable[[Address], None] = lambda _: None,
-        give_sign: Callable[[], None] = lambda: None,
+        send_sign: Callable[[], None] = lambda: None,
         send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -103,23 +103,23 @@ class WorkerContext:
         self.binding = binding
         self._keep = keep
         self.announce = announce
-        self._give_sign = give_sign
+        self._send_sign = send_sign
         self.send_heartbeat = send_heartbeat
         self.send_written = send_written
-        self.told = told
+        self.stop_reason = stop_reason
         self._next_sign = 0.0
-        self._supplies: WorkerResources | None = None
+        self._resources: WorkerResources | None = None
 
     @property
-    def is_supplied(self) -> bool:
+    def has_resources(self) -> bool:
         """True if the resources of all members are loaded."""
-        return self._supplies is not None
+        return self._resources is not None
 
-    def supply(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
+    def load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         """Return the resources of all members of the ensemble; load them at the first call."""
-        self._supplies = self._supplies or self._get_supplies(ensemble, sharing)
+        self._resources = self._resources or self._load_resources(ensemble, sharing)
         self.sign()
-        return self._supplies
+        return self._resources
 
     def build(
         self,
@@ -143,48 +143,48 @@ class WorkerContext:
         timeouts : Timeouts
             Time limits of the group.
         """
-        supplies = self.supply(ensemble, sharing)
+        resources = self.load_resources(ensemble, sharing)
         self.group = SingleRank()
-        self.group = join_group(place, supplies.framework, self.announce, interfaces, timeouts)
+        self.group = join_group(place, resources.framework, self.announce, interfaces, timeouts)
         self.sign()
         # Joining the group uses random numbers, too.
-        self._prepare(supplies.framework, member.seed)
+        self._prepare(resources.framework, member.seed)
         chunk = member.batch_size * place.size
-        stream = Stream(supplies.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
-        loader = supplies.open_loader(stream, share.preprocessors, share.lockstep)
+        stream = Stream(resources.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
+        loader = resources.open_loader(stream, share.preprocessors, share.lockstep)
         stack.callback(loader.close)
-        network = supplies.framework.build(member, supplies.functions, self.group, loader.sample)
-        validation = self._open_validation(supplies, member, place, share)
+        network = resources.framework.build(member, resources.functions, self.group, loader.sample)
+        validation = self._open_validation(resources, member, place, share)
         stack.callback(validation.close)
         self.sign()
-        return BuiltMember(self.group, supplies.framework, network, loader, validation)
+        return BuiltMember(self.group, resources.framework, network, loader, validation)
 
     @staticmethod
     def _open_validation(
-        supplies: WorkerResources, member: Member, place: RankInfo, share: InputShare
+        resources: WorkerResources, member: Member, place: RankInfo, share: InputShare
     ) -> Loader:
         chunk = member.rows_evaluated * place.size
-        stream = Stream(supplies.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
+        stream = Stream(resources.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
         # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
         preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
-        return supplies.open_validation(stream, preprocessors)
+        return resources.open_validation(stream, preprocessors)
 
     def sign(self) -> None:
-        """Send a sign of life if the last one was some time ago."""
+        """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
         now = time.monotonic()
         if now >= self._next_sign:
             self._next_sign = now + SIGN_EVERY_S
-            self._give_sign()
+            self._send_sign()
 
     def clear(self) -> None:
         """Release the resources of the last member."""
-        if self._supplies is not None:
-            self._supplies.framework.clear()
+        if self._resources is not None:
+            self._resources.framework.clear()
 
     def _prepare(self, framework: Framework, seed: int) -> None:
         framework.prepare(self.binding.cores, self.binding.device, seed)
 
-    def _get_supplies(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
+    def _load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         framework = load_framework(ensemble.framework)
         self._prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)

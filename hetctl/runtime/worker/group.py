@@ -1,7 +1,7 @@
 """The ranks that train one member together: they connect when it starts and disconnect when it stops.
 
-Each group is a world of its own, which any processes can form and leave again: the death of a rank ends
-only its own group, while an MPI world of all ranks would not survive it.
+Any processes can form a group and leave it again. The death of a rank ends only its own group, while an MPI
+world of all ranks would not survive it.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ProcessGroup:
             for connection in self._connections:
                 connection.send(value)
         except ConnectionError as error:
-            raise LostPeerError(f"another rank of the group is gone: {error}") from None
+            raise LostPeerError(f"lost another rank of the group: {error}") from None
         return value
 
     def peer_failed(self) -> bool:
@@ -184,7 +184,7 @@ class ProcessGroup:
             if self.rank == 0:
                 self.broadcast(None)
         except ConnectionError as error:
-            raise LostPeerError(f"another rank of the group is gone: {error}") from None
+            raise LostPeerError(f"lost another rank of the group: {error}") from None
         self._link.part()
         for connection in self._connections:
             connection.close()
@@ -226,7 +226,7 @@ def join_group(
         else:
             group = _follow(place, place.master, link, interfaces, timeouts)
     except (TimeoutError, ConnectionError) as error:
-        raise LostPeerError(f"the ranks of the group did not meet: {error}") from None
+        raise LostPeerError(f"the ranks of the group did not connect: {error}") from None
     link.meet(group)
     return group
 
@@ -238,8 +238,8 @@ def _lead(
     interfaces: NetworkInterfaces,
     timeouts: Timeouts,
 ) -> ProcessGroup:
-    here = socket.gethostname()
-    named = chosen_interface(interfaces.gloo)
+    host = socket.gethostname()
+    configured = chosen_interface(interfaces.gloo)
     listener = Listener(place.key, control_address(interfaces.control))
     address = listener.address
     try:
@@ -248,10 +248,10 @@ def _lead(
     finally:
         listener.close()
     connections = [connection for _, connection in sorted(peers, key=lambda peer: int(peer[0]["rank"]))]
-    far = [connection for who, connection in peers if who["host"] != here]
-    interface = named or interface_of(far[0].local_host if far else LOCALHOST)
+    remote = [connection for peer, connection in peers if peer["host"] != host]
+    interface = configured or interface_of(remote[0].local_host if remote else LOCALHOST)
     for connection in connections:
-        connection.send({"host": here, "address": address.host, "interface": interface})
+        connection.send({"host": host, "address": address.host, "interface": interface})
     return ProcessGroup(0, place.size, connections, LOCALHOST, interface, link, timeouts.hang_s)
 
 
@@ -262,11 +262,11 @@ def _follow(
     interfaces: NetworkInterfaces,
     timeouts: Timeouts,
 ) -> ProcessGroup:
-    here = socket.gethostname()
-    named = chosen_interface(interfaces.gloo)
-    connection = connect(master, {"rank": place.rank, "host": here}, timeouts.meeting_s)
-    theirs = connection.receive(timeouts.meeting_s)
-    near = theirs["host"] == here
-    host = LOCALHOST if near else theirs["address"]
-    interface = named or (theirs["interface"] if near else interface_of(connection.local_host))
-    return ProcessGroup(place.rank, place.size, [connection], host, interface, link, timeouts.hang_s)
+    host = socket.gethostname()
+    configured = chosen_interface(interfaces.gloo)
+    connection = connect(master, {"rank": place.rank, "host": host}, timeouts.meeting_s)
+    leader = connection.receive(timeouts.meeting_s)
+    same_host = leader["host"] == host
+    address = LOCALHOST if same_host else leader["address"]
+    interface = configured or (leader["interface"] if same_host else interface_of(connection.local_host))
+    return ProcessGroup(place.rank, place.size, [connection], address, interface, link, timeouts.hang_s)

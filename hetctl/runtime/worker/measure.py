@@ -53,7 +53,7 @@ def _measure_point(
 ) -> tuple[ProfilePoint, BuiltMember]:
     member, site = measurements.ensemble.member(point.member), measurements.site
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
-    context.supply(measurements.ensemble, sharing)
+    context.load_resources(measurements.ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
         *(measurements.ensemble, member, assignment.place, sharing, InputShare(), stack),

@@ -38,11 +38,11 @@ def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWr
         Function called with the file's length in bytes after each event; a closed connection is ignored.
     """
 
-    def tell(length: int) -> None:
+    def announce(length: int) -> None:
         with contextlib.suppress(ConnectionError):
             send_written(length)
 
-    return EventWriter(task.events, task.name, task.round, tell)
+    return EventWriter(task.events, task.name, task.round, announce)
 
 
 def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None]) -> Any:

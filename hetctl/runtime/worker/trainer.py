@@ -38,23 +38,24 @@ class StopSignal:
 
     Parameters
     ----------
-    told : callable
-        Function that returns why the driver wants the group to stop; None if it does not.
+    requested : callable
+        Function that returns the reason of the driver for a stop; None if it has requested none.
     longest_s : float or None
         Longest time in seconds that fits into a job; work that takes longer is done in parts.
     """
 
     def __init__(
-        self, told: Callable[[], str | None], deadline: float, longest_s: float | None = None
+        self, requested: Callable[[], str | None], deadline: float, longest_s: float | None = None
     ) -> None:
-        self._told = told
+        self._requested = requested
         self._deadline = deadline
         self._longest_s = longest_s
         self.reason: str | None = None
 
     def __call__(self) -> bool:
         """Return true if training has to pause."""
-        self.reason = self.reason or self._told() or ("deadline" if time.time() >= self._deadline else None)
+        at_deadline = "deadline" if time.time() >= self._deadline else None
+        self.reason = self.reason or self._requested() or at_deadline
         return self.reason is not None
 
     def leaves_room_for(self, seconds: float) -> bool:
@@ -144,7 +145,7 @@ class Trainer:
         loaded = self.checkpoints.load()
         for name in loaded.invalid:
             self.events.write("checkpoint_invalid", name=name)
-            print(f"checkpoint {name} is damaged: going on from the one before it", flush=True)
+            print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
         if loaded.arrays is None:
             return
         self.state = loaded.state
@@ -266,7 +267,7 @@ class Trainer:
         )
 
 
-def check_metrics(metrics: Mapping[str, float], wanted: str) -> None:
+def check_metrics(metrics: Mapping[str, float], required: str) -> None:
     """Reject results that no stop rule can use.
 
     Raises
@@ -274,9 +275,9 @@ def check_metrics(metrics: Mapping[str, float], wanted: str) -> None:
     BadInputError
         If the stop rule's metric is missing, or a metric is not a finite number.
     """
-    if wanted not in metrics:
+    if required not in metrics:
         raise BadInputError(
-            f"the stop rule's metric {wanted} is not among the results: {', '.join(sorted(metrics))}",
+            f"the stop rule's metric {required} is not among the results: {', '.join(sorted(metrics))}",
             "name one of them in `stop:`, or compile the model with that metric",
         )
     for name, value in metrics.items():

@@ -38,7 +38,7 @@ def _restarted_at(assignment: Assignment, context: WorkerContext) -> float | Non
     """Return the time from which a restart counts; None for the first start of ranks that stay."""
     if assignment.own_step:
         return assignment.launched_at
-    return time.time() if context.is_supplied else None
+    return time.time() if context.has_resources else None
 
 
 def _run(
@@ -85,4 +85,4 @@ def _sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
 def _stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
     started_up_s = time.time() - assignment.launched_at
     longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
-    return StopSignal(lambda: context.told(assignment.place.key), spec.deadline, longest_s)
+    return StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline, longest_s)

@@ -45,7 +45,7 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
-LEAVES_A_CHECKPOINT = frozenset({TRAIN})
+STOPPED_BY_SIGTERM = frozenset({TRAIN})
 """Tasks that SIGTERM stops with a checkpoint instead of ending the rank."""
 
 
@@ -64,13 +64,13 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             keep,
             stops.reason,
             announce=lambda address: connection.send({"master": encode(address)}),
-            give_sign=lambda: connection.send({}),
+            send_sign=lambda: connection.send({}),
             send_heartbeat=lambda heartbeat: connection.send({"heartbeat": encode(heartbeat)}),
             send_written=lambda length: connection.send({"written": length}),
         )
         connection.send({"ready": True})
         for assignment in inbox.assignments():
-            with _heeding_sigterm(assignment, stops):
+            with _sigterm_handling(assignment, stops):
                 code = work(assignment, context)
             if code:
                 return code
@@ -80,9 +80,9 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     return 0
 
 
-def _heeding_sigterm(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
-    if assignment.task.kind in LEAVES_A_CHECKPOINT:
-        return stops.heeding_sigterm(assignment.place.key)
+def _sigterm_handling(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
+    if assignment.task.kind in STOPPED_BY_SIGTERM:
+        return stops.stopping_at_sigterm(assignment.place.key)
     return nullcontext()
 
 
@@ -151,22 +151,22 @@ class Stops:
         return self._reasons.get(key)
 
     @contextmanager
-    def heeding_sigterm(self, key: str) -> Iterator[None]:
+    def stopping_at_sigterm(self, key: str) -> Iterator[None]:
         """Make SIGTERM stop the group at work; a second one ends the rank, as the first does if it is idle.
 
         SIGTERM also ends processes forked by the user's functions, which inherit the handler.
         """
-        rank, asked = os.getpid(), False
+        rank_pid, received = os.getpid(), False
 
-        def heed(number: int, _frame: Any) -> None:
-            nonlocal asked
-            if asked or os.getpid() != rank:
+        def on_sigterm(number: int, _frame: Any) -> None:
+            nonlocal received
+            if received or os.getpid() != rank_pid:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
-            asked = self._to_report = True
+            received = self._to_report = True
             self._reasons.setdefault(key, SIGNAL)
 
-        signal.signal(signal.SIGTERM, heed)
+        signal.signal(signal.SIGTERM, on_sigterm)
         try:
             yield
         finally:
@@ -183,7 +183,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
         except Exception as error:
             if isinstance(error, LostPeerError) or context.group.peer_failed():
                 print(
-                    f"rank {assignment.place.rank} leaves, since another one is gone: {error}",
+                    f"rank {assignment.place.rank} ends after the loss of another rank: {error}",
                     file=sys.stderr,
                 )
                 return LOST_PEER

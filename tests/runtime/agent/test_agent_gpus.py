@@ -1,4 +1,4 @@
-"""GPUs of a node as pynvml and amdsmi describe them; both are stood in for by modules of the same shape."""
+"""GPUs of a node by substitutes for pynvml and amdsmi, modules of the same form."""
 
 # The stand-ins have the names and parameters of the real packages.
 # ruff: noqa: ARG002, N802, N803, N818
@@ -195,7 +195,7 @@ def test_the_facts_of_nvidia_gpus(node, monkeypatch, tmp_path):
     assert (second.index, second.bus_address, second.cores) == (1, "0000:81:00.0", (1, 3, 127))
 
 
-def test_what_nvml_does_not_answer_is_left_open(node):
+def test_fields_that_nvml_does_not_support_are_empty(node):
     bare = {"bus": 1, "domain": 0x10, "uuid": "GPU-1"}
     node(FakeNvml({"bus": 0, "denied": True}, bare))
     (gpu,) = gpus_of_node()
@@ -233,7 +233,7 @@ def test_the_facts_of_amd_gpus(node, tmp_path):
     assert (utilization(second), utilization(first)) == (0.07, None)
 
 
-def test_an_amdsmi_without_hips_indices_goes_by_the_bus(node):
+def test_amd_gpus_are_in_bus_order_without_hip_indices(node):
     devices = [{"bdf": f"0000:{bus}:00.0"} for bus in ("d6", "c1", "c9")]
     node(FakeAmdSmi(*devices, enumerates=False))
     assert [gpu.bus_address[5:7] for gpu in gpus_of_node()] == ["c1", "c9", "d6"]
@@ -272,7 +272,7 @@ AMD = tuple(Gpu(i, "amd", f"GPU-{i:016x}", f"0000:c{i}:00.0", "MI250X", "6", Non
         ("MIG-none", []),
     ],
 )
-def test_what_a_process_sees_of_nvidia(value, seen):
+def test_visible_nvidia_gpus_of_a_process(value, seen):
     found = visible_gpus(NVIDIA, {"CUDA_VISIBLE_DEVICES": value, "ROCR_VISIBLE_DEVICES": "0"})
     assert [gpu.index for gpu in found] == seen
 
@@ -290,7 +290,7 @@ def test_what_a_process_sees_of_nvidia(value, seen):
         ({"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "1"}, []),
     ],
 )
-def test_what_a_process_sees_of_amd(environment, seen):
+def test_visible_amd_gpus_of_a_process(environment, seen):
     assert [gpu.index for gpu in visible_gpus(AMD, environment)] == seen
 
 
@@ -305,7 +305,7 @@ def test_links_that_are_in_use_are_counted_where_nvml_tells(node):
 
 
 @pytest.mark.usefixtures("node")
-def test_without_a_package_nobody_knows_of_links():
+def test_links_are_unknown_without_a_package():
     assert [active_links(gpu) for gpu in (NVIDIA[0], AMD[0])] == [None, None]
 
 
@@ -337,7 +337,7 @@ def test_a_heartbeat_has_the_use_of_its_process_gpu(node, monkeypatch):
     assert heartbeat.gpu_used(0)() == 0.9
 
 
-def test_the_real_package_has_what_its_stand_in_has():
+def test_the_real_package_has_the_names_of_its_substitute():
     real = pytest.importorskip("pynvml")
     functions = {name: fake for name, fake in vars(FakeNvml).items() if name.startswith("nvml")}
     assert len(functions) > 10

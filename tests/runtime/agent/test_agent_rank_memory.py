@@ -1,4 +1,4 @@
-"""Memory of a node: kills for want of it as control groups count them, limits, and who is above its share."""
+"""Memory of a node: limits, kills counted by control groups, and ranks above their share."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_shared_memory_and_files_are_no_ranks_own(tmp_path):
     del own
 
 
-def test_a_process_that_is_gone_has_nothing():
+def test_an_ended_process_has_no_private_memory():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert private_bytes(process.pid) == 0

@@ -1,4 +1,4 @@
-"""The template: ranks that are forked from a process which imported once."""
+"""The template: ranks forked from a process that has imported the framework once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_end_of_a_rank_is_reported_with_its_exit_code(template, wish, exit_c
     assert template.receive() == RankEnd(3, pid, exit_code)
 
 
-def test_ranks_share_what_the_template_has_loaded(template):
+def test_ranks_share_the_modules_of_the_template(template):
     ranks = [fork(template, gpu) for gpu in range(3)]
     said = [channel.recv(100).decode().split() for _, channel in ranks]
     assert len({pid for pid, _ in ranks}) == 3

@@ -1,4 +1,4 @@
-"""The order of an epoch, and how a group shares it."""
+"""Batches of an epoch, and their shares in a group."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Members on a node share what they prepare, each at its own pace and in its own order."""
+"""Members on a node share prepared samples, each in its own order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def member(log, seed, mode, barrier, results):
 
 
 @pytest.mark.parametrize("mode", [NONE, CACHED])
-def test_what_one_member_prepares_serves_all(tmp_path, memory, mode):
+def test_samples_prepared_by_one_member_serve_all(tmp_path, memory, mode):
     """Four members train two epochs each: without sharing a sample is prepared eight times, and ahead."""
     context = get_context("fork")
     barrier, results, log = context.Barrier(4), context.Queue(), tmp_path / "log"

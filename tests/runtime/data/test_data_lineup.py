@@ -1,4 +1,4 @@
-"""What each rank is told of its round, and what leaders read of it."""
+"""Input shares of ranks, and lineups of rounds as leaders read them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ranks_on_a_node_read_one_ring_each_in_its_own_place():
     assert (every[0].chunk, every[0].largest, every[0].led) == (48, 96, True)
 
 
-def test_a_leader_goes_as_the_first_rank_on_its_node():
+def test_a_leader_has_the_lockstep_of_the_first_rank():
     of_round = lineup(LOCKSTEP)
     steps = shares_of(of_round)["a"]
     assert lockstep_on(of_round, "n1") == steps[0].lockstep

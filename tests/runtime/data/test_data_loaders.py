@@ -1,4 +1,4 @@
-"""Batches come in the agreed order, whoever prepares them, and what goes wrong is said."""
+"""Batches come in the order of their stream from any loader, and errors have their cause."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_batches_are_those_that_one_process_would_prepare(loader_of, count, tmp_
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, even if we are killed now
 
 
-def test_an_epoch_goes_on_in_its_middle(loader_of):
+def test_an_interrupted_epoch_continues_in_its_middle(loader_of):
     whole = copied(loader_of(Squares()).batches(2, 0))
     rest = copied(loader_of(Squares()).batches(2, 4))
     assert [x.tolist() for x, *_ in rest] == [x.tolist() for x, *_ in whole[1:]]
 
 
-def test_a_feed_is_taken_back_to_where_training_goes_on(loader_of):
+def test_a_loader_restarts_at_the_position_of_training(loader_of):
     loader = loader_of(Squares())
     first = copied(loader.batches(1, 0))
     copied(loader.batches(2, 0))
@@ -134,7 +134,7 @@ def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
 
 
 def test_a_killed_preprocessor_ends_training(loader_of, monkeypatch):
-    monkeypatch.setattr(loaders, "LOOK_S", 0.05)
+    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.05)
     loader = loader_of(Squares(10_000), count=1)  # more than are prepared ahead
     batches = loader.batches(1, 0)
     next(batches)
@@ -173,7 +173,7 @@ def _status(pid_file):
         return "State:\tZ"
 
 
-def test_so_much_is_prepared_ahead():
+def test_slots_hold_samples_ahead_within_the_memory_limit():
     assert slots_of(32, 2**20) == 64
     assert slots_of(32, 2**24) == 16
     assert slots_of(4096, 2**20) == 3

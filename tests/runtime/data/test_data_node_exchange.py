@@ -39,7 +39,7 @@ def play(tmp_path, monkeypatch):
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(loaders, "AHEAD", AHEAD)
-    monkeypatch.setattr(loaders, "LOOK_S", 0.1)
+    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.1)
     yield make
     for one in made:
         one.stop()
@@ -215,7 +215,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(outlet):
         assert late.claim(1.0) == 3
 
 
-def test_a_leader_leaves_the_ring_to_those_who_have_given_it_up(outlet):
+def test_a_leader_leaves_a_ring_with_another_producer(outlet):
     outlet, path = outlet
     reader, other = Ring(path), Ring(path)
     reader.join(0)
@@ -229,7 +229,7 @@ def test_a_leader_leaves_the_ring_to_those_who_have_given_it_up(outlet):
     assert other.claim(1.0) == 2  # which the leader had claimed by mistake
 
 
-def test_a_full_ring_has_no_room_until_its_reader_goes_on(outlet):
+def test_a_full_ring_has_no_slot_until_a_release(outlet):
     outlet, path = outlet
     reader = Ring(path)
     reader.join(0)
@@ -263,7 +263,7 @@ def test_all_nodes_together_supply_the_slowest_member(nodes, expected):
     assert preprocessors_of_a_node(allocations, [PreprocessPoint(1, 100.0)], 16) == expected
 
 
-def test_a_leader_is_told_its_node_by_slurm_or_goes_by_its_rank(monkeypatch):
+def test_the_node_of_a_leader_follows_slurm_or_its_rank(monkeypatch):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     assert node_here(("a", "b"), 1) == "b"
     monkeypatch.setenv("SLURMD_NODENAME", "a")

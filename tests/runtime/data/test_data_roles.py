@@ -1,4 +1,4 @@
-"""The layout of a round: every rank has its role, and every node as many preprocessors as it takes."""
+"""Roles of ranks in a round, and numbers of preprocessors on its nodes."""
 
 from __future__ import annotations
 

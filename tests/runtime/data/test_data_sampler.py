@@ -1,4 +1,4 @@
-"""Preprocessors and trainers agree on who trains what, and when."""
+"""Orders of samples, which preprocessors and trainers compute separately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_epoch_has_each_sample_once_whatever_the_chunks(samples, chunk, ra
     assert seen[epoch + 1] == epoch_order(samples, 7, epoch + 1).tolist()
 
 
-def test_a_stream_goes_on_where_an_interrupted_one_was():
+def test_a_stream_continues_at_an_interrupted_position():
     whole = chunks(Stream(10, 4, 1), 6)
     rest = chunks(Stream(10, 4, 1).beginning_at((1, 1), 8), 4)
     assert [(c.order, c.start, c.stop, c.numbers.tolist()) for c in rest] == [

@@ -1,4 +1,4 @@
-"""What ``input_fn`` may return: arrays, datasets of both frameworks, folders of images."""
+"""Results of ``input_fn``: arrays, datasets of both frameworks, folders of images."""
 
 import subprocess
 import sys

@@ -83,7 +83,7 @@ def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
     assert job.trained("long") == [1, 2]
 
 
-def test_a_job_says_who_it_is_and_where(tmp_path):
+def test_a_job_reports_its_id_and_nodes(tmp_path):
     job = Job(tmp_path, {"a": {"epochs": 1}})
     job.drive()
     (started,) = job.events("job_started")
@@ -119,7 +119,7 @@ def test_a_job_may_have_a_step_for_each_member(tmp_path):
     assert not list(job.run.path.rglob("agents.log"))
 
 
-def test_a_member_that_only_fails_is_given_up_and_stops_nobody(tmp_path):
+def test_a_failing_member_ends_and_the_others_continue(tmp_path):
     job = Job(tmp_path, {"broken": {"fail": True}, "good": {"epochs": 3}}, retries=1)
     assert "ended: finished" in job.drive()
     progress = job.progress()
@@ -142,7 +142,7 @@ def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["a signal", "the job's stop file"])
-def test_the_job_ends_in_order_when_it_is_told_to(tmp_path, by):
+def test_the_job_ends_in_order_on_request(tmp_path, by):
     job = Job(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}})
     process = job.start()
     wait_for(lambda: job.trained("a") and job.trained("b"))

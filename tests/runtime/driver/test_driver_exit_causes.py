@@ -1,4 +1,4 @@
-"""Why steps end, by the words of real launchers."""
+"""Reasons for the end of steps, from the output of real launchers."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ OUTPUTS = [
 @pytest.mark.parametrize(
     ("code", "output", "why"), OUTPUTS, ids=[f"{o[2]}-{n}" for n, o in enumerate(OUTPUTS)]
 )
-def test_what_launchers_say_decides(code, output, why):
+def test_launcher_output_decides_the_exit_reason(code, output, why):
     assert why_ended(code, f"epoch 1\n{output}\nsrun: Terminating StepId=7.0\n") is ExitReason(why)
 
 
 @pytest.mark.parametrize(
     "line", ["srun is out of memory", "I had a node failure: srun: error", "loss 0.1 DUE TO TIME LIMIT"]
 )
-def test_what_a_program_prints_is_no_evidence(line):
+def test_program_output_does_not_decide_the_exit_reason(line):
     assert why_ended(1, line) is ExitReason.PROGRAM_ERROR
 
 
@@ -84,7 +84,7 @@ def test_no_failure_is_taken_for_an_end_in_order(code, output):
     assert why_ended(code, output) not in CLEAN_EXITS
 
 
-def test_exit_codes_are_told_apart():
+def test_exit_codes_map_to_different_reasons():
     assert {why_ended(code, "") for code in EXIT_CODES.values()} == set(EXIT_CODES)
     assert ExitReason.DISK_FULL not in MEMBER_FAULTS
 
@@ -103,6 +103,6 @@ def test_failed_nodes_are_those_that_are_named(output, nodes, failed):
     assert failed_nodes(output, nodes) == failed
 
 
-def test_a_peak_is_told_if_it_is_known():
+def test_a_known_peak_is_appended_to_the_cause():
     assert with_peak("out of memory", 3 * 2**29) == "out of memory: 1.50 GiB at its peak"
     assert with_peak("out of memory", 0) == "out of memory"

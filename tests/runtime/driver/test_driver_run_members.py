@@ -1,4 +1,4 @@
-"""What planners are told of members in training."""
+"""Members in training as planners see them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_samples_count_from_the_first_step_on():
     assert left(event("started", 1.0), event("first_step", 2.0), now=4.0) == 320
 
 
-def test_all_else_of_a_member_stays_as_it_is():
+def test_other_fields_of_a_member_do_not_change():
     assert CANDIDATE.with_left(3.0) == replace(CANDIDATE, samples_left=3.0)
     assert CANDIDATE.samples_left == 340
 
@@ -108,6 +108,6 @@ def samples_left(members):
 
 
 @given(st.floats(-10, 1e6), st.integers(0, 150), st.floats(0, 1e6))
-def test_what_is_left_neither_grows_nor_falls_below_zero(now, part, samples):
+def test_work_left_neither_grows_nor_falls_below_zero(now, part, samples):
     workload = Workload("m", {1: 10.0}, samples, 100)
     assert 0 <= left(event("first_step", 0.0), now=now, part=part, workload=workload) <= samples

@@ -1,4 +1,4 @@
-"""The workers of a job: ranks that stay from member to member, and groups that fail alone."""
+"""The ranks of a job: ranks that stay from member to member, and groups that fail separately."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def work(assignment, context):
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
         if how.get("hang"): time.sleep(1000)
     def goes_on():
-        told = context.told(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
+        told = context.stop_reason(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
         return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("deaf")))
     while goes_on():
         how["steps"] -= 1
@@ -195,7 +195,7 @@ def test_waiting_ends_with_results_and_not_with_signs_of_life(job):
     assert time.monotonic() - began >= 1.5 * SIGN_EVERY_S
 
 
-def test_output_goes_to_the_log_of_whoever_is_at_work(job):
+def test_output_goes_to_the_log_of_the_task_at_work(job):
     for name in ("first", "second"):
         job.start(name, 0)
         (step,) = job.end_of(name)
@@ -388,7 +388,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("launch", [NODES, MEMBERS])
-def test_the_same_story_by_either_launch(start, launch):
+def test_either_launch_has_the_same_results(start, launch):
     """A killed rank ends its own member, a stop another one, and their GPUs are free for the next."""
     job = start(replace(SITE, launch=launch, device="gpu"))
     job.start("one", 3, steps=1000)
@@ -534,5 +534,5 @@ def test_ranks_at_work_and_idle_end_with_a_driver_that_is_killed(tmp_path):
     wait_for(lambda: not alive(str(AgentFiles.within(tmp_path).address)))
 
 
-def test_the_exit_code_of_a_lost_peer_is_nobody_elses():
+def test_the_exit_code_of_a_lost_peer_is_unique():
     assert LOST_PEER not in EXIT_CODES.values()

@@ -1,4 +1,4 @@
-"""PyTorch: what model_fn may return, state that comes back whole, gradients averaged however they arise."""
+"""PyTorch: results of ``model_fn``, saved and restored state, averages of gradients."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def other_scheduler():
         (lambda: parts(loss="mse"), "str as loss instead of a function of outputs and targets"),
         (lambda: parts(metrics=[len]), "list as metrics instead of a mapping of names to functions"),
         (lambda: parts(metrics={"error": 3}), "no function as metric error"),
-        (lambda: parts(metrics={"loss": len}), "a metric called loss"),
+        (lambda: parts(metrics={"loss": len}), "a metric named loss"),
         (lambda: parts(scheduler=lr_scheduler.ReduceLROnPlateau), "a scheduler that waits for a metric"),
         (lambda: parts(scheduler=lambda _: other_scheduler()), "a scheduler of another optimizer"),
     ],
 )
-def test_what_model_fn_returns_is_checked(returned, problem):
+def test_the_result_of_model_fn_is_checked(returned, problem):
     with pytest.raises(BadInputError) as caught:
         built(returned)
     assert caught.value.message.startswith(f"model_fn returned {problem}")
@@ -76,7 +76,7 @@ def test_what_model_fn_returns_is_checked(returned, problem):
     assert '{"model": module, "optimizer": optimizer, "loss": function}' in caught.value.hint
 
 
-def test_what_train_fn_returns_is_checked():
+def test_the_result_of_train_fn_is_checked():
     with pytest.raises(BadInputError, match="train_fn returned None"):
         train(built(train_fn=lambda *_: None))
 
@@ -133,7 +133,7 @@ def saved(network):
     ("optimizer", "scheduler"),
     [(optimizer, None) for optimizer in OPTIMIZERS] + [("momentum", scheduler) for scheduler in SCHEDULERS],
 )
-def test_what_is_restored_goes_on_to_the_bit(optimizer, scheduler):
+def test_restored_training_continues_bit_for_bit(optimizer, scheduler):
     def model_fn():
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
         return parts(model, OPTIMIZERS[optimizer], SCHEDULERS.get(scheduler))
@@ -156,7 +156,7 @@ def test_what_is_restored_goes_on_to_the_bit(optimizer, scheduler):
     assert not np.array_equal(one["model/0.weight"], first["model/0.weight"])
 
 
-def test_state_comes_back_as_it_was():
+def test_state_is_unpacked_as_it_was_packed():
     state = {
         "tensors": {0: torch.arange(6).reshape(2, 3).T, "half": torch.tensor(1.5, dtype=torch.bfloat16)},
         "plain": [None, True, 3, math.inf, "text", (0.1, [], {})],

@@ -1,4 +1,4 @@
-"""All-reduces of a site's groups: who forms them, what their time means, and what a rank knows of its GPU."""
+"""All-reduces of a site: groups to form, bandwidths, and GPUs without direct access."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_gpus_that_pytorch_does_not_see_are_out_of_reach(monkeypatch):
 
 @pytest.mark.training
 @pytest.mark.parametrize(("value", "unreached"), [(None, ()), ("0", ()), ("1", (0, 2))])
-def test_no_gpu_is_in_reach_where_nccl_is_told_so(monkeypatch, value, unreached):
+def test_no_gpu_is_in_reach_if_p2p_is_disabled(monkeypatch, value, unreached):
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     if value is not None:
         monkeypatch.setenv("NCCL_P2P_DISABLE", value)

@@ -34,7 +34,7 @@ def folder(tmp_path):
     return CheckpointFolder(tmp_path / "member" / "run")
 
 
-def test_what_is_saved_is_loaded(folder):
+def test_a_saved_checkpoint_is_loaded(folder):
     folder.save(arrays(1), state(3, 640))
     loaded = folder.load()
     assert loaded.state == state(3, 640)
@@ -56,7 +56,7 @@ def test_the_last_two_are_kept(folder):
     ]
 
 
-def test_a_part_of_an_epoch_comes_after_the_epoch_before_it(folder):
+def test_a_partial_epoch_is_newer_than_the_epoch_before(folder):
     folder.save(arrays(1), state(2, 64))
     folder.save(arrays(2), state(2, 128))
     assert folder.load().state.part_samples == 128
@@ -129,7 +129,7 @@ class SlowFolder(CheckpointFolder):
             self.busy.release()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path):
     folder, reports = SlowFolder(tmp_path), []
     saver = Saver(folder)
     saver.save({"w": np.ones(3)}, state(1), lambda manifest, _: reports.append(manifest.state.order))
@@ -171,7 +171,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     saver.wait()  # again is no error
 
 
-def test_what_could_not_be_written_is_raised_and_not_reported(tmp_path):
+def test_a_failed_write_is_raised_and_not_reported(tmp_path):
     class Full(CheckpointFolder):
         def save(self, *_):
             raise OSError(errno.ENOSPC, "full")

@@ -1,4 +1,4 @@
-"""Ranks that meet, agree, part, and lose one another."""
+"""Groups of ranks: connection, broadcasts, end, and the loss of a rank."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ranks:
             self.results[rank] = error
 
 
-def test_one_gpu_needs_nobody():
+def test_one_gpu_needs_no_connection():
     group = join_group(RankInfo(0, 1), LinkOfTests(missing="plugs"), unexpected)
     assert isinstance(group, SingleRank)
     assert (group.rank, group.size, group.broadcast("value"), group.peer_failed()) == (0, 1, "value", False)
@@ -81,7 +81,7 @@ def test_several_gpus_are_refused_without_a_collective_backend():
     assert "max_gpus: 1" in caught.value.hint
 
 
-def test_ranks_agree_on_what_rank_0_says():
+def test_ranks_receive_the_broadcasts_of_rank_0():
     def body(group):
         said = [
             group.broadcast(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})
@@ -101,7 +101,7 @@ def let_go(group):
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_whoever_is_left_knows_that_another_is_gone(gone):
+def test_remaining_ranks_notice_a_lost_rank(gone):
     def left(group):
         broken = group.peer_failed()
         let_go(group)  # as a process does that fails
@@ -113,7 +113,7 @@ def test_whoever_is_left_knows_that_another_is_gone(gone):
     assert [ranks.results[rank] for rank in range(3) if rank != gone] == [True, True]
 
 
-def test_nobody_is_gone_who_only_says_nothing():
+def test_a_silent_rank_does_not_count_as_lost():
     over = threading.Barrier(2)
 
     def body(group):
@@ -125,7 +125,7 @@ def test_nobody_is_gone_who_only_says_nothing():
 
 
 @pytest.mark.parametrize("how", ["agree", "leave"])
-def test_nobody_waits_for_a_rank_that_is_gone(how):
+def test_ranks_do_not_wait_for_a_lost_rank(how):
     def waiting(group):
         if how == "agree":
             return group.broadcast(None)
@@ -139,9 +139,9 @@ def test_ranks_that_do_not_meet_say_so():
         {"timeouts": Timeouts(meeting_s=0.3)},
         RankInfo(1, 2, "key", Address("127.0.0.1", 9, "key")),
     )
-    with pytest.raises(LostPeerError, match=r"did not meet: nobody connected within 0.3 s"):
+    with pytest.raises(LostPeerError, match=r"did not connect: no connection within 0.3 s"):
         join_group(RankInfo(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
-    with pytest.raises(LostPeerError, match=r"did not meet: .* cannot be reached"):
+    with pytest.raises(LostPeerError, match=r"did not connect: .* cannot be reached"):
         join_group(nowhere, LinkOfTests(), unexpected, **soon)
 
 

@@ -1,4 +1,4 @@
-"""Profile points, measured for real on one rank."""
+"""Profile points, measured by real training on one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorBoard reads is what was written, over several rounds; without it nothing is."""
+"""TensorBoard reads the epochs of several rounds; without the package nothing is written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [1, 13, 40, None])
-def test_what_a_crash_cut_short_hides_nothing_that_comes_later(tmp_path, torn):
+def test_a_truncated_record_does_not_hide_later_ones(tmp_path, torn):
     """So many bytes of the last record are on the disk, or it is all zeros, as after a crash of the node."""
     pytest.importorskip("tensorboard")
     path = board_in(tmp_path / "m")

@@ -1,4 +1,4 @@
-"""Real training: what is resumed equals what was never stopped; groups equal one rank."""
+"""Real training: resumed equals uninterrupted training, and groups equal one rank."""
 
 import time
 from dataclasses import replace
@@ -156,7 +156,7 @@ def test_no_epoch_is_started_that_would_not_fit(tmp_path):
     assert late.events[-1][1]["reason"] == "deadline"
 
 
-def test_the_drivers_word_ends_an_epoch_in_its_midst(tmp_path):
+def test_a_stop_request_ends_an_epoch_early(tmp_path):
     stop = StopSignal(lambda: "why", float("inf"))
     stopped = trainer(tmp_path / "m", {}, stop=stop)
     stopped.run()

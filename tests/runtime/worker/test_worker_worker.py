@@ -26,7 +26,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("error", "code", "events"), FAILURES.values(), ids=FAILURES)
-def test_a_rank_is_not_blamed_for_what_its_group_has_lost(
+def test_a_rank_that_lost_a_peer_reports_no_failure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -47,7 +47,7 @@ def test_a_rank_is_not_blamed_for_what_its_group_has_lost(
     assert str(error) in capsys.readouterr().err
 
 
-def test_an_event_that_cannot_be_told_is_on_the_disk(tmp_path: Path) -> None:
+def test_an_event_is_on_disk_even_if_not_announced(tmp_path: Path) -> None:
     def refuse(_length: int) -> None:
         raise ConnectionResetError
 
@@ -79,7 +79,7 @@ def test_the_first_stop_reason_stands_for_its_group_alone() -> None:
 
 def test_sigterm_stops_the_group_at_work_and_is_reported_once() -> None:
     stops, reports = stops_that_report()
-    with stops.heeding_sigterm("key"):
+    with stops.stopping_at_sigterm("key"):
         assert stops.reason("key") is None
         signal.raise_signal(signal.SIGTERM)
         assert reports == []  # not from within the handler
@@ -89,9 +89,9 @@ def test_sigterm_stops_the_group_at_work_and_is_reported_once() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_sigterm_does_not_change_what_the_driver_has_said() -> None:
+def test_sigterm_does_not_change_the_drivers_reason() -> None:
     stops, reports = stops_that_report()
-    with stops.heeding_sigterm("key"):
+    with stops.stopping_at_sigterm("key"):
         stops.add(StopMessage("key", "resize"))
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason("key") == "resize"
@@ -110,7 +110,7 @@ def ended_by(body: Callable[[], object]) -> int:
 
 def test_a_second_sigterm_ends_the_process() -> None:
     def twice() -> None:
-        with Stops(lambda: None).heeding_sigterm("key"):
+        with Stops(lambda: None).stopping_at_sigterm("key"):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
 
@@ -121,12 +121,12 @@ def test_each_task_has_its_own_first_sigterm() -> None:
     def once_in_each() -> None:
         stops = Stops(lambda: None)
         for key in ("one", "two"):
-            with stops.heeding_sigterm(key):
+            with stops.stopping_at_sigterm(key):
                 signal.raise_signal(signal.SIGTERM)
 
     assert ended_by(once_in_each) == 0
 
 
 def test_a_process_forked_by_a_user_ends_at_its_first_sigterm() -> None:
-    with Stops(lambda: None).heeding_sigterm("key"):
+    with Stops(lambda: None).stopping_at_sigterm("key"):
         assert ended_by(lambda: signal.raise_signal(signal.SIGTERM)) == -signal.SIGTERM

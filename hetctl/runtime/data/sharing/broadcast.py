@@ -22,7 +22,7 @@ from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """Sleep of a leader in seconds, while broadcasts are in flight and while none is."""
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Exchange:
     outbox : Ring
         Ring with that stream's chunks; this is its only reader.
     watch : callable
-        Function called every `LOOK_S` seconds, which raises the error of the processes that fill the outbox.
+        Function called every `CHECK_EVERY_S` seconds; it raises the error of processes that fill the outbox.
     stall_s : float
         Seconds without any progress after which an exchange fails; trainers, whose limit is longer, then
         continue by themselves.
@@ -78,10 +78,10 @@ class Exchange:
         self._outbox, self._outlet, self._watch = outbox, outlet, watch
         self._stall_s = stall_s
         self._stream, self._layout = stream, layout
-        self._flying: deque[_Flight] = deque()
+        self._in_flight: deque[_Flight] = deque()
         self._position = 0
         self._size = self._next_size()
-        self._farewell: Any = None
+        self._end_barrier: Any = None
         self._moved_at = self._watched_at = time.monotonic()
 
     def run(self) -> int:
@@ -93,35 +93,35 @@ class Exchange:
             If there is no progress for `stall_s`, or `watch` raises it. The other leaders must be ended then.
         """
         while not self._all_have_left():
-            moved = [self._land(), self._post()]
+            moved = [self._publish_arrived(), self._post()]
             if not any(moved):
-                self._rest()
+                self._pause()
         self._drain()
         return self._position
 
     def _all_have_left(self) -> bool:
         """Enter a barrier once this node's readers have left; return true when all leaders have entered."""
-        if self._farewell is None and self._outlet.left:
-            self._farewell = self._votes.Ibarrier()
-        return self._farewell is not None and bool(self._farewell.Test())
+        if self._end_barrier is None and self._outlet.left:
+            self._end_barrier = self._votes.Ibarrier()
+        return self._end_barrier is not None and bool(self._end_barrier.Test())
 
-    def _land(self) -> bool:
+    def _publish_arrived(self) -> bool:
         """Publish the chunks that have arrived, in order."""
-        before = len(self._flying)
-        while self._flying and self._flying[0].request.Test():
-            flight = self._flying.popleft()
+        before = len(self._in_flight)
+        while self._in_flight and self._in_flight[0].request.Test():
+            flight = self._in_flight.popleft()
             self._outlet.publish(flight.position, flight.size)
             self._moved_at = time.monotonic()
-        return len(self._flying) < before
+        return len(self._in_flight) < before
 
     def _post(self) -> bool:
         """Post the next position if there is space for it and, if it is this node's, it is prepared."""
         own = self._position % self._ranks == self._rank
-        if len(self._flying) == IN_FLIGHT or (own and self._prepared() is None):
+        if len(self._in_flight) == IN_FLIGHT or (own and self._prepared() is None):
             return False
         buffer = self._outlet.buffer(self._position)
         if buffer is None:
-            if not self._flying:
+            if not self._in_flight:
                 self._moved_at = time.monotonic()  # This node's readers may be slow, which is no error.
             return False
         if own:
@@ -138,7 +138,7 @@ class Exchange:
 
     def _send(self, buffer: Bytes) -> None:
         request = self._data.Ibcast(buffer[: self._size], root=self._position % self._ranks)
-        self._flying.append(_Flight(self._position, self._size, request))
+        self._in_flight.append(_Flight(self._position, self._size, request))
         self._position += 1
         self._size = self._next_size()
         self._moved_at = time.monotonic()
@@ -149,14 +149,14 @@ class Exchange:
     def _drain(self) -> None:
         """Post the positions that others have posted already, with any content: no process reads them."""
         furthest = self._furthest()
-        while self._flying or self._position < furthest:
-            moved = self._land()
-            if self._position < furthest and len(self._flying) < IN_FLIGHT:
+        while self._in_flight or self._position < furthest:
+            moved = self._publish_arrived()
+            if self._position < furthest and len(self._in_flight) < IN_FLIGHT:
                 buffer = self._outlet.buffer(self._position)
                 assert buffer is not None
                 self._send(buffer)
             elif not moved:
-                self._rest()
+                self._pause()
         self._await(self._votes.Ibarrier())
 
     def _furthest(self) -> int:
@@ -166,17 +166,17 @@ class Exchange:
 
     def _await(self, request: Any) -> None:
         while not request.Test():
-            self._rest()
+            self._pause()
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         now = time.monotonic()
         if now > self._moved_at + self._stall_s:
-            who = f"leader {self._rank} of {self._ranks}"
+            leader = f"leader {self._rank} of {self._ranks}"
             raise HetctlError(
-                f"{who} is stuck at chunk {self._position}, for {self._stall_s:g} s",
-                "look what trainers and leaders on the other nodes do, and for the file system of the data",
+                f"{leader} made no progress at chunk {self._position} for {self._stall_s:g} s",
+                "check trainers and leaders on the other nodes, and the file system of the data",
             )
-        if now > self._watched_at + LOOK_S:
+        if now > self._watched_at + CHECK_EVERY_S:
             self._watch()
             self._watched_at = now
-        time.sleep(PAUSE_S if self._flying else IDLE_S)
+        time.sleep(PAUSE_S if self._in_flight else IDLE_S)

@@ -63,7 +63,7 @@ class Cursors:
         return [number for number, word in enumerate(self.readers) if word <= passed and passed > 0]
 
 
-def choose(cursors: Cursors, held: Collection[int], mine: bool, awaiting: bool) -> int | Wait | None:
+def choose(cursors: Cursors, held: Collection[int], holds_claims: bool, awaiting: bool) -> int | Wait | None:
     """Return the position that a producer may claim; None if there will be none any more.
 
     Unfinished positions of dead producers come first, since all readers need them first. While no reader is
@@ -73,7 +73,7 @@ def choose(cursors: Cursors, held: Collection[int], mine: bool, awaiting: bool) 
     ----------
     held : collection of int
         Unpublished positions whose producers are alive.
-    mine : bool
+    holds_claims : bool
         True if the producer itself holds any of those, so that it must not wait for them.
     awaiting : bool
         True if readers that have not joined yet are still awaited.
@@ -83,7 +83,7 @@ def choose(cursors: Cursors, held: Collection[int], mine: bool, awaiting: bool) 
     position = cursors.next
     if left_over:
         return left_over[0]
-    if position >= cursors.end and unpublished and not mine:
+    if position >= cursors.end and unpublished and not holds_claims:
         return Wait(f"another producer prepares position {unpublished[0]}, the last ones of the stream")
     if position >= cursors.end or all(word == LEFT for word in cursors.readers):
         return None

@@ -33,7 +33,9 @@ def _base(name: str) -> Path:
     make_private_folder(folder)
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise BadInputError(f"{folder} is not yours alone, and is to hold what trainers share", "remove it")
+        raise BadInputError(
+            f"{folder} is accessible to other users, and trainers share data in it", "remove it"
+        )
     return folder
 
 

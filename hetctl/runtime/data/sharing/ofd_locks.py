@@ -79,7 +79,7 @@ class ByteLocks:
         if self.closed:
             raise BadInputError(
                 f"{self._path} was closed, or opened before this process was forked",
-                "open it anew in this process",
+                "open it again in this process",
             )
         return fcntl.fcntl(self._descriptor, command, struct.pack(FORM, kind, os.SEEK_SET, byte, 1, 0))
 

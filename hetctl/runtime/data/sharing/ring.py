@@ -37,10 +37,10 @@ from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 Bytes = npt.NDArray[np.uint8]
 
 POLL_S = 0.001
-LOOK_S = 0.05
-"""Seconds after which a waiting producer also asks the kernel whether the awaited processes are alive."""
+CHECK_EVERY_S = 0.05
+"""Seconds between two checks of a waiting producer whether the awaited processes are alive."""
 
-BRIEFLY_S = 10.0
+TURN_TIMEOUT_S = 10.0
 """Longest wait of joins and ends for the lock of claims, in seconds; only a stopped holder exceeds it."""
 
 MAGIC = int.from_bytes(b"hetring1", "little")
@@ -176,20 +176,20 @@ class Ring:
             If readers or other producers take too long.
         """
         wait = _Waiting(self._path, timeout_s)
-        next_look = 0.0
+        next_check = 0.0
         while True:
             cursors = self._cursors()
             outcome = choose(cursors, cursors.unpublished(), bool(self._claims), self._awaiting)
-            if not isinstance(outcome, Wait) or time.monotonic() >= next_look:
-                next_look = time.monotonic() + LOOK_S
+            if not isinstance(outcome, Wait) or time.monotonic() >= next_check:
+                next_check = time.monotonic() + CHECK_EVERY_S
                 outcome = self._try_to_claim(wait)
             if not isinstance(outcome, Wait):
                 return outcome
-            wait.a_moment(f"no position could be claimed: {outcome.why}")
+            wait.sleep(f"no position could be claimed: {outcome.why}")
 
     def is_neglected(self) -> bool:
         """Return true if a position could be claimed now, but no process has claimed it."""
-        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+        with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             return isinstance(self._choice(), int)
 
     def buffer(self, position: int) -> Bytes:
@@ -218,7 +218,7 @@ class Ring:
         BadInputError
             If readers may have seen this or a later position.
         """
-        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+        with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             if position < max(self._published):
                 raise BadInputError(
                     f"{self._path} cannot end before {position}: {max(self._published) - 1} is published"
@@ -240,8 +240,8 @@ class Ring:
         if self._number is not None or not 0 <= number < self.shape.readers:
             raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
         if not self._locks.take(self._seat_lock(number)):
-            raise LockedError(f"reader {number} of {self._path} is there already", "end that process first")
-        with self._turn(_Waiting(self._path, BRIEFLY_S)):
+            raise LockedError(f"reader {number} of {self._path} exists already", "end its process first")
+        with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             self._next = self._cursors().oldest
             self._readers[number] = self._next + 1
         self._number = number
@@ -263,7 +263,7 @@ class Ring:
         slot = position % self.shape.slots
         wait = _Waiting(self._path, timeout_s)
         while position < self._head[END] and self._published[slot] != position + 1:
-            wait.a_moment(f"position {position} has not been published")
+            wait.sleep(f"position {position} has not been published")
         if position >= self._head[END]:
             return None
         self._locks.fence()
@@ -376,7 +376,7 @@ class Ring:
     def _turn(self, wait: _Waiting) -> Iterator[None]:
         """Hold the lock of claims, byte 0."""
         while not self._locks.take(0):
-            wait.a_moment("another process holds the lock of claims")
+            wait.sleep("another process holds the lock of claims")
         try:
             yield
         finally:
@@ -391,11 +391,11 @@ class _Waiting:
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
 
-    def a_moment(self, why: str) -> None:
+    def sleep(self, why: str) -> None:
         if time.monotonic() >= self._until:
             raise RingTimeoutError(
                 f"{self._path}: {why}, within {self._timeout_s:g} s",
-                "look for a process of the node that hangs, or give more time",
+                "check for hanging processes on the node, or allow more time",
             )
         time.sleep(POLL_S)
 

@@ -282,5 +282,5 @@ def _no_space(folder: Path, size: int, free: int) -> BadInputError:
 def _taken_too_long(what: str, seconds: float) -> LockedError:
     return LockedError(
         f"{what} by another process, which has taken more than {seconds:g} s",
-        "look what the other trainers on this node are doing",
+        "check the other trainers on this node",
     )

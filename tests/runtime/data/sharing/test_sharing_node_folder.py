@@ -1,4 +1,4 @@
-"""Folders in the node's memory: shared while they are used, and never left behind."""
+"""Folders in the memory of a node: shared while they are used, and removed then."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_last_to_leave_removes_the_folder(memory, user):
     assert list(memory.glob("hetctl-*/*")) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(memory, user):
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(memory, user):
     killed, alive = user("old"), user("alive")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -71,7 +71,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(memory, user):
 
 
 def test_a_folder_exists_for_a_user_who_comes_as_the_last_leaves(user):
-    for _ in range(20):
+    for _ in range(8):
         leaving = user("busy")
         leaving.stdin.write("leave\n")
         leaving.stdin.flush()
@@ -85,7 +85,7 @@ def test_a_folder_of_others_is_refused(memory):
     folder = memory / f"hetctl-{os.getuid()}"
     folder.mkdir(mode=0o755)
     folder.chmod(0o777)
-    with pytest.raises(BadInputError, match="not yours alone"), node_folder("run"):
+    with pytest.raises(BadInputError, match="accessible to other users"), node_folder("run"):
         pytest.fail("used")
 
 

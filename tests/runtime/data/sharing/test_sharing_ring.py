@@ -1,4 +1,4 @@
-"""Every reader of a ring sees every position whole and in order, whoever dies and when."""
+"""Rings: each reader takes every position complete and in order, even if processes are killed."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def hold(path, number, send):
     for_ever()
 
 
-def test_a_reader_that_is_killed_is_dropped_and_may_come_back(path):
+def test_a_killed_reader_is_dropped_and_may_join_again(path):
     Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
     stuck = Child(hold, path, 1)
     reading = Child(read, path, 0)
@@ -281,7 +281,7 @@ def test_a_reader_that_is_killed_is_dropped_and_may_come_back(path):
     assert read(path, 1) == stream(10, 12)
 
 
-def test_a_ring_is_neglected_while_what_could_be_claimed_is_not(path):
+def test_a_ring_is_neglected_with_a_claimable_position(path):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
     ours.join(0)
     assert ours.is_neglected()
@@ -332,7 +332,7 @@ def test_a_number_is_one_readers_at_a_time(path):
     first = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
     second = Ring(path)
     first.join(1)
-    with pytest.raises(LockedError, match=r"reader 1 of .* is there already"):
+    with pytest.raises(LockedError, match=r"reader 1 of .* exists already"):
         second.join(1)
     with pytest.raises(BadInputError, match="cannot join"):
         first.join(0)
@@ -354,7 +354,7 @@ def claim_some(path, positions, send):
     for_ever()
 
 
-def test_what_a_dead_producer_claimed_goes_to_another(path):
+def test_a_claim_of_a_dead_producer_passes_to_another(path):
     ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
     stuck = Child(claim_some, path, 2)
     assert stuck.result() == [0, 1]
@@ -461,7 +461,7 @@ def test_readers_that_wait_hear_of_the_end(path):
 # Misuse
 
 
-def test_what_is_not_ones_own_is_refused(path):
+def test_operations_without_a_claim_or_seat_are_refused(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.claim(1)
     with pytest.raises(BadInputError, match=r"position 0 of .* is not claimed"):
@@ -487,7 +487,7 @@ def as_inherited(ours, send):
     send("refused")
 
 
-def test_a_forked_child_must_open_the_ring_anew(path):
+def test_a_forked_child_must_open_the_ring_again(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.join(0)
     ours.claim(1)
@@ -512,7 +512,7 @@ def create_and_claim(path, shape, send):
     for_ever()
 
 
-def test_all_who_create_a_ring_get_the_same(path):
+def test_concurrent_creators_get_the_same_ring(path):
     together = [Child(create_and_claim, path, Shape(4, SLOT_BYTES, 1)) for _ in range(4)]
     assert sorted(child.result() for child in together) == [0, 1, 2, 3]
     for child in together:
@@ -579,7 +579,7 @@ def test_a_producer_killed_at_any_line_costs_nothing(path):
         assert read(path, 0) in (stream(0, 3), stream(0, 4))
 
 
-def test_a_reader_killed_at_any_line_holds_nobody_back(path):
+def test_a_reader_killed_at_any_line_does_not_block_others(path):
     shape = Shape(3, SLOT_BYTES, 2)
 
     def three(path):
@@ -682,7 +682,7 @@ TURNS = st.sampled_from(["drop", "leave", "wait_no_more"])
     readers=st.integers(1, 4),
     steps=st.lists(st.tuples(STEPS | STEPS | STEPS | TURNS, st.integers(0, 11)), max_size=120),
 )
-def test_no_claim_overwrites_what_a_reader_needs_and_all_go_on(slots, readers, steps):
+def test_no_claim_overwrites_needed_positions_or_blocks(slots, readers, steps):
     model = Model(slots, readers)
     for name, which in steps:
         getattr(model, name)(which)
@@ -700,7 +700,7 @@ def test_no_claim_overwrites_what_a_reader_needs_and_all_go_on(slots, readers, s
     assert (outcome is None) == (not left_over and set(model.readers) == {LEFT})
 
 
-def test_what_a_dead_producer_left_comes_first():
+def test_positions_of_a_dead_producer_come_first():
     cursors = Cursors(claimed=[5, 6, 7, 4], published=[5, 2, 7, 4], readers=[6])
     assert choose(cursors, [], False, False) == 5
     assert choose(cursors, [5], False, False) == 7

@@ -70,7 +70,7 @@ def fill_all(path, order, prepare, spec=SPEC):
         assert_whole(store, order, spec)
 
 
-def test_what_was_filled_is_read_in_the_order_asked_for(path):
+def test_samples_are_read_in_the_requested_order(path):
     with opened(path) as store:
         assert not store.ready(range(SAMPLES)).any()
         store.fill([7, 3, 7, 31], sample)
@@ -123,7 +123,7 @@ def test_four_processes_prepare_every_sample_once(path, tmp_path):
         assert_whole(store, range(SAMPLES))
 
 
-def test_what_another_process_prepares_is_waited_for_at_the_end(path, tmp_path):
+def test_samples_of_other_processes_are_awaited_last(path, tmp_path):
     notes = tmp_path / "notes"
     other = started(fill_all, path, range(1), counting(notes, 0.3))
     with opened(path, samples=1) as store:
@@ -165,7 +165,7 @@ def test_waiting_ends(path, tmp_path):
     other.join()
 
 
-def test_what_goes_wrong_leaves_the_sample_to_others(path):
+def test_a_failed_sample_can_be_prepared_by_others(path):
     def broken(number):
         raise BadInputError(f"file {number}")
 
@@ -274,7 +274,7 @@ def test_a_store_of_an_earlier_boot_is_created_again(path, monkeypatch, tmp_path
         assert_whole(store, [4])
 
 
-def test_too_little_space_is_said_before_anything_is_written(path, monkeypatch):
+def test_too_little_space_is_refused_before_writing(path, monkeypatch):
     monkeypatch.setattr(module, "_free_bytes", lambda _folder: 2**20)
     with pytest.raises(BadInputError, match=r"need 69\.6 MiB, and .*store has 1\.0 MiB free"):
         opened(path, samples=1_000_000)
