@@ -10,16 +10,17 @@ from hetctl.cli.output import print_json
 
 @click.command("advance")
 @click.argument("run", required=False)
-@click.option("--after-job", type=int, help="Number of the job that calls this at its end.")
-@click.option("--chain-behind", type=int, help="Number of the job that calls this at its start.")
+@click.option("--after-job", metavar="N", type=int, help="Number of the job that calls this at its end.")
+@click.option("--chain-behind", metavar="N", type=int, help="Number of the job that calls this at its start.")
 @json_option
 def command(run: str | None, after_job: int | None, chain_behind: int | None, as_json: bool) -> None:
     """Collect the events of RUN (default: the newest) and submit its next job if one is needed.
 
+    \b
+    Example: hetctl advance
+
     Job scripts call this at their end, so that a run needs no login session; those of a run that was
     submitted with --chain call it at their start, too.
-
-    Example: hetctl advance
     """
     from hetctl.app.project import Project
     from hetctl.app.run.lifecycle import advance, chain

@@ -37,6 +37,7 @@ class ChangeType(click.ParamType):  # type: ignore[type-arg]
 def command() -> None:
     """Balance the batches of workers with different speeds.
 
+    \b
     Example: hetctl balance simulate --workers workers.csv --batch 128 --iterations 100
     """
 
@@ -47,19 +48,36 @@ def command() -> None:
     type=click.Path(path_type=Path),
     metavar="FILE",
     required=True,
-    help="What batches take: CSV with the columns worker,batch,seconds[,max_batch].",
+    help="Step times: a CSV file with the columns worker,batch,seconds[,max_batch].",
 )
 @click.option(
-    "--batch", type=click.IntRange(1, MOST_SAMPLES), required=True, help="Samples of all workers together."
+    "--batch",
+    metavar="N",
+    type=click.IntRange(1, MOST_SAMPLES),
+    required=True,
+    help="Samples of an iteration, of all workers together.",
 )
-@click.option("--iterations", type=click.IntRange(1, MOST_ITERATIONS), default=100, show_default=True)
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="curve", show_default=True)
+@click.option(
+    "--iterations",
+    metavar="N",
+    type=click.IntRange(1, MOST_ITERATIONS),
+    default=100,
+    show_default=True,
+    help="Iterations to simulate.",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(ALGORITHMS),
+    default="curve",
+    show_default=True,
+    help="Algorithm that sets the batches.",
+)
 @click.option(
     "--predictor",
     type=click.Choice(PREDICTORS),
     default="ema",
     show_default=True,
-    help="Of speeds, for --algorithm cpu.",
+    help="Predictor of speeds, for --algorithm cpu.",
 )
 @click.option(
     "--change",
@@ -67,24 +85,33 @@ def command() -> None:
     type=ChangeType(),
     metavar="ITERATION:FILE",
     multiple=True,
-    help="From an iteration on, workers take what FILE says.",
+    help="Step times from an iteration on: those in FILE. May be given several times.",
 )
 @click.option(
     "--jitter",
+    metavar="SHARE",
     type=click.FloatRange(0, 1),
     default=0.0,
     show_default=True,
-    help="Standard deviation of each worker's time, as a share of it.",
+    help="Standard deviation of each worker's step time, as a share of it.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is random.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of random numbers.",
+)
 @json_option
 @click.pass_context
 def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
     """Simulate iterations of workers with different speeds, and balance their batches.
 
-    All start with equal batches. After each iteration the algorithm sets those of the next one.
-
+    \b
     Example: hetctl balance simulate --workers workers.csv --batch 128 --iterations 100 --algorithm curve
+
+    All start with equal batches. After each iteration the algorithm sets those of the next one.
     """
     if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
         raise click.UsageError("--predictor goes with --algorithm cpu alone", context)

@@ -14,6 +14,7 @@ from hetctl.cli.output import print_json
 def command(run: str | None, as_json: bool) -> None:
     """Cancel the jobs of RUN (default: the newest); `hetctl submit` continues from the checkpoints.
 
+    \b
     Example: hetctl cancel digits-001
     """
     from hetctl.app.project import Project

@@ -10,25 +10,32 @@ from hetctl.model.frameworks import FRAMEWORKS
 
 
 @click.command("doctor")
-@click.option("-s", "--site", metavar="NAME|FILE", envvar="HETCTL_SITE", help="The site to examine.")
-@click.option("--queue", envvar="HETCTL_QUEUE", help="Queue or partition.")
-@click.option("--account", envvar="HETCTL_ACCOUNT", help="Project that pays.")
-@click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
+@click.option(
+    "-s",
+    "--site",
+    metavar="NAME|FILE",
+    envvar="HETCTL_SITE",
+    help="Site: a name, or a file.  [default: the site of this machine]",
+)
+@click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Queue or partition.")
+@click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Account that is charged.")
+@click.option("--job", is_flag=True, help="Also run a short job on two nodes, and wait for it.")
 @click.option(
     "--framework",
     type=click.Choice(tuple(FRAMEWORKS)),
-    help="Whose all-reduce --job times.  [default: the first that the nodes have]",
+    help="Framework whose all-reduce --job measures.  [default: the first that the nodes have]",
 )
 @json_option
 def command(
     site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None, as_json: bool
 ) -> None:
-    """Check a site and say what to fix: commands, queue, limits, account, folders, Python.
+    """Check a site and report what to fix: commands, queue, limits, account, folders, Python.
+
+    \b
+    Example: hetctl doctor --site slurm --job
 
     With --job, a short job also tests whether ranks start, get their GPUs and connect, and how fast GPUs
     exchange data within a node and between nodes.
-
-    Example: hetctl doctor --site slurm --job
     """
     if framework and not job:
         raise click.UsageError("--framework goes with --job alone")

@@ -45,8 +45,9 @@ class OutageType(click.ParamType):  # type: ignore[type-arg]
 
 @click.group("hopper")
 def command() -> None:
-    """Move configurations over partitioned data: plan an epoch, or simulate it with failures.
+    """Plan or simulate configurations that hop over partitioned data.
 
+    \b
     Example: hetctl hopper plan --unit-times times.csv
     """
 
@@ -59,38 +60,41 @@ def _shared_options(command: F) -> F:
             type=click.Path(path_type=Path),
             metavar="FILE",
             required=True,
-            help="Seconds of each configuration on each partition.",
+            help="File with the seconds of each configuration on each partition.",
         ),
         click.option(
             "--scheduler",
             metavar="NAME",
             default="best",
             show_default=True,
-            help="randomized, milp, approximate, or best.",
+            help="Scheduler: randomized, milp, approximate, or best.",
         ),
         click.option(
             "--plan-seconds",
             type=Seconds(),
             default=0.8,
             show_default=True,
-            help="How long a scheduler that searches may.",
+            help="Time limit of a scheduler that searches.",
         ),
-        click.option("--seed", type=int, default=0, show_default=True, help="Of random choices."),
+        click.option(
+            "--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of random choices."
+        ),
         click.option(
             "--parallelism",
             "mode",
             type=click.Choice(["hopper", "hybrid", "data-parallel", "auto"]),
             default="hopper",
             show_default=True,
-            help="Whether each worker trains for itself, some together, or all; auto: the cheapest"
-            " that the rule for few configurations leaves.",
+            help="Workers that train a configuration: one at a time, some together, or all; auto: the"
+            " cheapest that the rule for few configurations permits.",
         ),
         click.option(
             "--efficiency",
+            metavar="SHARE",
             type=click.FloatRange(0, 1, min_open=True),
             default=1.0,
             show_default=True,
-            help="Share of the ideal rate that workers reach which train together.",
+            help="Share of the ideal rate that workers reach when they train together.",
         ),
         click.option("--trace", type=OutputFile(), help="Write a line of JSON for each hop."),
         click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart."),
@@ -106,6 +110,7 @@ def _shared_options(command: F) -> F:
 def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) -> None:
     """Schedule one epoch: every configuration visits every partition once.
 
+    \b
     Example: hetctl hopper plan --unit-times times.csv --scheduler best --trace hops.jsonl
     """
     from hetctl.app.hopper import plan_hops
@@ -117,8 +122,9 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
 @_shared_options
 @click.option(
     "--epochs",
+    metavar="N",
     type=click.IntRange(1, MOST_EPOCHS),
-    help="Of every configuration.  [default: 1, or those of --replay]",
+    help="Epochs of every configuration.  [default: 1, or those of --replay]",
 )
 @click.option(
     "--outage",
@@ -126,14 +132,14 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
     type=OutageType(),
     metavar="WORKER@START-END",
     multiple=True,
-    help="A worker fails at START and is back at END, as w3@600-1200; w3@0-600 joins late, w3@600"
+    help="Absence of a worker from START to END, such as w3@600-1200; w3@0-600 joins late, w3@600"
     " never returns. May be given several times.",
 )
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Follow the visits that were done in what --trace wrote, in place of a scheduler.",
+    help="Repeat the completed visits of a file that --trace wrote, instead of a schedule.",
 )
 @click.pass_context
 def simulate(
@@ -147,8 +153,9 @@ def simulate(
     as_json: bool,
     **wishes: Any,
 ) -> None:
-    """Simulate the hopper along a plan; with `randomized` each hop is drawn when it is due.
+    """Simulate hops along a plan; with `randomized` each hop is drawn when it is due.
 
+    \b
     Example: hetctl hopper simulate --unit-times times.csv --epochs 5 --outage w3@10m-30m --report hops.html
     """
     from hetctl.app.hopper import replay_hops, run_hops

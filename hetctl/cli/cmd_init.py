@@ -9,10 +9,11 @@ import click
 
 @click.command("init")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--example", default="digits", show_default=True, help="Which example to copy.")
+@click.option("--example", metavar="NAME", default="digits", show_default=True, help="Name of the example.")
 def command(folder: Path, example: str) -> None:
-    """Start a project in FOLDER from an example.
+    """Create a project in FOLDER from an example.
 
+    \b
     Example: hetctl init demo --example digits
     """
     from hetctl.app.init_project import start_project

@@ -22,8 +22,9 @@ MOST_IN_FLIGHT, MOST_CLOCKS, MOST_MINIBATCHES = 1000, 100, 100_000
 
 @click.group("pipeline")
 def command() -> None:
-    """Split a network over the GPUs of virtual workers that train it as pipelines.
+    """Plan or simulate networks that are split over the GPUs of virtual workers as pipelines.
 
+    \b
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml
     """
 
@@ -33,12 +34,14 @@ def plan_options(function: F) -> F:
     options = [
         click.option(
             "--layers",
+            metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
             help="Layer profile: CSV, or PipeDream's graph text.",
         ),
         click.option(
             "--cluster",
+            metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
             help="Cluster file: GPU types, nodes and links.",
@@ -48,15 +51,17 @@ def plan_options(function: F) -> F:
             type=click.Choice(["np", "ed", "hd", "best"]),
             default="best",
             show_default=True,
-            help="How GPUs are grouped into virtual workers.",
+            help="Grouping of GPUs into virtual workers.",
         ),
         click.option(
             "--in-flight",
+            metavar="N",
             type=click.IntRange(1, MOST_IN_FLIGHT),
-            help="Minibatches in each virtual worker at a time.  [default: as many as are best]",
+            help="Minibatches in each virtual worker at a time.  [default: the best number]",
         ),
         click.option(
             "--clock-distance",
+            metavar="N",
             type=click.IntRange(0, MOST_CLOCKS),
             default=0,
             show_default=True,
@@ -68,14 +73,14 @@ def plan_options(function: F) -> F:
             type=click.Choice(["local", "round-robin"]),
             default="local",
             show_default=True,
-            help="Which node's parameter server has a layer: where it is trained, or one after the other.",
+            help="Node whose parameter server holds a layer: where it is trained, or one after the other.",
         ),
         click.option(
             "--plan-seconds",
             type=Seconds(),
             default=2.0,
             show_default=True,
-            help="How long the search for the best groups may take.",
+            help="Time limit of the search for the best groups.",
         ),
     ]
     for option in reversed(options):
@@ -89,6 +94,7 @@ def plan_options(function: F) -> F:
 def plan(as_json: bool, **wishes: Any) -> None:
     """Compute the virtual workers, and the layers of each GPU.
 
+    \b
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml --policy ed
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, plan_pipeline
@@ -106,13 +112,15 @@ def plan(as_json: bool, **wishes: Any) -> None:
 @plan_options
 @click.option(
     "--minibatches",
+    metavar="N",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    help="Of each virtual worker, at least.  [default: enough for a steady state]",
+    help="Least number of minibatches of each virtual worker.  [default: enough for a steady state]",
 )
 @json_option
 def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
     """Plan, and simulate the plan: passes on every GPU, waves between virtual workers.
 
+    \b
     Example: hetctl pipeline simulate --layers vgg19.csv --cluster cluster.yaml --clock-distance 4
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, simulate_pipeline

@@ -28,13 +28,14 @@ from hetctl.cli.output import print_json, print_table
     type=click.Choice(["data-parallel", "auto"]),
     default="data-parallel",
     show_default=True,
-    help="How networks train; auto: each as a pipeline, hopping or data-parallel, whichever suits it.",
+    help="Mode of training; auto: for each member the one that suits it: pipeline, hopper or data-parallel.",
 )
-@click.option("--explain", is_flag=True, help="Say why each member gets its GPUs, and why others wait.")
+@click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:
     """Compute the rounds until every member has converged, and store the plan in the catalog.
 
+    \b
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save

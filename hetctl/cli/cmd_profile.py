@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Run at most K of the jobs at the same time.",
 )
-@click.option("--force", is_flag=True, help="Measure again what is measured already.")
+@click.option("--force", is_flag=True, help="Measure known points again.")
 @json_option
 @click.pass_context
 def command(
@@ -48,10 +48,11 @@ def command(
 ) -> None:
     """Measure the training rate of every member on 1, 2, .. GPUs, with many points per job.
 
+    \b
+    Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
+
     Measurements are kept in the catalog, also when this is interrupted, and are not repeated. A job of
     an earlier command that is still measuring is followed.
-
-    Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
     """
     if context.invoked_subcommand:
         _refuse_lost_options(context)
@@ -80,6 +81,7 @@ def command(
 def show(as_json: bool, **wishes: Any) -> None:
     """Show the known points, and the jobs that are measuring; stale points are marked.
 
+    \b
     Example: hetctl profile show
     """
     from hetctl.app.profile.outcome import known_profile
@@ -96,7 +98,9 @@ def show(as_json: bool, **wishes: Any) -> None:
 
 @command.command("import")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Make an ensemble of this name from the table alone, to be simulated.")
+@click.option(
+    "--name", metavar="NAME", help="Create an ensemble of this name from the table alone, for simulations."
+)
 @ensemble_option
 @site_options
 @json_option
@@ -106,9 +110,10 @@ def import_table(
 ) -> None:
     """Import rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
 
-    With --name neither ensemble nor site is needed, and the column samples is each member's work.
-
+    \b
     Example: hetctl profile import rates.csv
+
+    With --name neither ensemble nor site is needed, and the column samples is each member's work.
     """
     from hetctl.app.profile.rate_tables import import_rates
     from hetctl.app.project import Project
@@ -142,10 +147,11 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
 @command.command("export")
 @ensemble_option
 @site_options
-@click.option("-o", "--output", type=click.File("w"), default="-", help="File.  [default: stdout]")
+@click.option("-o", "--output", type=click.File("w"), default="-", help="File to write.  [default: stdout]")
 def export_table(output: Any, **wishes: Any) -> None:
     """Write the rates as a CSV table that `hetctl profile import` reads.
 
+    \b
     Example: hetctl profile export -o rates.csv
     """
     from hetctl.app.profile.rate_tables import export_rates

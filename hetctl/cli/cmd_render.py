@@ -23,14 +23,17 @@ from hetctl.cli.output import print_json
 @site_options
 @planner_options
 @sharing_option
-@click.option("--run", default="preview", show_default=True, help="Name of the run in the script.")
+@click.option(
+    "--run", metavar="NAME", default="preview", show_default=True, help="Name of the run in the script."
+)
 @json_option
 def command(run: str, as_json: bool, **wishes: Any) -> None:
     """Print the batch script of a run's first job, and the command that would submit it.
 
-    Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
-
+    \b
     Example: hetctl render --site summit --gpus 24 --time 2h --account ABC123
+
+    Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
     """
     from hetctl.app.project import Project
     from hetctl.app.run.spec import render

@@ -18,12 +18,13 @@ from hetctl.cli.output import print_json, write_text
     type=click.Path(dir_okay=False, path_type=Path),
     default="report.html",
     show_default=True,
-    help="Where the page goes.",
+    help="File to write.",
 )
 @json_option
 def command(run: str | None, output: Path, as_json: bool) -> None:
-    """Write one self-contained page about RUN (default: the newest).
+    """Write one self-contained HTML page about RUN (default: the newest).
 
+    \b
     Example: hetctl report -o report.html
     """
     from hetctl.app.project import Project

@@ -12,6 +12,7 @@ import click
 def command(kind: str) -> None:
     """Print the JSON Schema of ensemble or site files, for checks in editors.
 
+    \b
     Example: hetctl schema ensemble > ensemble.schema.json
     """
     from hetctl.inputs.ensemble_file import ensemble_schema

@@ -31,45 +31,62 @@ LEAST_MTBF_S = 600
 @click.command("simulate")
 @click.argument("name", required=False)
 @ensemble_option
-@click.option("-s", "--site", metavar="NAME", help="Where the rates were measured, if at several sites.")
-@click.option("--gpus", type=GpusByType(), required=True, help="GPUs of the cluster: 80, or v100:40,p100:40.")
+@click.option("-s", "--site", metavar="NAME", help="Site of the rates, if they were measured at several.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(1, MOST_GPUS), help="Of each node.  [default: the site's, or 4]"
+    "--gpus", type=GpusByType(), required=True, help="GPUs of the cluster, such as 80 or v100:40,p100:40."
+)
+@click.option(
+    "--gpus-per-node",
+    metavar="N",
+    type=click.IntRange(1, MOST_GPUS),
+    help="GPUs of each node.  [default: the site's, or 4]",
 )
 @planner_options
 @click.option(
     "--restart-seconds",
     "restart_s",
     type=Seconds(least=0),
-    help="What each restart takes, in place of the measured start-up, evaluation and checkpoints.",
+    help="Time of each restart, instead of the measured start-up, evaluation and checkpoints.",
 )
 @click.option(
-    "--round-limit", "--time", "round_limit_s", type=Duration(), help="Wall-clock limit of each job: 2h."
+    "--round-limit",
+    "--time",
+    "round_limit_s",
+    type=Duration(),
+    help="Wall-clock limit of each job, such as 2h.",
 )
 @click.option(
     "--sample-members",
     "jobs",
     metavar="N",
     type=click.IntRange(1, MOST_JOBS),
-    help="Simulate N drawn members.",
+    help="Simulate N members, drawn at random.",
 )
-@click.option("--arrival-mean", "arrival_mean_s", type=Seconds(), help="Mean gap between arrivals: 500, 10m.")
+@click.option(
+    "--arrival-mean",
+    "arrival_mean_s",
+    type=Seconds(),
+    help="Mean interval between arrivals, such as 500 or 10m.",
+)
 @click.option(
     "--sharing",
     type=click.Choice(["none", "cached", "lockstep", "independent"]),
     default="independent",
     show_default=True,
-    help="lockstep: the members of a flotilla all go at the slowest one's rate. All others: each at its own.",
+    help="Sharing of prepared samples; with lockstep a flotilla trains at the rate of its slowest member.",
 )
 @click.option(
-    "--node-mtbf", "node_mtbf_s", type=Seconds(least=LEAST_MTBF_S), help="Nodes fail, after 30d on average."
+    "--node-mtbf",
+    "node_mtbf_s",
+    type=Seconds(least=LEAST_MTBF_S),
+    help="Mean time between failures of a node, such as 30d.",
 )
 @click.option(
     "--work",
     type=click.Choice(["clairvoyant", "predicted"]),
     default="clairvoyant",
     show_default=True,
-    help="Whether planners know the work left, or only what the loss so far tells.",
+    help="Work left as planners see it: exact, or predicted from the loss so far.",
 )
 @click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart.")
 @click.option("--trace", type=OutputFile(), help="Write a line of JSON for each interval of each member.")
@@ -80,9 +97,10 @@ def command(
 ) -> None:
     """Simulate a planner on ensemble NAME of the catalog.
 
-    NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
-
+    \b
     Example: hetctl simulate zoo --gpus 80 --gpus-per-node 4 --planner auto --restart-seconds 10
+
+    NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
     """
     if wishes["name"] and "ensemble" in given_options(context):
         raise click.UsageError("an ensemble is given twice: as NAME and with --ensemble", context)

@@ -12,8 +12,9 @@ from hetctl.cli.output import print_json, print_table
 @json_option
 @click.pass_context
 def command(context: click.Context, /, as_json: bool) -> None:
-    """List the sites that hetctl knows; show one, or check a site file.
+    """List the known sites, show one, or check a site file.
 
+    \b
     Example: hetctl sites
     """
     if context.invoked_subcommand is None:
@@ -25,8 +26,9 @@ def command(context: click.Context, /, as_json: bool) -> None:
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the sites that hetctl knows: the project's, your own, and those that come with it.
+    """List the known sites: the project's, your own, and those that come with hetctl.
 
+    \b
     Example: hetctl sites list
     """
     _print_list(as_json=as_json)
@@ -38,6 +40,7 @@ def list_(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Show every key of site NAME with its value, and the file and line that it comes from.
 
+    \b
     Example: hetctl sites show summit
     """
     from hetctl.app.project import Project
@@ -56,10 +59,11 @@ def show(name: str, as_json: bool) -> None:
 def check(site: str, as_json: bool) -> None:
     """Check that SITE, a name or a file, is valid and that typical jobs can be rendered for it.
 
+    \b
+    Example: hetctl sites check site-configs/mycluster.yaml
+
     The jobs are one member, packed members, a member over two nodes, and a resumed round. No machine is
     queried; `hetctl doctor` does that.
-
-    Example: hetctl sites check site-configs/mycluster.yaml
     """
     from hetctl.app.doctor.sample_jobs import check_site
     from hetctl.app.project import Project

@@ -9,11 +9,12 @@ from hetctl.cli.options import json_option
 
 @click.command("status")
 @click.argument("run", required=False)
-@click.option("--watch", is_flag=True, help="Go on showing it until the run ends.")
+@click.option("--watch", is_flag=True, help="Update the display until the run ends.")
 @json_option
 def command(run: str | None, watch: bool, as_json: bool) -> None:
     """Show the progress of RUN (default: the newest), member by member.
 
+    \b
     Example: hetctl status --watch
     """
     from hetctl.app.project import Project

@@ -38,12 +38,21 @@ WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queu
 @sharing_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
-@click.option("--new", is_flag=True, help="Start a new run although an unfinished one could go on.")
+@click.option("--new", is_flag=True, help="Start a new run even if an unfinished one could continue.")
 @click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
-@click.option("--retries", type=click.IntRange(min=0), default=2, show_default=True, help="Per member.")
-@click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
-@click.option("--max-rounds", type=click.IntRange(min=1), help="Stop after so many rounds.")
-@click.option("--gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Stop after so much use.")
+@click.option(
+    "--retries",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Failures that each member is forgiven until it finishes an epoch.",
+)
+@click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="Stop after N jobs.")
+@click.option("--max-rounds", metavar="N", type=click.IntRange(min=1), help="Stop after N rounds.")
+@click.option(
+    "--gpu-hours", metavar="H", type=click.FloatRange(min=0, min_open=True), help="Stop after H GPU-hours."
+)
 @json_option
 @click.pass_context
 def command(
@@ -62,10 +71,11 @@ def command(
 ) -> None:
     """Start a run: jobs with as many rounds as fit, one after the other, until all members have converged.
 
+    \b
+    Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
+
     If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
     now that may change.
-
-    Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
     """
     from hetctl.app.project import Project
     from hetctl.app.run.lifecycle import go_on

@@ -15,21 +15,21 @@ from hetctl.cli.output import fail, last_words, wants_json
 from hetctl.model.errors import HetctlError, InterruptedCommandError
 
 COMMANDS = {
-    "init": "Start a project from an example.",
+    "init": "Create a project from an example.",
     "profile": "Measure the training rate of every member.",
-    "plan": "Compute which members train together, and with how many GPUs.",
-    "simulate": "Run a planner under a virtual clock, on any cluster.",
-    "hopper": "Have configurations hop over partitioned data: plan an epoch, or simulate it.",
-    "balance": "Balance the batches of workers that are not alike.",
-    "pipeline": "Split a network over the GPUs of virtual workers that train it as pipelines.",
-    "render": "Print the batch script of a job without asking any machine.",
-    "submit": "Start a run, or go on with the unfinished one.",
+    "plan": "Compute which members train together, and on how many GPUs.",
+    "simulate": "Simulate a planner on a cluster of any size.",
+    "hopper": "Plan or simulate configurations that hop over partitioned data.",
+    "balance": "Balance the batches of workers with different speeds.",
+    "pipeline": "Plan or simulate networks that are split over GPUs as pipelines.",
+    "render": "Print the batch script of a job; no machine is queried.",
+    "submit": "Start a run, or continue the unfinished one.",
     "advance": "Collect a run's events and submit its next job.",
-    "status": "Show how far a run has come.",
-    "cancel": "Cancel a run's jobs; its checkpoints stay.",
-    "report": "Write a run's page: Gantt chart, learning curves, predicted against measured.",
-    "sites": "List the machines that hetctl knows; show one, or check a site file.",
-    "doctor": "Examine a site and say what to fix.",
+    "status": "Show the progress of a run.",
+    "cancel": "Cancel a run's jobs; its checkpoints are kept.",
+    "report": "Write an HTML page about a run: Gantt chart and learning curves.",
+    "sites": "List the known sites, show one, or check a site file.",
+    "doctor": "Check a site and report what to fix.",
     "schema": "Print the JSON Schema of ensemble or site files.",
 }
 
@@ -69,12 +69,18 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: hetctl init demo --example digits; cd demo; hetctl profile --site local",
 )
 @click.version_option(__version__, prog_name="hetctl")
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 def cli(debug: bool) -> None:
-    """Train an ensemble of different neural networks on a Slurm or LSF cluster."""
+    """Train an ensemble of different neural networks on a Slurm or LSF cluster.
+
+    \b
+    Example:
+      hetctl init demo --example digits
+      cd demo
+      hetctl profile --site local
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

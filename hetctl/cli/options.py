@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DAY_S = 86400
 PLANNERS = (
-    "flotilla, flotilla-local, independent, homogeneous, fixed-K (K GPUs each), optimus, doubling,"
-    " doubling-exploratory, fluid, static, or auto: the best of all in a simulation."
+    "Planner: doubling, doubling-exploratory, fixed-K (K GPUs each), flotilla, flotilla-local, fluid,"
+    " homogeneous, independent, optimus, static, or auto (the best of all in a simulation)."
 )
 
 
@@ -136,20 +136,33 @@ def ensemble_option(command: F) -> F:
 def site_options(command: F) -> F:
     """Add the options for the site and the size of its jobs."""
     options = [
-        click.option("-s", "--site", metavar="NAME|FILE", envvar="HETCTL_SITE", help="Where it runs."),
         click.option(
-            "--gpus", type=click.IntRange(min=1), envvar="HETCTL_GPUS", help="GPUs (or slots) of each job."
+            "-s",
+            "--site",
+            metavar="NAME|FILE",
+            envvar="HETCTL_SITE",
+            help="Site: a name, or a file.  [default: the site of this machine]",
         ),
         click.option(
-            "--time", type=Duration(), envvar="HETCTL_TIME", help="Wall-clock limit of each job: 2h."
+            "--gpus",
+            metavar="N",
+            type=click.IntRange(min=1),
+            envvar="HETCTL_GPUS",
+            help="GPUs (or slots) of each job.",
         ),
-        click.option("--queue", envvar="HETCTL_QUEUE", help="Queue or partition."),
-        click.option("--account", envvar="HETCTL_ACCOUNT", help="Project that pays."),
+        click.option(
+            "--time",
+            type=Duration(),
+            envvar="HETCTL_TIME",
+            help="Wall-clock limit of each job, such as 2h, 90m or 1:30:00.",
+        ),
+        click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Queue or partition."),
+        click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Account that is charged."),
         click.option(
             "--launch",
             type=click.Choice(["nodes", "members"]),
             envvar="HETCTL_LAUNCH",
-            help="One step a job, or one for each member and round.  [default: the site's]",
+            help="Steps in a job: one on all nodes, or one for each member and round.  [default: the site's]",
         ),
     ]
     return _add(options, command)
@@ -158,37 +171,54 @@ def site_options(command: F) -> F:
 def planner_options(command: F) -> F:
     """Add the planner and its options."""
     options = [
-        click.option("--planner", default="fluid", show_default=True, help=PLANNERS),
+        click.option("--planner", metavar="NAME", default="fluid", show_default=True, help=PLANNERS),
         click.option(
             "--objective",
             type=click.Choice(["makespan", "mean-jct"]),
-            help="What is to be short: the whole, or members' time on average.  [default: makespan]",
+            help="Time to minimise: of the whole run, or of members on average.  [default: makespan]",
         ),
         click.option(
-            "--delta", type=float, help="Rates of a flotilla differ by at most this many samples/s."
+            "--delta",
+            metavar="RATE",
+            type=float,
+            help="Largest difference of rates in a flotilla, in samples/s.",
         ),
         click.option(
-            "--relative-delta", type=float, help="The same as a share of the fastest.  [default: 0.12]"
+            "--relative-delta",
+            metavar="SHARE",
+            type=float,
+            help="The same, as a share of the fastest rate.  [default: 0.12]",
         ),
         click.option(
-            "--alpha", type=float, help="Active share below which a flotilla stops.  [default: 0.8]"
+            "--alpha",
+            metavar="SHARE",
+            type=float,
+            help="Share of active GPUs below which a flotilla stops.  [default: 0.8]",
         ),
-        click.option("--max-permutations", type=int, help="Orders tried when packing.  [default: 1024]"),
         click.option(
-            "--plan-seconds", type=float, help="How long a planner that searches may.  [default: 2]"
+            "--max-permutations",
+            metavar="N",
+            type=int,
+            help="Orders to try when packing members.  [default: 1024]",
+        ),
+        click.option(
+            "--plan-seconds",
+            metavar="SECONDS",
+            type=float,
+            help="Time limit of a planner that searches.  [default: 2]",
         ),
         click.option(
             "--exploration",
             type=click.Choice(["shared", "each"]),
-            help="Whether alike jobs explore their rates together.  [default: shared]",
+            help="Exploration of rates: shared by alike members, or by each for itself.  [default: shared]",
         ),
         click.option(
             "--mix-types",
             is_flag=True,
             default=None,
-            help="Let a member train on several types of GPU at once, at the slowest one's pace.",
+            help="Let a member train on several types of GPU at once, at the rate of the slowest.",
         ),
-        click.option("--seed", type=int, help="Of random choices.  [default: 0]"),
+        click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
     ]
     return _add(options, command)
 
@@ -200,7 +230,7 @@ def sharing_option(command: F) -> F:
         type=click.Choice(["cached", "lockstep", "none"]),
         default="cached",
         show_default=True,
-        help="How members on a node share the preparation of samples.",
+        help="Sharing of prepared samples among the members on a node.",
     )(command)
 
 

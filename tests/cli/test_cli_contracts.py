@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
+import click
 import pytest
+from test_house import QUESTIONS
 from workbench import RATES, new_project
 
-from hetctl.cli.main import COMMANDS
+from hetctl.cli.main import COMMANDS, cli
 
 LOCAL = {"HETCTL_SITE": "local"}
 PLAN_KEYS = {
@@ -200,3 +203,35 @@ def test_a_reader_that_goes_away_is_not_worth_a_word(project):
     process.stderr.close()
     process.wait(timeout=30)
     assert stderr == ""
+
+
+def walk(command, words):
+    yield ("hetctl", *words), command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from walk(command.get_command(context, name), (*words, name))
+
+
+HELPS = {" ".join(words): command for words, command in walk(cli, ())}
+
+
+def walk_options():
+    for name, command in HELPS.items():
+        for option in command.params:
+            if isinstance(option, click.Option) and option.name != "help":
+                yield pytest.param(option, id=f"{name} {option.opts[0]}")
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_a_help_has_its_example_after_one_sentence(name):
+    summary, example, *_ = inspect.cleandoc(HELPS[name].help).split("\n\n")
+    assert summary[0].isupper()
+    assert example.startswith("\b\nExample:")
+
+
+@pytest.mark.parametrize("option", [*walk_options()])
+def test_the_help_of_an_option_opens_with_no_question(option):
+    first, *_ = option.help.split()
+    assert first.strip(",:") not in QUESTIONS | {"From", "If"}
+    assert first[0].isupper() or first.startswith("--")
