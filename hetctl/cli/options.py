@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DAY_S = 86400
 PLANNERS = (
-    "Planner: doubling, doubling-exploratory, fixed-K (K GPUs each), flotilla, flotilla-local, fluid,"
+    "Planner: doubling, doubling-exploratory, fixed-K (K GPUs), flotilla, flotilla-local, fluid,"
     " homogeneous, independent, optimus, static, or auto (the best of all in a simulation)."
 )
 
