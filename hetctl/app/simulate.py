@@ -122,7 +122,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     seen = _sight(arrivals, request, options.seed)
     result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
     return SimulationResult(
-        simulation=replace(result, why=choice.why),
+        simulation=replace(result, reason=choice.why),
         site=site,
         arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
         work_errors=getattr(seen, "errors", dict)(),

@@ -201,7 +201,7 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
 
 
 def _line(job: JobUnderWay) -> str:
-    state = f"{job.state}: {job.detail}" if job.detail else job.state
+    state = f"{job.state}: {job.reason}" if job.reason else job.state
     return f"job {job.job} ({state}) has measured {job.measured} of {job.points} points"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SCHEMA_VERSION = 1
+JSON_NAMES = {"Plan": {"why": "reason"}, "ModeChoice": {"why": "reason"}, "Job": {"detail": "reason"}}
+"""Names of stored fields in JSON, by the type of the value."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -25,12 +28,27 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in arguments
 
 
+def fields_of(value: Any) -> Any:
+    """Return a value as JSON shows it: as encoded, but ``reason`` for every reason.
+
+    The catalog stores those of plans and jobs under names of their own.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        names = JSON_NAMES.get(type(value).__name__, {})
+        return {names.get(f.name, f.name): fields_of(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): fields_of(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [fields_of(item) for item in value]
+    return encode(value)
+
+
 def print_json(value: Any, failure: HetctlError | None = None) -> None:
     """Print one JSON object on stdout, with the error of a partial failure."""
-    body = encode(value)
-    fields: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
+    body = fields_of(value)
+    keys: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **fields}, indent=2, allow_nan=False))
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
 
 
 def leave(failure: HetctlError | None, *, as_json: bool) -> None:

@@ -85,7 +85,7 @@ class MemberStatus:
         Best value so far of the stop rule's `metric`.
     predicted_s, measured_s : float or None
         Predicted and measured seconds in steps (start-up, training, evaluation, checkpoints) over all rounds.
-    cause : str or None
+    reason : str or None
         Reason why the member converged or failed.
     log_tail : tuple of str
         Last lines of the log of a failed member.
@@ -104,7 +104,7 @@ class MemberStatus:
     best: float | None
     predicted_s: float | None
     measured_s: float | None
-    cause: str | None = None
+    reason: str | None = None
     log_tail: tuple[str, ...] = ()
     pulse: Heartbeat | None = None
     rates: tuple[MemberRate, ...] = ()

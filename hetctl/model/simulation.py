@@ -87,4 +87,4 @@ class Simulation:
     intervals: tuple[Interval, ...] = ()
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""

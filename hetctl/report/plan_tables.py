@@ -147,7 +147,7 @@ def explain_table(plan: Plan) -> RenderableType:
 
 
 def _reasons(planned: Round) -> RenderableType:
-    table = ruled_table("member", ">GPUs", "why", gap=1, fold="why")
+    table = ruled_table("member", ">GPUs", "reason", gap=1, fold="reason")
     gpus = {allocation.member: allocation.gpus for allocation in planned.allocations}
     for member, count in gpus.items():
         table.add_row(Text(printable(member)), str(count), Text(printable(planned.reasons.get(member, ""))))
@@ -198,12 +198,12 @@ def _others(phase: Phase) -> str:
 
 
 def _choices(plan: Plan) -> RenderableType:
-    table = ruled_table("mode", "members", "why", gap=1, fold="why")
+    table = ruled_table("mode", "members", "reason", gap=1, fold="reason")
     by_reason: dict[tuple[str, str], list[str]] = {}
     for choice in plan.choices:
         by_reason.setdefault((choice.mode, choice.why), []).append(choice.member)
-    for (mode, why), members in by_reason.items():
-        table.add_row(mode, Text(_listed(members)), Text(printable(why)))
+    for (mode, reason), members in by_reason.items():
+        table.add_row(mode, Text(_listed(members)), Text(printable(reason)))
     return table
 
 

@@ -79,7 +79,7 @@ the member.</p>
 <thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate profiled</th>
 <th class="number">rate seen</th>
 <th class="number">epochs</th><th>metric</th><th class="number">best</th><th class="number">predicted</th>
-<th class="number">measured</th><th>why it ended</th></tr></thead>
+<th class="number">measured</th><th>reason of its end</th></tr></thead>
 <tbody>
 {% for member in status.members %}
 <tr><td>{{ swatches[member.member] }}{{ member.member }}</td>
@@ -92,7 +92,7 @@ the member.</p>
 <td class="number">{{ member.best | metric }}</td>
 <td class="number">{{ member.predicted_s | seconds }}</td>
 <td class="number">{{ member.measured_s | seconds }}</td>
-<td class="text">{{ member.cause or "" }}</td></tr>
+<td class="text">{{ member.reason or "" }}</td></tr>
 {% endfor %}
 </tbody>
 </table>
@@ -103,7 +103,7 @@ the member.</p>
 <section>
 <h2>Failures</h2>
 {% for member in failed %}
-<p><b>{{ member.member }}</b>: {{ member.cause or "cause unknown" }}</p>
+<p><b>{{ member.member }}</b>: {{ member.reason or "reason unknown" }}</p>
 {% if member.log_tail %}
 <pre>{% for line in member.log_tail %}{{ line }}
 {% endfor %}</pre>

@@ -24,8 +24,8 @@ TEMPLATE = """\
 {% block about %}
 <p>{{ s.planner }}{{ " on %d GPUs, %d to a node" | format(s.gpus, s.gpus_per_node) }}; objective
 {{ s.objective }}, work {{ s.work }}, sharing {{ s.sharing }}.</p>
-{% if s.why %}
-<p>Chosen by auto: {{ s.why }}.</p>
+{% if s.reason %}
+<p>Chosen by auto: {{ s.reason }}.</p>
 {% endif %}
 {% endblock %}
 {% block sections %}

@@ -49,8 +49,8 @@ def simulation_table(
         f"{simulation.plan_seconds:.3g} s",
     )
     parts: list[RenderableType] = [_simulation_header(simulation, source), Text(), table]
-    if simulation.why:
-        parts += [Text(), Text(f"chosen by auto: {simulation.why}")]
+    if simulation.reason:
+        parts += [Text(), Text(f"chosen by auto: {simulation.reason}")]
     if work_errors:
         errors = ", ".join(
             f"{format_percent(e)} at {format_percent(done)}" for done, e in work_errors.items()

@@ -145,7 +145,7 @@ def _best_header(metric: str) -> str:
 
 
 def _failure(member: MemberStatus) -> RenderableType:
-    cause = f" failed: {member.cause or 'cause unknown'}"
-    title = Text.assemble("\n", (printable(member.member), "bold red"), printable(cause))
+    reason = f" failed: {member.reason or 'reason unknown'}"
+    title = Text.assemble("\n", (printable(member.member), "bold red"), printable(reason))
     log = Text("\n".join(printable(line) for line in member.log_tail), "dim", overflow="fold")
     return Group(title, Padding(log, (0, 0, 0, 2), expand=False)) if member.log_tail else title

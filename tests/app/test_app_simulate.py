@@ -114,6 +114,6 @@ def test_predicted_work_is_all_that_planners_see_also_for_auto(
     outcome = run_simulation(project, request(planner="auto", predicted=True, restart_s=0.0, options=options))
     assert outcome.simulation.work == "predicted"
     assert outcome.simulation.makespan_s <= 30
-    assert " independent 0:01:00" in outcome.simulation.why
+    assert " independent 0:01:00" in outcome.simulation.reason
     assert outcome.work_errors == {0.5: 1.0}
     assert Doubling.made == [(2, 7), (2, 7)]

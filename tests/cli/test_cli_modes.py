@@ -87,7 +87,7 @@ def modes(plan):
 def test_each_network_gets_the_mode_that_suits_it(tmp_path):
     plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").auto()
     assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}
-    why = {choice["member"]: choice["why"] for choice in plan["choices"]}
+    why = {choice["member"]: choice["reason"] for choice in plan["choices"]}
     assert why["giant"].startswith("it needs 28.9 GB of memory, and a P100 of mini has 16 GB")
     assert why["m0"].startswith("the data lies in 4 partitions, and 6 configurations are more than half of 8")
     assert [phase["mode"] for phase in plan["phases"]] == ["pipeline", "hopper"]

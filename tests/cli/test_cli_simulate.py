@@ -251,8 +251,8 @@ def test_of_several_sites_one_must_be_chosen(profiled):
 def test_auto_takes_the_best_and_says_why(zoo):
     result = simulated(zoo, "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2")
     assert result["planner"] in PLANNERS
-    assert result["why"].startswith(f"simulated makespan of each planner: {result['planner']} ")
-    assert all(f" {name} " in result["why"] for name in PLANNERS)
+    assert result["reason"].startswith(f"simulated makespan of each planner: {result['planner']} ")
+    assert all(f" {name} " in result["reason"] for name in PLANNERS)
     shown = zoo.here("simulate", "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2").stdout
     assert "chosen by auto: simulated makespan" in shown
 
@@ -261,7 +261,7 @@ def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
     arguments = ("--planner", "auto", "--plan-seconds", "0.2")
     plan = profiled.here("plan", *arguments, "--json", **LOCAL).json
     assert plan["planner"] in PLANNERS
-    assert plan["why"].startswith("simulated makespan")
+    assert plan["reason"].startswith("simulated makespan")
     assert profiled.here("render", *arguments, **LOCAL).code == 0
     assert profiled.here("submit", "--dry-run", *arguments, **LOCAL).code == 0
 

@@ -27,7 +27,7 @@ def _member(name: str, best: float, rounds: int) -> MemberStatus:
         best=best,
         predicted_s=90.0,
         measured_s=100.0,
-        cause="no better val_accuracy in 5 epochs",
+        reason="no better val_accuracy in 5 epochs",
     )
 
 

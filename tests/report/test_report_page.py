@@ -69,7 +69,7 @@ def test_key_figures(make_run: MakeRun) -> None:
 def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
     evil = "<img src=x onerror=alert(1)>\"&'$x^2$"
     run = make_run((evil, "good"))
-    failed = replace(run.members[0], state="failed", cause=evil, log_tail=(evil, f"\x1b[31m{evil}"))
+    failed = replace(run.members[0], state="failed", reason=evil, log_tail=(evil, f"\x1b[31m{evil}"))
     page = render_page(
         replace(run, run=evil, ensemble=evil, site=evil, reason=evil, members=(failed, run.members[1]))
     )
@@ -125,7 +125,7 @@ def test_a_running_run_shows_open_steps(make_run: MakeRun) -> None:
     run = make_run()
     steps = tuple(replace(s, end_s=None, exit_code=None) if s.round == 2 else s for s in run.steps)
     rounds = (*run.rounds[:2], replace(run.rounds[2], end_s=None, ended_by=None))
-    members = tuple(replace(member, state="training", cause=None) for member in run.members)
+    members = tuple(replace(member, state="training", reason=None) for member in run.members)
     running = replace(run, state="running", steps=steps, rounds=rounds, members=members, measured_s=250.0)
     outline = Outline(render_page(running))
     assert len(outline.figures) == 2

@@ -49,7 +49,7 @@ def test_the_table_has_the_figures(simulation: Simulation) -> None:
 
 
 def test_the_table_says_why_and_how_wrong(simulation: Simulation) -> None:
-    chosen = replace(simulation, why="it is the only one")
+    chosen = replace(simulation, reason="it is the only one")
     text = "\n".join(show(simulation_table(chosen, "zoo", {0.25: 0.314})))
     assert "chosen by auto: it is the only one" in text
     assert "median error of the predicted work: 31 % at 25 %" in text
@@ -68,7 +68,7 @@ def test_the_page_has_every_member_and_interval(simulation: Simulation) -> None:
 
 
 def test_names_are_escaped(simulation: Simulation) -> None:
-    page = render_simulation("<img src=x>", replace(simulation, why="<b>"), arrivals_of(simulation))
+    page = render_simulation("<img src=x>", replace(simulation, reason="<b>"), arrivals_of(simulation))
     assert "<img" not in page
     assert "&lt;b&gt;" in page
 

@@ -54,7 +54,7 @@ def test_status_says_gpus_where_the_site_has_gpus(make_run: MakeRun) -> None:
 def test_a_failed_member_shows_its_cause_and_log_without_escapes_or_markup(make_run: MakeRun) -> None:
     run = make_run()
     log = ("\x1b[31mTraceback\x1b[0m", "[bold]OOM[/bold]")
-    failed = replace(run.members[0], state="failed", cause="exit code 137 [red]", log_tail=log)
+    failed = replace(run.members[0], state="failed", reason="exit code 137 [red]", log_tail=log)
     lines = show(status_table(replace(run, members=(failed, run.members[1]))))
     assert "mlp failed: exit code 137 [red]" in lines
     assert "  Traceback" in lines

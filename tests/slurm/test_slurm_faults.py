@@ -309,7 +309,7 @@ def test_a_program_error_fails_its_member_only_with_its_log(slurm_cluster, tmp_p
     wait_for(lambda: run.project.here("status", "--json").json["state"] == "failed", seconds=TRAINED_S)
     status = run.project.here("status", "--json").json
     (failed,) = [member for member in status["members"] if member["state"] == "failed"]
-    assert (failed["member"], failed["cause"]) == ("b", "no such layer")
+    assert (failed["member"], failed["reason"]) == ("b", "no such layer")
     assert run.ends()["b"] == ["program-error"] * 2
     assert {m["state"] for m in status["members"] if m["member"] != "b"} == {"converged"}
     clear(slurm_cluster)

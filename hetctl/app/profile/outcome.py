@@ -27,7 +27,7 @@ class JobUnderWay:
         Id of the job; its name while it is unknown whether the batch system has it.
     state : str
         Name of a `JobState`.
-    detail : str
+    reason : str
         Reason why it waits, or why its state is not known.
     points, measured : int
         Numbers of its points, and of those that are measured on the disk.
@@ -35,7 +35,7 @@ class JobUnderWay:
 
     job: str
     state: str
-    detail: str
+    reason: str
     points: int
     measured: int
 
@@ -122,7 +122,7 @@ def _described(job: str, status: JobStatus, folders: Sequence[Path]) -> JobUnder
     return JobUnderWay(
         job=job,
         state=status.state.value,
-        detail=status.detail,
+        reason=status.detail,
         points=sum(len(measurements.points) for _, measurements in wanted),
         measured=sum(len(measured_in(folder)) for folder, _ in wanted),
     )

@@ -142,7 +142,7 @@ class RunView:
             best=_best(metrics, member.stop.mode),
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
-            cause=progress.failed or progress.converged,
+            reason=progress.failed or progress.converged,
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
             rates=self._rates(name),
             pulse=pulse if state == TRAINING else None,

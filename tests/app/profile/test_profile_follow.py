@@ -270,7 +270,7 @@ def test_show_tells_how_far_the_job_is_while_the_command_follows_it(project):
     before = {path: path.stat().st_mtime_ns for path in project.home.path.glob("*.db")}
     shown = project.here("profile", "show", "--json").json
     (job,) = local_jobs(project)
-    assert shown["under_way"] == [{"job": job, "state": "running", "detail": "", "points": 2, "measured": 1}]
+    assert shown["under_way"] == [{"job": job, "state": "running", "reason": "", "points": 2, "measured": 1}]
     assert [point["member"] for point in shown["points"]] == ["quick"]
     for_people = project.here("profile", "show").stdout
     assert f"job {job} (running) has measured 1 of 2 points" in for_people

@@ -398,4 +398,4 @@ def test_a_member_that_ended_by_its_limit_goes_on_when_it_is_raised(tmp_path, mo
     second = project.here("submit", "--max-jobs", "2", "--wait", "--json").json
     assert [change["what"] for change in second["changed"]] == ["max_jobs", "max_epochs of a"]
     assert project.epochs()["a"] == [1, 2, 3, 4, 5]
-    assert second["members"][0]["cause"] == "5 epochs done"
+    assert second["members"][0]["reason"] == "5 epochs done"

@@ -142,7 +142,7 @@ def test_a_watched_run_is_shown_as_at_a_first_look(project):
         states |= set(seen.states.values())
     assert states == {"waiting", "training", "converged", "failed"}
     assert [len(member.gpus_by_round) for member in seen.members] == [3, 3, 3]
-    assert (seen.members[1].cause, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
+    assert (seen.members[1].reason, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
     assert "a on 1 planned 10, seen 2 samples/s" in seen.warnings[0]
 
 
