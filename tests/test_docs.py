@@ -187,7 +187,7 @@ def test_every_planner_and_shipped_site_is_described():
 
 def test_the_house_is_described_as_it_is():
     rows = [
-        row.split("|") for row in section("structure.md", "Floor by floor").splitlines() if row[:3] == "| `"
+        row.split("|") for row in section("structure.md", "Packages").splitlines() if row[:3] == "| `"
     ]
     described = {cells[1].strip(" `"): set(re.findall(r"`([\w.]+)`", cells[3])) for cells in rows}
     assert described == MAY_IMPORT
@@ -208,7 +208,7 @@ def test_no_path_of_the_writers_machine_is_shown(file):
     assert roots <= allowed
 
 
-def test_modules_and_types_that_the_page_on_structure_names_exist():
+def test_modules_and_types_named_in_structure_exist():
     """So that its ways through the code stay true."""
     text = (DOCS / "structure.md").read_text(encoding="utf-8")
     modules = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
