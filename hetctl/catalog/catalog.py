@@ -212,7 +212,7 @@ class Catalog:
         return [decode(PreprocessPoint, row) for row in rows]
 
     def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> None:
-        """Store a plan in addition to the earlier ones, for queries by users; no command reads it."""
+        """Store a plan in addition to the earlier ones."""
         row = {
             "ensemble": ensemble,
             "site": site,
@@ -224,6 +224,16 @@ class Catalog:
         }
         with self._write() as connection:
             connection.execute(insert(PLANS), row)
+
+    def latest_plan(self, ensemble: str, site: str) -> Plan | None:
+        """Return the newest plan of an ensemble at a site."""
+        row = self._first(
+            select(PLANS.c.value)
+            .where(PLANS.c.ensemble == ensemble, PLANS.c.site == site)
+            .order_by(PLANS.c.created_at.desc(), PLANS.c.id.desc())
+            .limit(1)
+        )
+        return decode(Plan, row["value"]) if row else None
 
     def add_run(self, spec: RunSpec, plan: Plan, created_at: float, job: Job) -> None:
         """Store a new run, queued, with its first job.

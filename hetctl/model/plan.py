@@ -107,6 +107,8 @@ class Plan:
         Modes of the members; empty if all members train data-parallel without any choice.
     phases : tuple of Phase
         Consecutive phases; `rounds` are those of the data-parallel one.
+    inputs : str
+        Digest of all that the plan was made from.
     """
 
     planner: str
@@ -122,3 +124,4 @@ class Plan:
     why: str = ""
     choices: tuple[ModeChoice, ...] = ()
     phases: tuple[Phase, ...] = ()
+    inputs: str = ""

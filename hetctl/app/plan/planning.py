@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from hetctl import __version__
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_modes
 from hetctl.app.profile.known import member_profiles
@@ -20,6 +23,7 @@ from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
+from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
@@ -88,8 +92,28 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     """Make a plan from the profiles in the catalog; errors are those of `plan_from`."""
-    profiles = {p.member: p for p in member_profiles(catalog, request.ensemble, request.site)}
-    return plan_from(profiles, request)
+    return _plan_from(member_profiles(catalog, request.ensemble, request.site), request)
+
+
+def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
+    """Return the last saved plan if it was made from the same inputs, or else a new one.
+
+    What a user has seen is then what is submitted, even if the planner searches for a given time.
+    """
+    profiles = member_profiles(catalog, request.ensemble, request.site)
+    saved = catalog.latest_plan(request.ensemble.name, request.site.name)
+    return saved if saved and saved.inputs == _digest(profiles, request) else _plan_from(profiles, request)
+
+
+def _plan_from(profiles: Sequence[MemberProfile], request: PlanRequest) -> Plan:
+    plan = plan_from({profile.member: profile for profile in profiles}, request)
+    return replace(plan, inputs=_digest(profiles, request))
+
+
+def _digest(profiles: Sequence[MemberProfile], request: PlanRequest) -> str:
+    """Return the digest of all inputs of a plan, this version of hetctl included."""
+    inputs = [__version__, encode(replace(request, explain=False)), encode(profiles)]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def plan_from(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from hetctl.app.plan.planning import make_plan
+from hetctl.app.plan.planning import saved_or_new_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
@@ -71,7 +71,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
                 f"run {earlier.spec.run} is under way: another process has just started it",
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
-        plan = make_plan(catalog, request.plan)
+        plan = saved_or_new_plan(catalog, request.plan)
         spec = replace(new_spec(project, catalog, request), planner=plan.planner)
         return _begin(project, catalog, spec, plan)
 
@@ -206,7 +206,8 @@ def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Run
     submission = rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
-    catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
+    if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
+        catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
     catalog.add_run(spec, plan, time.time(), job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hetctl.app.plan.planning import PlanRequest, make_plan
+from hetctl.app.plan.planning import PlanRequest, saved_or_new_plan
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
@@ -64,7 +64,7 @@ class Preview:
 def preview(project: Project, request: SubmitRequest) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
-        plan = make_plan(catalog, request.plan)
+        plan = saved_or_new_plan(catalog, request.plan)
         spec = new_spec(project, catalog, request)
         first = plan.rounds[0].allocations if plan.rounds else ()
         return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
