@@ -186,9 +186,7 @@ def test_every_planner_and_shipped_site_is_described():
 
 
 def test_the_house_is_described_as_it_is():
-    rows = [
-        row.split("|") for row in section("structure.md", "Packages").splitlines() if row[:3] == "| `"
-    ]
+    rows = [row.split("|") for row in section("structure.md", "Packages").splitlines() if row[:3] == "| `"]
     described = {cells[1].strip(" `"): set(re.findall(r"`([\w.]+)`", cells[3])) for cells in rows}
     assert described == MAY_IMPORT
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from slurm_cluster import SlurmCluster
@@ -38,6 +39,12 @@ queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 python: {python}
 directives: {directives}
 timeouts: {{orphaned: 5s}}
+"""
+LATE = """\
+import os, sys, time
+waits = "hetctl.runtime.agent" in sys.argv and os.environ["SLURM_NODEID"] == "1"
+while waits and not os.path.exists({awake!r}):
+    time.sleep(0.1)
 """
 RUN = "quartet-001"
 TRAINED_S = 120
@@ -197,6 +204,24 @@ def test_a_node_that_dies_takes_its_own_ranks_alone(run):
         assert lost not in nodes_in(later)
     finally:
         run.cluster.boot_node(lost)
+
+
+def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
+    awake = tmp_path / "awake"
+    site = run.project.path / "site-configs" / "lab.yaml"
+    site.write_text(site.read_text().replace("orphaned: 5s", "join: 3s, orphaned: 5s"))
+    (python,) = [Path(line.split()[1]) for line in site.read_text().splitlines() if "python:" in line]
+    first, rest = python.read_text().split("\n", 1)
+    python.write_text(f"{first}\n{LATE.format(awake=str(awake))}{rest}")
+    run.train_for(1.0)
+    run.submit()
+    wait_for(lambda: any(e.kind == "node_failed" for e in run.project.driver_events(RUN)))
+    awake.touch()
+    assert run.finish() == ["finished"]
+    events = run.project.driver_events(RUN)
+    (failed,) = {node for e in events if e.kind == "node_failed" for node in e.data["nodes"]}
+    at = max(number for number, e in enumerate(events) if e.kind == "node_failed")
+    assert any(e.kind == "step_started" and failed in nodes_in(e) for e in events[at:])
 
 
 def nodes_in(event):

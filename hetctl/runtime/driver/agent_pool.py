@@ -124,6 +124,8 @@ class _AgentStep:
         Agents that have connected and are not lost, by the planned nodes of their sets.
     to_start : list of Gpu
         GPUs of ranks that are forked when their agents have connected.
+    absent : dict of str to Node
+        Nodes that are lost because their agents did not connect in time, by name.
     released_at : float or None
         Time at which its agents were released, by the same clock; None if they were not.
     """
@@ -135,6 +137,7 @@ class _AgentStep:
     join_until: float
     agents: dict[str, _Agent] = field(default_factory=dict)
     to_start: list[Gpu] = field(default_factory=list)
+    absent: dict[str, Node] = field(default_factory=dict)
     released_at: float | None = None
     signalled: signal.Signals | None = None
 
@@ -336,13 +339,17 @@ class AgentPool:
 
     def _lose_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
+            step.absent |= {each.name: each for each in self.nodes if each.name == node}
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
     def _welcome(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the ranks that are requested."""
         found = decode(AgentFacts, facts)
-        node = node_of_agent([node.name for node in self.nodes], found.variables, found.host)
         step = self._running.get(found.step)
+        known = (*self.nodes, *(step.absent.values() if step else ()))
+        node = node_of_agent([node.name for node in known], found.variables, found.host)
+        if node and step and node in step.absent and step.released_at is None:
+            self._take_back(step.absent.pop(node), step)
         if node is None or step is None or not step.expects(node):
             names = ", ".join(node.name for node in self.nodes)
             log_line(
@@ -356,6 +363,11 @@ class AgentPool:
             connection.close()
             cause = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
             self._fail_member(found.step, step, cause)
+
+    def _take_back(self, node: Node, step: _AgentStep) -> None:
+        """Use a node again whose agent connects late."""
+        self.nodes = (*self.nodes, node)
+        step.sets[node.name] = ResourceSet(node.name, node.gpus)
 
     def _set_for(self, node: str, step: _AgentStep) -> ResourceSet | None:
         """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""

@@ -29,6 +29,7 @@ from hetctl.scheduling.events import (
     Event,
     JobEnding,
     JobOpened,
+    NodeJoined,
     NodeLost,
     StepEnded,
     StepSignalled,
@@ -183,11 +184,14 @@ class Driver:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
     def _watch_the_nodes(self) -> None:
-        """Report lost nodes to the scheduling."""
-        left = {node.name for node in self._workers.nodes}
-        for node in [node for node in self._nodes if node not in left]:
-            self._nodes.remove(node)
-            self._send(NodeLost(self._now_s(), node))
+        """Report lost nodes to the scheduling, and those whose agents have connected late."""
+        present = {node.name: node for node in self._workers.nodes}
+        for name in [name for name in self._nodes if name not in present]:
+            self._nodes.remove(name)
+            self._send(NodeLost(self._now_s(), name))
+        for name in [name for name in present if name not in self._nodes]:
+            self._nodes.append(name)
+            self._send(NodeJoined(self._now_s(), present[name]))
 
     def _close_step(self, step: EndedGroup) -> None:
         """Report the end of a step to the scheduling, and nodes that failed with it."""

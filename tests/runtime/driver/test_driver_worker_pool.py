@@ -367,6 +367,9 @@ def test_a_node_is_lost_with_its_groups_if_no_agent_connects(start, monkeypatch)
     job.start("m", 0, 1)
     (step,) = job.end_of("m")
     assert (step.lost_nodes, job.workers.nodes, job.workers.gpus) == (("localhost",), (), 0)
+    late = connect_as(job, "agents", "localhost")
+    wait_for(lambda: job.workers.reap() == [] and job.workers.nodes == (NODE,))
+    assert not _closed(late)
 
 
 def test_a_killed_agent_ends_its_ranks_and_is_started_again(job):
