@@ -19,7 +19,7 @@ def many(count, epochs=10, memory_bytes=GIB):
     return [Demand(f"m{i}", memory_bytes, epochs) for i in range(count)]
 
 
-def test_what_fits_no_gpu_is_a_pipeline_and_says_by_how_much():
+def test_a_network_too_large_for_a_gpu_is_a_pipeline():
     (small, large) = choose_modes([Demand("s", GIB), Demand("l", 20 * 10**9)], ROOM)
     assert (small.mode, large.mode) == (DATA_PARALLEL, PIPELINE)
     assert large.why.startswith("it needs 20 GB of memory, and a V100 of summit has 17.2 GB")
@@ -30,7 +30,7 @@ def test_a_network_that_just_fits_is_no_pipeline():
     assert too_large(Demand("m", 16 * GIB + 1), ROOM)
 
 
-def test_without_partitions_nobody_hops():
+def test_without_partitions_all_train_data_parallel():
     choices = choose_modes(many(50), ROOM)
     assert {choice.mode for choice in choices} == {DATA_PARALLEL}
     assert {choice.why for choice in choices} == {"it fits one GPU, and the data is not partitioned"}
@@ -54,7 +54,7 @@ def test_the_reason_names_epochs_that_remain_data_parallel():
     assert choices[4].why.endswith("after 3 of its 10 epochs too few are left, and it goes on data-parallel")
 
 
-def test_unknown_memory_counts_as_enough_and_is_said():
+def test_unknown_memory_counts_as_enough_with_a_reason():
     unknown = ModeLimits(gpus=8, gpu="a slot of local", memory_bytes=None, partitions=0)
     (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown)
     assert choice.mode == DATA_PARALLEL

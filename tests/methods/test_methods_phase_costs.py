@@ -30,7 +30,7 @@ def test_a_job_without_a_limit_takes_its_training_and_one_start():
     assert JobTime(NO_LIMIT, startup_s=5.0, longest_s=7.0).elapsed_s(100.0) == 105.0
 
 
-def test_what_fits_one_job_has_no_break():
+def test_work_that_fits_one_job_has_no_interruption():
     assert (
         JobTime(JobTiming(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
     )
@@ -67,7 +67,7 @@ def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
     assert units.seconds[0, 1, 2] == pytest.approx((24.0 + 4.0) / 3 + 1.0)
 
 
-def test_who_does_not_know_its_epochs_cannot_hop():
+def test_a_member_without_samples_per_epoch_cannot_hop():
     with pytest.raises(BadInputError, match="the profile of m has no samples_per_epoch"):
         unit_times([Workload("m", {1: 1.0}, 10.0)], 4, CLUSTER)
 
@@ -104,6 +104,6 @@ def test_many_epochs_are_lumped_and_the_work_stays_the_same(monkeypatch):
     assert sum(lumped.training_s.values()) == pytest.approx(sum(fine.training_s.values()), rel=0.15)
 
 
-def test_pipelines_go_one_after_another():
+def test_pipelines_train_one_after_another():
     run = pipeline_phase({"a": 10.0, "b": 5.0}, NO_LIMIT)
     assert (run.seconds, run.done_s, run.training_s) == (15.0, {"a": 10.0, "b": 15.0}, {"a": 10.0, "b": 5.0})

@@ -1,4 +1,4 @@
-"""One story over every procedure: the hopper trains what it asks for, no more and no less."""
+"""The hopper under every procedure trains exactly the requested trials."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def told_epochs(procedure: Procedure) -> dict[int, int]:
 
 
 @every_procedure
-def test_a_search_trains_what_is_asked_for_and_tells_it_once(begin):
+def test_a_search_trains_each_request_and_reports_it_once(begin):
     @settings(max_examples=10, deadline=None)
     @given(
         seed=st.integers(0, 99),
@@ -115,14 +115,14 @@ def check_stays(course: HopTrace) -> None:
 
 
 @every_procedure
-def test_the_same_search_goes_the_same_way(begin):
+def test_the_same_search_has_the_same_course(begin):
     first, second = begin(None), begin(None)
     assert search(first, seed=3, most=4) == search(second, seed=3, most=4)
     assert first.state == second.state
 
 
 @every_procedure
-def test_an_interrupted_search_goes_on(begin):
+def test_an_interrupted_search_continues(begin):
     procedure, left = begin(None), iter(range(4))
 
     def interrupted(trial: Trial) -> float | None:
@@ -144,7 +144,7 @@ def test_an_interrupted_search_goes_on(begin):
     }
 
 
-def test_mutants_join_when_their_parents_were_told():
+def test_mutants_join_after_the_reports_of_their_parents():
     procedure = PROCEDURES["pbt"](None)
     course = search(procedure)
     mutants = [trial for trial in procedure.history.trials if trial.parent]
@@ -158,7 +158,7 @@ def test_mutants_join_when_their_parents_were_told():
 
 
 def test_trials_that_were_stopped_have_no_more_epochs():
-    """Brackets of 3 trials, of which one goes on from 1 epoch to 3, and of 2 with 3 epochs."""
+    """Brackets of 3 trials, of which one continues from 1 epoch to 3, and of 2 with 3 epochs."""
     procedure = Procedure(Hyperband(3), RandomSource(SPACE))
     course = search(procedure, loss=lambda trial: trial.number)
     units = Counter(int(visit.config) for visit in course.log)

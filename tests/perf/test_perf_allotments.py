@@ -1,4 +1,4 @@
-"""Constant allotments: what is worth giving, and the bound that no schedule of them beats."""
+"""Constant allotments: useful numbers of GPUs, and the bound of their schedules."""
 
 import math
 import random
@@ -71,13 +71,13 @@ def test_the_bound_is_at_least_the_longest_member_at_its_best() -> None:
     assert allotment_bound([Allotments.of({1: 10.0, 2: 7.0}), Allotments.of({1: 1.0})], 64) == 7.0
 
 
-def test_the_bound_grows_with_what_it_takes_to_be_in_time() -> None:
+def test_the_bound_counts_the_gpus_needed_to_end_within_it() -> None:
     """On one GPU each the area would fit 10 s; but within 10 s the long one takes 2 * 9 GPU-seconds."""
     members = [Allotments.of({1: 14.0, 2: 9.0}), Allotments.of({1: 6.0})]
     assert allotment_bound(members, 2) == pytest.approx(12.0)
 
 
-def test_nobody_has_no_bound() -> None:
+def test_the_bound_of_no_members_is_0() -> None:
     assert allotment_bound([], 4) == 0.0
     assert constant_bound([], 4) == 0.0
 

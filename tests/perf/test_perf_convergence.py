@@ -91,7 +91,7 @@ def test_without_min_delta_gains_below_the_noise_do_not_count() -> None:
         ([3.0, math.inf, 2.0, 1.0], "not a number above 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_said(losses: list[float], words: str) -> None:
+def test_the_reason_is_given_if_losses_cannot_be_fitted(losses: list[float], words: str) -> None:
     likelihood, why = fit_losses(losses)
     assert likelihood is None
     assert words in why

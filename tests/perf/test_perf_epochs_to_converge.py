@@ -44,7 +44,7 @@ def test_an_accuracy_is_seen_as_an_error_rate() -> None:
     assert found["a"][0] == WHOLE
 
 
-def test_results_that_cannot_be_fitted_say_nothing() -> None:
+def test_results_that_cannot_be_fitted_give_no_prediction() -> None:
     rising = Progress("a", tuple(EpochResult(e, {"val_loss": float(e)}, 1, 1, 0) for e in range(1, 9)))
     assert predicted_epochs([member("a")], {"a": rising}) == {}
     assert predicted_epochs([member("a")], {"a": after("a", 2)}) == {}
@@ -65,7 +65,7 @@ def test_without_results_others_count_unless_epochs_are_expected() -> None:
     assert "e" not in found
 
 
-def test_too_few_others_say_nothing() -> None:
+def test_too_few_others_give_no_prediction() -> None:
     members = [member("a"), member("b"), member("c")]
     progress = {"a": after("a", 6), "b": after("b", 7), "c": Progress("c")}
     assert set(predicted_epochs(members, progress)) == {"a", "b"}
@@ -76,7 +76,7 @@ def test_max_epochs_is_the_most() -> None:
     assert predicted_epochs([short], {"a": after("a", 8)})["a"][0] == 10
 
 
-def test_planners_are_told_the_work_that_is_predicted() -> None:
+def test_planners_get_the_predicted_work() -> None:
     whole = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (member("a"),), "/nowhere")
     profile = MemberProfile("a", {1: 10.0}, samples_per_epoch=100)
     (workload,) = active_workloads(whole, {"a": profile}, {"a": after("a", 8)}, 4, 4)

@@ -72,14 +72,14 @@ def test_one_point_is_continued_in_proportion_both_ways() -> None:
     )
 
 
-def test_unusable_rates_are_left_out_and_said() -> None:
+def test_unusable_rates_are_left_out_with_a_note() -> None:
     curve, notes = rate_curve({1: 10.0, 2: 0.0, 3: float("nan")}, 2, 4)
     assert curve[2] == pytest.approx(20.0)
     assert notes[:2] == ("unusable rate at 2 GPUs left out", "unusable rate at 3 GPUs left out")
 
 
 @pytest.mark.parametrize("measured", [{}, {1: 0.0}, {1: -3.0, 2: float("inf")}])
-def test_nothing_to_go_by_is_refused(measured: dict[int, float]) -> None:
+def test_a_curve_without_usable_rates_is_refused(measured: dict[int, float]) -> None:
     with pytest.raises(BadInputError, match="above zero"):
         rate_curve(measured, 4, 4)
 

@@ -1,4 +1,4 @@
-"""The scheduling of a job alone: events that are sent to it, and what it commands."""
+"""The scheduling of a job alone: events in, commands out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Seen:
 
 @dataclass
 class Bench:
-    """One job, and members of which it is known what they have left."""
+    """One job with members whose remaining work is given."""
 
     planner: Planner
     names: str
@@ -99,7 +99,7 @@ class Bench:
         return self.limit
 
     def at(self, now_s: float, *events: Event) -> list[Command]:
-        """Let events happen at a time; return what is commanded, but for when to send a tick."""
+        """Send the events of a time; return the commands except `AskAgain`."""
         return [command for command in self.all_at(now_s, *events) if not isinstance(command, AskAgain)]
 
     def all_at(self, now_s: float, *events: Event) -> list[Command]:
@@ -144,7 +144,7 @@ def test_global_planners_wait_for_all_gpus_local_ones_for_any() -> None:
     assert bench.at(2.0, bench.done(2.0, "b")) == [EndRound(5, "converged"), EndJob("finished")]
 
 
-def test_what_happens_at_once_is_planned_for_at_once() -> None:
+def test_simultaneous_events_lead_to_one_plan() -> None:
     bench = Bench(LOCAL, "abcdef")
     bench.at(0.0)
     assert list(placed(bench.at(1.0, bench.done(1.0, "a"), bench.done(1.0, "b")))) == ["e", "f"]
@@ -243,7 +243,7 @@ def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
     assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
-def test_a_job_goes_on_without_a_lost_node_until_none_is_left() -> None:
+def test_a_job_continues_until_its_last_node_is_lost() -> None:
     bench = Bench(LOCAL, "abcdef")
     bench.at(0.0)
     lost = [StepEnded(1.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
@@ -253,7 +253,7 @@ def test_a_job_goes_on_without_a_lost_node_until_none_is_left() -> None:
     assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
 
 
-def test_nobody_waits_for_gpus_of_a_node_that_is_lost() -> None:
+def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
     bench.at(0.0)
     bench.at(1.0, EpochDone(1.0, "a", 50.0))
@@ -303,7 +303,7 @@ def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
     assert list(placed(bench.at(POLL_S))) == ["a"]
 
 
-def test_a_job_without_room_for_anybody_says_for_whom() -> None:
+def test_a_job_without_room_ends_with_the_refused_member() -> None:
     bench = Bench(LOCAL, "ab", deadline_s=150.0)
     assert list(placed(bench.at(0.0))) == ["a", "b"]
     ends = [StepEnded(60.0, name, ExitReason.KILLED) for name in "ab"]

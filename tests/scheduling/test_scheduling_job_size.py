@@ -85,7 +85,7 @@ def test_a_budget_of_gpu_hours_is_kept_where_that_is_possible():
     assert kept.size.nodes < free.size.nodes
 
 
-def test_a_budget_that_nothing_keeps_takes_what_uses_least():
+def test_an_unattainable_budget_takes_the_fewest_gpu_hours():
     found = prospects(site(), bins_of(site(), SUMMIT), members(6))
     assert best_of(found, Budget(gpu_hours=0.01)).gpu_hours == min(p.gpu_hours for p in found)
 
@@ -96,7 +96,7 @@ def test_a_budget_of_one_job_takes_nodes_enough_to_end_in_it():
     assert chosen(where, work, Budget(max_jobs=1)).jobs == 1
 
 
-def test_what_the_user_says_is_kept():
+def test_gpus_and_time_set_by_the_user_are_kept():
     prospect = chosen(site(), members(40), gpus=24, wall_s=HOUR)
     assert (prospect.size.gpus, prospect.size.nodes, prospect.size.wall_s) == (24, 4, HOUR)
     assert prospect.size.grace_s == grace_of(HOUR)

@@ -19,11 +19,11 @@ def test_a_round_that_is_over_need_not_stop() -> None:
     assert not should_stop({}, 10, 0.8, waiting=True, max_gpus={})
 
 
-def test_m_is_what_the_round_was_given() -> None:
+def test_m_is_the_gpus_of_the_round_not_of_the_cluster() -> None:
     assert not should_stop({"a": 1}, 1, 0.8, waiting=True, max_gpus={"a": 1})
 
 
-def test_goes_on_where_planning_anew_changes_nothing() -> None:
+def test_a_round_continues_if_a_new_plan_would_change_nothing() -> None:
     active = {"a": 2, "b": 1}
     assert not should_stop(active, 10, 0.8, waiting=False, max_gpus={"a": 2, "b": 1})
     assert should_stop(active, 10, 0.8, waiting=False, max_gpus={"a": 2, "b": 2})

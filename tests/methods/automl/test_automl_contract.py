@@ -79,7 +79,7 @@ BARRIERS: dict[str, Begin] = {
     "hyperband": hyperband,
     "pbt": pbt,
 }
-"""What these ask for does not depend on who reports first."""
+"""Procedures whose requests do not depend on the order of reports."""
 OTHERS: dict[str, Begin] = {
     "asha": asha,
     "optuna": optuna,
@@ -126,7 +126,7 @@ def asked_by(procedure: Procedure) -> list[Trial]:
 
 
 @every_procedure
-def test_a_story_ends_with_all_asked_once_and_reported_once(begin: Begin) -> None:
+def test_every_trial_is_requested_and_reported_once(begin: Begin) -> None:
     @examples(begin)
     @seeds
     def check(seed: int) -> None:
@@ -145,7 +145,7 @@ def test_a_story_ends_with_all_asked_once_and_reported_once(begin: Begin) -> Non
 
 
 @every_procedure
-def test_a_failed_trial_is_never_asked_for_again(begin: Begin) -> None:
+def test_a_failed_trial_is_never_requested_again(begin: Begin) -> None:
     @examples(begin)
     @seeds
     def check(seed: int) -> None:
@@ -198,7 +198,7 @@ def test_late_and_repeated_reports_change_nothing(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("begin", BARRIERS.values(), ids=BARRIERS)
-def test_who_reports_first_does_not_matter_behind_a_barrier(begin: Begin) -> None:
+def test_the_order_of_reports_does_not_matter_behind_a_barrier(begin: Begin) -> None:
     def asked(seed: int) -> list[Trial]:
         return sorted(asked_by(story(begin(), seed)), key=lambda trial: (trial.number, trial.epochs))
 
@@ -227,7 +227,7 @@ def test_a_story_in_which_all_fail_ends(begin: Begin) -> None:
 
 
 @every_procedure
-def test_what_nobody_asked_for_is_refused(begin: Begin) -> None:
+def test_a_report_that_was_not_requested_is_refused(begin: Begin) -> None:
     procedure = begin()
     first = procedure.ask(1)[0]
     before = procedure.state

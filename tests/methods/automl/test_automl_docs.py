@@ -7,7 +7,7 @@ from typing import Any
 PAGE = Path(__file__).parents[3] / "docs" / "automl.md"
 
 
-def test_the_page_shows_what_works() -> None:
+def test_the_examples_of_the_page_work() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:

@@ -25,7 +25,7 @@ def loss(number: int, epochs: int) -> float:
 
 
 def one_by_one(method: Method) -> list[Trial]:
-    """Return what a single worker is asked to train."""
+    """Return the requests that a single worker gets."""
     procedure, asked = Procedure(method, SOURCE), list[Trial]()
     while new := procedure.ask(1):
         asked += new

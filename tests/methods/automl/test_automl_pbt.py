@@ -100,7 +100,7 @@ def test_a_factor_multiplies() -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "network"])
-def test_a_mutation_of_what_is_no_number_is_refused(name: str) -> None:
+def test_a_mutation_of_a_parameter_without_numbers_is_refused(name: str) -> None:
     method = Pbt(4, 2, 5, {name: MUTATIONS["learning_rate"]})
     with pytest.raises(BadInputError, match=f"{name} cannot mutate"):
         Procedure(method, GridSource(TABLE_6))

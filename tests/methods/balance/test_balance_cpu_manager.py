@@ -15,7 +15,7 @@ TYPES = {"a": "V100", "b": "P100"}
 
 
 class Foretold:
-    """A predictor that knows, and remembers what it is told."""
+    """Predictor with given speeds that records its observations."""
 
     def __init__(self, speeds):
         self.speeds = speeds
@@ -33,7 +33,7 @@ def test_batches_are_in_proportion_to_predicted_speed():
     assert manager.update([Observation(20, 1.0)] * 3) == (10, 20, 30)
 
 
-def test_the_predictor_is_told_speed_processors_and_memory():
+def test_the_predictor_observes_speed_cpu_and_memory():
     predictor = Foretold([1.0, 1.0])
     CpuManager((8, 8), predictor).update([Observation(8, 2.0, 0.5, 0.25), Observation(8, 4.0, 1.0, 0.75)])
     assert predictor.told == [([4.0, 2.0], [0.5, 1.0], [0.25, 0.75])]

@@ -38,7 +38,7 @@ def test_without_noise_the_split_is_the_papers():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-def test_noise_does_not_make_it_jitter(noise):
+def test_noise_alone_hardly_changes_the_batches(noise):
     taken = play(start(FOUR_GPUS), FOUR_GPUS, 200, noise, seed=5)
     assert len(changes(taken[60:])) <= 3
 
@@ -70,7 +70,7 @@ def test_one_odd_iteration_changes_little():
     assert ratios(FOUR_GPUS, [manager.batches])[0] <= 1.05
 
 
-def test_nothing_changes_for_less_than_it_gains():
+def test_batches_stay_if_the_gain_is_below_the_least():
     # 33 : 31 would take 0.6 % less.
     curves = (TimeCurve(((32, 1.0),)), TimeCurve(((32, 1.012),)))
     assert changes(play(start(curves), curves, 50)) == []

@@ -23,7 +23,7 @@ def test_nothing_moves_before_the_window_is_full():
     assert seen(manager, 1.0, 2.0) == (42, 22)
 
 
-def test_one_iteration_the_other_way_round_holds_the_window_up():
+def test_a_reversed_iteration_in_the_window_stops_a_transfer():
     manager = GpuManager((32, 32))
     for _ in range(4):
         seen(manager, 1.0, 2.0)
@@ -62,7 +62,7 @@ def test_a_worker_at_its_cap_does_not_lead():
     assert manager.batches == (32, 37, 27)
 
 
-def test_where_nobody_can_take_more_nothing_moves():
+def test_no_samples_move_if_all_memories_are_full():
     manager = GpuManager((32, 32))
     for _ in range(9):
         seen(manager, 1.0, 2.0, memory=[0.99, 0.99])

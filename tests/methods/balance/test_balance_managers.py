@@ -1,4 +1,4 @@
-"""What holds for every manager of batches."""
+"""Properties of every batch size manager."""
 
 import pickle
 import random
@@ -83,7 +83,7 @@ def observed(manager, draw):
         ),
     ],
 )
-def test_a_pickled_manager_goes_on_in_the_next_job(manager):
+def test_a_pickled_manager_continues_in_the_next_job(manager):
     draw = random.Random(1)
     for _ in range(130):
         manager.update(observed(manager, draw))

@@ -26,7 +26,7 @@ def test_nothing_moves_within_the_gap():
     assert next_migration([100, 100], [100, 300], [10, 30]) is None
 
 
-def test_the_slower_gives_what_makes_both_equally_frequent():
+def test_migration_makes_both_partitions_equally_frequent():
     assert next_migration([100, 100], [100, 301], [10, 30]) == Migration(source=0, target=1, samples=50)
 
 

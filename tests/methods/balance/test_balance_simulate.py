@@ -17,7 +17,7 @@ FAST, SLOW = TimeCurve(((10, 0.5),)), TimeCurve(((10, 1.5),))
 
 
 class Recorder:
-    """Gives the balanced batches after so many iterations, and keeps what it was told."""
+    """Manager that balances after a number of iterations and records its observations."""
 
     warnings = ()
 
@@ -42,7 +42,7 @@ def test_an_iteration_takes_as_long_as_the_slowest_worker():
     assert found[0].worker_seconds == pytest.approx((0.8, 2.4))
 
 
-def test_workers_tell_what_they_took_and_how_full_they_are():
+def test_observations_have_times_and_the_share_of_memory():
     capped = TimeCurve(SLOW.points, cap=20)
     manager = Recorder(9)
     list(iterate(manager, [Conditions(0, (FAST, capped))], 1))

@@ -25,7 +25,7 @@ def test_one_point_is_fitted_with_the_prior_launch_overhead():
     assert found.lines.launch == pytest.approx([0.5], rel=0.02)
 
 
-def test_two_points_tell_more_than_what_was_known_before():
+def test_two_precise_points_outweigh_the_prior_launch_overhead():
     found = fit(history_of((32, 2.0), (24, 1.75)), 24, launch=0.0, noise=np.full(1, 0.001))
     assert found.lines.seconds(np.array([16.0])) == pytest.approx([1.5], rel=0.02)
 
@@ -76,7 +76,7 @@ def test_each_worker_is_restarted_for_itself():
     assert history.seconds[:, -1].tolist() == [1.5, 2.0]
 
 
-def test_a_restart_believes_what_was_measured():
+def test_a_restart_uses_times_as_measured():
     history = history_of((8, 1.0))
     history.add(np.array([8.0]), np.array([3.0]), np.array([1.1]))
     history.restart(np.array([0]))

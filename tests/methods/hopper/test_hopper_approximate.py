@@ -1,4 +1,4 @@
-"""`approximate`: the rearrangement, and what it promises."""
+"""`approximate`: the rearrangement and its bounds."""
 
 import sys
 
@@ -23,7 +23,7 @@ def matrices(draw, configs, workers):
 
 @settings(max_examples=40, deadline=None)
 @given(matrix=matrices(configs=st.integers(1, 14), workers=st.integers(1, 6)))
-def test_it_is_at_most_so_far_from_the_optimum(matrix):
+def test_the_makespan_is_within_the_bound_of_the_method(matrix):
     units = UnitTimes.from_matrix(matrix)
     makespan_s = approximate(units, SearchOptions()).makespan_s
     loads, workers = matrix.sum(axis=0), matrix.shape[1]
@@ -32,7 +32,7 @@ def test_it_is_at_most_so_far_from_the_optimum(matrix):
 
 @settings(max_examples=20, deadline=None)
 @given(matrix=matrices(configs=st.integers(80, 90), workers=st.integers(1, 4)))
-def test_it_is_optimal_where_the_workers_have_long_enough_to_do(matrix):
+def test_the_schedule_is_optimal_if_is_optimal_holds(matrix):
     assume(is_optimal(matrix))
     units = UnitTimes.from_matrix(matrix)
     schedule = approximate(units, SearchOptions())
@@ -40,7 +40,7 @@ def test_it_is_optimal_where_the_workers_have_long_enough_to_do(matrix):
     assert schedule.makespan_s == pytest.approx(matrix.sum(axis=0).max())
 
 
-def test_where_it_is_sure_of_an_optimum():
+def test_an_optimum_is_certain_from_p2_plus_p_minus_1_rows_on():
     ones = np.ones((11, 3))
     assert is_optimal(ones)
     assert not is_optimal(ones[:10])

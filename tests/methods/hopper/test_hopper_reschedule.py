@@ -1,4 +1,4 @@
-"""New plans of what is left: complete, valid, and of use however long a worker stays away."""
+"""New plans of the residual problem: complete, and valid however long a worker is absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
 
 ONCE = SearchOptions(seconds=0)
-"""Only the first schedule: what follows is the same on any machine."""
+"""Only the first schedule, so that results are the same on any machine."""
 
 
 def state_of(units: UnitTimes, away=(), running=(), log=(), epochs=None, since=None) -> HopperState:
@@ -60,7 +60,7 @@ COPIED = UnitTimes(
 """Only w1 has q."""
 
 
-def test_what_is_left_is_what_is_neither_done_nor_running():
+def test_the_residual_has_units_neither_done_nor_running():
     units = UnitTimes.from_matrix([[10, 20], [30, 40]], configs=("a", "b"))
     log = [Visit(i, "b", 0, p, w) for i, (p, w) in enumerate([("p0", "w0"), ("p1", "w1")])]
     log += [Visit(2, "b", 1, "p1", "w1")]
@@ -81,13 +81,13 @@ def test_copies_take_what_a_lost_worker_had():
     assert {visit.worker for visit in visits} == {"w1"}
 
 
-def test_what_has_to_wait_for_a_lost_worker_is_left_out():
+def test_units_that_need_a_lost_worker_are_left_out():
     """Both may visit p, which w0 has; q and the second epoch need w1."""
     visits = planned(COPIED, state_of(COPIED, away=["w1"]), epochs=2)
     assert stops(visits) == {"a": [(0, "p", "w0")], "b": [(0, "p", "w0")]}
 
 
-def test_what_runs_is_waited_for():
+def test_running_units_count_in_a_new_plan():
     """A is at w1 for long, so w0 has to begin with b, although more is left of a."""
     units = UnitTimes.from_matrix([[10, 90], [10, 10]], configs=("a", "b"))
     running = [Visit(0, "a", 0, "p1", "w1")]

@@ -90,7 +90,7 @@ def test_randomized_draws():
 
 @settings(max_examples=40, deadline=None)
 @given(units=open_shops(most=7), noise=st.sampled_from([0.0, 0.3]))
-def test_dense_schedules_leave_nobody_waiting(units, noise):
+def test_no_worker_waits_in_a_dense_schedule(units, noise):
     schedule = dense(units, noise, seed=1)
     assert violations(schedule, units) == []
     for hop in schedule.hops:
@@ -151,7 +151,7 @@ def test_units_stay_unsettled_where_workers_cannot_train_all():
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.37])
-def test_the_solver_does_not_make_it_worse(scale):
+def test_the_solver_never_returns_a_worse_schedule(scale):
     units = UnitTimes.from_matrix(random_shop(5, 5).matrix * scale)
     first = randomized(units, SOON)
     found = refine(units, first, lower_bound(units), SearchOptions(seconds=0.3))

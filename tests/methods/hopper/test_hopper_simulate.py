@@ -58,7 +58,7 @@ def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
 
 @settings(max_examples=50)
 @given(unit_times(), st.integers(0, 9))
-def test_what_is_drawn_keeps_the_invariants(units, seed):
+def test_a_random_run_keeps_the_invariants(units, seed):
     course = simulate_hops(units, seed=seed)
     assert violations(schedule_of(course, units), units) == []
     assert simulate_hops(units, seed=seed) == course
@@ -152,7 +152,7 @@ def test_a_partition_that_is_lost_for_good_has_no_schedule():
         simulate_hops(units, outages=[Outage("w1", 5, math.inf)])
 
 
-def test_a_worker_that_is_no_longer_needed_may_go():
+def test_a_worker_may_leave_after_its_last_unit():
     units = UnitTimes.from_matrix([[10.0, 10.0]])
     assert simulate_hops(units, outages=[Outage("w0", 25), Outage("w1", 25)]).makespan_s == 20.0
 
@@ -188,7 +188,7 @@ def test_a_configuration_that_is_not_named_does_not_join():
 
 
 def orders(course: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
-    """Return what each configuration, or worker, did, in the order of the starts."""
+    """Return the visits of each configuration or worker in the order of their starts."""
     done: dict[str, list[tuple[Unit, str]]] = {}
     for stay in course.stays:
         if not stay.lost:

@@ -55,7 +55,7 @@ def restarted(hopper: Hopper, reschedule=None) -> Hopper:
 
 
 class Executor:
-    """Obeys a hopper, and holds it to what it promises."""
+    """Executor of a hopper's visits that checks its invariants."""
 
     def __init__(self, hopper: Hopper, homes=HOMES, reschedule=None) -> None:
         self.hopper, self.homes, self.reschedule = hopper, homes, reschedule
@@ -78,7 +78,7 @@ class Executor:
             assert not self.ready(), "nobody waits while there is something to do"
 
     def ready(self) -> list[Unit]:
-        """Return what some idle worker could do."""
+        """Return the units that an idle worker could process."""
         taken = {visit.unit for visit in (*self.hopper.log, *self.running.values())}
         at_hand = {p for worker in self.alive - self.running.keys() for p in self.homes[worker]}
         idle = self.hopper.state.configs.keys() - {visit.config for visit in self.running.values()}
@@ -146,7 +146,7 @@ STORIES = st.lists(
     seed=st.integers(0, 9),
     reschedule=st.sampled_from([None, RESCHEDULE]),
 )
-def test_whatever_happens_every_unit_is_done_once(plan, story, seed, reschedule):
+def test_every_unit_is_done_once_whatever_happens(plan, story, seed, reschedule):
     executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
     executor.live(story)
     executor.work()
@@ -162,7 +162,7 @@ def test_whatever_happens_every_unit_is_done_once(plan, story, seed, reschedule)
     seed=st.integers(0, 9),
     reschedule=st.sampled_from([None, RESCHEDULE]),
 )
-def test_a_hopper_that_is_resumed_says_the_same(plan, before, after, seed, reschedule):
+def test_a_resumed_hopper_continues_like_the_original(plan, before, after, seed, reschedule):
     executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
     executor.live(before)
     other = Executor(restarted(executor.hopper, reschedule), reschedule=reschedule)
@@ -205,7 +205,7 @@ def test_the_same_seed_draws_the_same(seed):
     assert one.orders == other.orders
 
 
-def test_what_is_drawn_is_any_unit_that_is_ready():
+def test_any_ready_unit_may_be_drawn():
     drawn = {hopper_with(seed=seed).dispatch()[0].unit for seed in range(200)}
     assert drawn == {Unit(config, 0, "p0") for config in CONFIGS}
 
@@ -244,7 +244,7 @@ def test_another_worker_with_the_partition_takes_over():
     assert back.unit != again.unit
 
 
-def test_who_missed_its_turns_does_not_hold_up_the_others():
+def test_a_worker_that_missed_turns_does_not_delay_the_others():
     """The plan has p0 first for everybody; when w0 comes late, all others still go by their turns."""
     plan = [Visit(i, c, 0, p, "w" + p[1]) for i, (p, c) in enumerate(product(PARTITIONS[:2], CONFIGS))]
     hopper = Hopper(PARTITIONS[:2], plan=plan)
@@ -260,7 +260,7 @@ def test_who_missed_its_turns_does_not_hold_up_the_others():
     assert [visit.partition for visit in hopper.state.plan] == ["p1"] * 4
 
 
-def test_partitions_that_nobody_has_are_named():
+def test_partitions_without_a_worker_are_named():
     hopper = hopper_with(homes={"w0": ("p0",)})
     assert hopper.stranded == ("p1", "p2")
     hopper.worker_joins("late", ["p2"])
@@ -280,7 +280,7 @@ def test_a_worker_that_comes_back_unnoticed_has_lost_its_unit():
     assert hopper.unit_done(again)
 
 
-def test_configurations_join_late_stop_and_go_on():
+def test_configurations_join_late_stop_and_continue():
     executor = Executor(hopper_with(configs=("a", "b")))
     executor.dispatch()
     visit = next(visit for visit in executor.running.values() if visit.config == "a")

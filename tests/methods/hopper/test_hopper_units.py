@@ -1,4 +1,4 @@
-"""Unit times, their bound, and what a schedule may break."""
+"""Unit times, their bound, and violations of a schedule's invariants."""
 
 import numpy as np
 import pytest
@@ -106,5 +106,5 @@ def test_hops_in_sequence_start_as_early_as_they_can():
         ),
     ],
 )
-def test_what_breaks_an_invariant_is_said(hops, broken):
+def test_violated_invariants_are_named(hops, broken):
     assert violations(Schedule(hops), SHOP) == broken

@@ -1,4 +1,4 @@
-"""Links: fitted to what was measured."""
+"""Links fitted to measurements."""
 
 import pytest
 from hypothesis import given, settings

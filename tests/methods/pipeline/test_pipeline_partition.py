@@ -55,7 +55,7 @@ def test_the_faster_gpu_gets_more_layers():
     assert layers == {"A": 4, "B": 2}
 
 
-def test_a_gpu_that_costs_more_than_it_brings_stays_idle():
+def test_a_gpu_that_would_slow_down_the_pipeline_stays_idle():
     where = cluster("A", "A")
     cuts = partitioner(profile(1, 1, activation=1000), where).partition(where.gpus)
     assert len(cuts) == 1

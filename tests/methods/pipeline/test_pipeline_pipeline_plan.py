@@ -1,4 +1,4 @@
-"""Plans: the paper's virtual workers, ours, and the limits of both."""
+"""Plans: the paper's virtual workers, the best ones, and the limits of both."""
 
 import math
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_every_plan_keeps_the_rules(layers, where, policy):
 
 @settings(max_examples=20, deadline=None)
 @given(profiles(), clusters(most_gpus=6))
-def test_ours_is_at_least_as_fast_as_the_papers(layers, where):
+def test_best_is_at_least_as_fast_as_the_papers_policies(layers, where):
     reached = []
     for policy in GROUPINGS:
         try:
@@ -96,7 +96,7 @@ def test_ours_is_at_least_as_fast_as_the_papers(layers, where):
 
 @settings(max_examples=25, deadline=None)
 @given(profiles(most=4), clusters(most_gpus=4))
-def test_ours_is_the_best_of_all_groupings(layers, where):
+def test_best_equals_the_best_of_all_groupings(layers, where):
     where = replace(where, memory_bytes=dict.fromkeys(where.memory_bytes, PLENTY))
     seconds = {}
 

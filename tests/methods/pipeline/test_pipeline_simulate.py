@@ -64,7 +64,7 @@ def by_gpu(run: PipelineRun) -> list[list[StagePass]]:
     return list(gpus.values())
 
 
-def test_one_in_flight_goes_through_all_stages_alone() -> None:
+def test_a_single_minibatch_passes_all_stages_alone() -> None:
     run = simulate_pipelines([pipeline((1, 2), (3, 4), (5, 6))], Bounds(1), 4)
     assert run.throughput == pytest.approx(1 / 21)
     assert run.completed_s == ((21.0, 42.0, 63.0, 84.0),)
@@ -89,7 +89,7 @@ def test_equal_virtual_workers_add_up() -> None:
     assert run.throughput >= 0.95 * 3 / 3
 
 
-def test_unequal_ones_go_at_the_slowest_ones_rate() -> None:
+def test_unequal_virtual_workers_run_at_the_slowest_ones_rate() -> None:
     slow, fast = pipeline((2, 2), (2, 2)), pipeline((1, 1), (1, 1))
     run = simulate_pipelines([slow, fast], Bounds(4, distance=1), 40)
     alone = simulate_pipelines([slow], Bounds(4), 40)
@@ -131,7 +131,9 @@ def test_the_conditions_hold(pipelines: list[Pipeline], bounds: Bounds) -> None:
 
 @given(st.lists(TIMES, min_size=1, max_size=5), BOUNDS)
 @settings(max_examples=40, deadline=None)
-def test_what_could_start_first_starts_first(times: list[tuple[float, float]], bounds: Bounds) -> None:
+def test_tasks_start_in_the_order_in_which_they_became_ready(
+    times: list[tuple[float, float]], bounds: Bounds
+) -> None:
     for tasks in by_gpu(simulate_pipelines([pipeline(*times)], bounds, 3)):
         assert [task.ready_s for task in tasks] == sorted(task.ready_s for task in tasks)
 
@@ -164,7 +166,7 @@ def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tupl
 def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
     pipelines: list[Pipeline], bounds: Bounds
 ) -> None:
-    """A replay of what was complete and sent at the time of each entry, by `hetctl.methods.pipeline.wsp`.
+    """Replay by `hetctl.methods.pipeline.wsp` of the minibatches completed and sent at the time of each entry.
 
     Times are quarters of seconds and sums of these, so that they are exact.
     """
@@ -228,7 +230,7 @@ def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("distance", [0, 2])
-def test_a_plan_with_waves_is_as_fast_as_it_says(placement: str, distance: int) -> None:
+def test_a_plan_with_waves_reaches_its_predicted_throughput(placement: str, distance: int) -> None:
     waves = Waves(distance, placement)
     for policy in POLICIES:
         planned = made(LAYERS, CLUSTER, policy, PipelineOptions(waves=waves))

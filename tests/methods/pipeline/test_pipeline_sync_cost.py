@@ -69,7 +69,7 @@ def test_waves_cost_time_and_no_period_is_below_its_limit(workers, in_flight, se
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), SENDINGS)
-def test_with_twice_what_is_plenty_only_the_slowest_stage_counts(workers, sending) -> None:
+def test_with_twice_the_sufficient_depth_the_bottleneck_counts(workers, sending) -> None:
     in_flight = 2 * max(sufficient_depth(passes, sending) for passes in workers)
     ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 33))
     reached_s = max(last - first for last, first in zip(ends[-1], ends[2], strict=True)) / (30 * in_flight)
@@ -78,7 +78,7 @@ def test_with_twice_what_is_plenty_only_the_slowest_stage_counts(workers, sendin
 
 @settings(max_examples=15, deadline=None)
 @given(profiles(), clusters(most_gpus=5), WAVES)
-def test_ours_is_at_least_as_fast_as_the_papers_with_waves(layers, where, waves) -> None:
+def test_with_waves_best_is_as_fast_as_the_papers_policies(layers, where, waves) -> None:
     options = PipelineOptions(waves=waves)
     reached = []
     for policy in GROUPINGS:
@@ -114,7 +114,7 @@ def test_more_distance_or_more_in_flight_offsets_slow_waves() -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("s_per_byte", [0.001, 0.01, 0.05])
 @pytest.mark.parametrize("nodes", [("AA", "BB"), ("A", "B", "A", "B"), ("AB", "AB")])
-def test_ours_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) -> None:
+def test_best_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) -> None:
     layers = profile(1, 2, 3, 2, 1, 2, activation=10, parameters=50)
     where = cluster(*nodes, links=Links(1000.0, 0.5, 0.01, s_per_byte))
     waves = Waves(0, placement)

@@ -1,4 +1,4 @@
-"""Minibatches in flight: how many a pipeline needs, and what fewer of them reach."""
+"""Minibatches in flight: the sufficient number, and the period with fewer."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=
 
 @settings(max_examples=30)
 @given(PASSES)
-def test_two_for_each_stage_but_the_last_are_enough(passes):
+def test_2k_minus_1_minibatches_suffice_for_k_stages(passes):
     assert min_depth(passes, bottleneck_s(passes)) <= 2 * len(passes) - 1
 
 
@@ -26,7 +26,7 @@ def test_the_period_is_between_its_limits(passes, in_flight):
 
 @settings(max_examples=30)
 @given(PASSES)
-def test_one_minibatch_goes_down_and_up_alone(passes):
+def test_the_period_of_one_in_flight_is_the_sum_of_all_passes(passes):
     assert period_s(passes, 1) == pytest.approx(sum(map(sum, passes)))
 
 
@@ -55,7 +55,7 @@ def _backward_starts(passes, period):
     ]
 
 
-def test_what_is_received_is_told_apart():
+def test_received_activations_and_gradients_are_separated():
     assert tasks([(1, 2, 0.5), (1, 2, 1.25), (1, 2, 0.75)]) == ((1, 2.5), (1.5, 2.75), (1.75, 2))
 
 

@@ -164,7 +164,7 @@ def test_the_bounds_are_reached_where_one_waits_for_the_others(bounds: Bounds, w
 
 @given(BOUNDS, st.integers(1, 4), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_all_go_on_for_ever(bounds: Bounds, workers: int, draw: random.Random) -> None:
+def test_virtual_workers_never_deadlock(bounds: Bounds, workers: int, draw: random.Random) -> None:
     run = Run(bounds, workers)
     for _ in range(2000):
         if run.servers.now >= 4:

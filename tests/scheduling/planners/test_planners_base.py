@@ -43,7 +43,7 @@ def test_an_unknown_option_gets_the_nearest_name() -> None:
     assert caught.value.hint == "did you mean alpha?"
 
 
-def test_planners_go_by_their_names() -> None:
+def test_planners_are_found_by_name() -> None:
     assert all(planner_named(name).name == name for name in PLANNERS)
     assert planner_named("flotilla").paradigm == "global"
     with pytest.raises(BadInputError, match="'flotila'") as caught:
@@ -73,5 +73,5 @@ def test_a_member_that_needs_all_gpus_gets_them() -> None:
     assert len(left_out) == 1
 
 
-def test_nothing_fits_nobody() -> None:
+def test_all_members_are_left_out_if_none_fits() -> None:
     assert ask(PLANNERS["flotilla"], request_for("a", "b"), lambda _: False) == (Decision(), ("a", "b"))

@@ -18,7 +18,7 @@ def test_three_members_of_4_gpus_need_three_nodes_of_6() -> None:
     assert room.change(0, 2)
 
 
-def test_threes_take_a_node_each_but_leave_room_for_ones() -> None:
+def test_members_of_three_take_a_node_each_and_leave_single_gpus() -> None:
     room = NodeCapacity(Cluster.of(8, 4).nodes)
     assert [room.change(0, 3), room.change(0, 3)] == [True, True]
     assert not room.change(0, 2)

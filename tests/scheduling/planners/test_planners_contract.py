@@ -1,4 +1,4 @@
-"""What every planner keeps to, whatever its method."""
+"""Properties of every planner."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ options = st.builds(
 
 @st.composite
 def requests(draw: st.DrawFn, planner: Planner) -> Request:
-    """Draw a cluster on which some members may be in training; an elastic planner is told of them."""
+    """Draw a cluster on which some members may be in training; an elastic planner gets them as held."""
     workloads, cluster = draw(members), draw(clusters)
     wishes = draw(st.lists(st.integers(0, 9), min_size=len(workloads), max_size=len(workloads)))
     if planner.paradigm == "global" or draw(st.booleans()):
@@ -180,7 +180,7 @@ def test_a_decision_keeps_to_the_protocol(planner: Planner) -> None:
 
 
 @every_planner
-def test_so_does_the_next_one_with_what_is_remembered(planner: Planner) -> None:
+def test_the_next_decision_with_the_state_is_valid_as_well(planner: Planner) -> None:
     @examples(planner, 60, request=requests(planner), later_s=st.floats(0.0, 1000.0))
     def check(request: Request, later_s: float) -> None:
         first = planner.decide(request)
@@ -303,7 +303,7 @@ def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
 
 
 @every_planner
-def test_so_does_one_whose_nodes_fail(planner: Planner) -> None:
+def test_a_run_with_failing_nodes_ends_with_all_work_done(planner: Planner) -> None:
     @examples(
         planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, seed=st.integers(0, 99)
     )

@@ -1,4 +1,4 @@
-"""What planners that resize keep to, whoever trains on whatever GPUs."""
+"""Properties of planners that resize members."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> N
 @elastic
 @some
 @given(requests())
-def test_who_is_named_gets_other_gpus_and_fixed_members_are_not(planner: Planner, request_: Request) -> None:
+def test_started_members_get_other_gpus_and_fixed_ones_are_kept(planner: Planner, request_: Request) -> None:
     decision = planner.decide(request_)
     held = {h.workload.name: h for h in request_.held}
     for allocation in decision.start:
@@ -117,7 +117,7 @@ def test_who_is_named_gets_other_gpus_and_fixed_members_are_not(planner: Planner
 @pytest.mark.parametrize("planner", [planner_named("doubling"), planner_named("optimus")])
 @some
 @given(requests())
-def test_nobody_waits_while_somebody_could_do_with_less(planner: Planner, request_: Request) -> None:
+def test_no_member_waits_while_another_holds_more_than_one_gpu(planner: Planner, request_: Request) -> None:
     everybody = after(request_, planner.decide(request_))
     waits = len(request_.workloads) + len(request_.held) - len(everybody)
     larger = [a for h in request_.held if not h.fixed and (a := everybody[h.workload.name]).gpus > 1]
@@ -127,7 +127,7 @@ def test_nobody_waits_while_somebody_could_do_with_less(planner: Planner, reques
 @elastic
 @some
 @given(requests(sublinear))
-def test_asked_again_at_once_it_changes_nothing(planner: Planner, request_: Request) -> None:
+def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Request) -> None:
     request_ = replace(request_, options=Options())
     decision = planner.decide(request_)
     everybody = after(request_, decision)

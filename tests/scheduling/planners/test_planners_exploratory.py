@@ -76,7 +76,7 @@ def test_with_shared_a_family_explores_once_while_others_train() -> None:
     assert [gpus for gpus, _ in held_by(alone, "b")[:4]] == [1, 2, 4, 8]
 
 
-def test_shared_nobody_waits_for_an_explorer() -> None:
+def test_with_shared_no_member_waits_for_an_explorer() -> None:
     result = simulated("shared", [member(f"m{i}", family="") for i in range(16)])
     first = [i for i in result.intervals if i.start_s == 0.0]
     assert [i.gpus for i in first] == [1] * 16
@@ -95,7 +95,7 @@ def asked(workloads: tuple[Workload, ...]) -> Request:
 
 
 @pytest.mark.parametrize("exploration", ["each", "shared"])
-def test_what_is_remembered_is_of_jsons_types(exploration: str) -> None:
+def test_the_kept_state_has_types_of_json(exploration: str) -> None:
     remembered = []
 
     def note(_request: Request, decision: Decision) -> None:

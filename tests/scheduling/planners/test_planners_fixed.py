@@ -28,7 +28,7 @@ def test_every_member_asks_for_k_or_for_as_many_as_it_can_use() -> None:
     assert asked(fixed(64), member("a", most=64)) == {"a": 16}
 
 
-def test_nobody_overtakes_the_first_one() -> None:
+def test_no_member_overtakes_the_first_in_the_queue() -> None:
     some = (Node("node-0", (0, 1, 2)), Node("node-1", (0,)))
     assert asked(fixed(4), member("a"), member("b", most=1), free=some) == {}
     assert asked(fixed(3), member("a"), member("b"), member("c", most=1), free=some) == {"a": 3}
@@ -53,7 +53,7 @@ def test_a_name_without_k_is_refused(name: str) -> None:
     assert caught.value.hint == "for example fixed-4"
 
 
-def test_reasons_say_what_is_waited_for() -> None:
+def test_reasons_name_the_gpus_that_a_member_waits_for() -> None:
     free = (Node("node-0", (0, 1, 2)),)
     request = Request(
         (member("a", most=2), member("b"), member("c")), free, 16, 0, Options(), cluster=CLUSTER.nodes

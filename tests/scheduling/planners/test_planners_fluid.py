@@ -42,7 +42,7 @@ def test_a_rate_between_two_corners_is_a_mixture_of_both() -> None:
     assert found == [(1, 2, pytest.approx(5)), (0, 1, pytest.approx(5))]
 
 
-def test_one_goes_on_with_its_share_before_the_other_begins() -> None:
+def test_a_member_completes_its_share_before_the_next_begins() -> None:
     a, b = Workload("a", {1: 10.0, 2: 20.0}, 150.0), Workload("b", {1: 10.0}, 50.0)
     decision = FLUID.decide(ask(a, b, gpus=2))
     assert {given.member: given.gpus for given in decision.start} in ({"a": 2}, {"a": 1, "b": 1})
@@ -70,7 +70,7 @@ def test_a_single_long_member_gets_its_best_number_of_gpus() -> None:
     assert result.restarts == 0
 
 
-def test_it_says_what_each_member_needs_and_why_one_waits() -> None:
+def test_reasons_give_the_needed_rate_and_why_one_waits() -> None:
     a, b = Workload("a", {1: 10.0}, 200.0), Workload("b", {1: 10.0}, 100.0)
     asked = ask(a, b, gpus=1)
     words = FLUID.reasons(asked, FLUID.decide(asked))

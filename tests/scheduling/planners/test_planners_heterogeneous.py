@@ -73,7 +73,7 @@ def test_nodes_without_a_type_are_left_to_the_planner() -> None:
 
 
 @every_planner
-def test_nobody_is_on_two_types_and_all_go_at_the_pace_of_theirs(name: str) -> None:
+def test_each_member_is_on_one_type_at_the_rate_of_that_type(name: str) -> None:
     request = asked(*(member(f"m{i}", 100.0 * (i + 1)) for i in range(12)))
     decision = planner_named(name).decide(request)
     curves = {"v100": FAST, "p100": SLOW}
@@ -94,7 +94,7 @@ def test_the_longest_get_the_type_where_they_are_done_first() -> None:
     assert types_of(decision, cluster) == {"a": {"v100"}, "c": {"v100"}, "b": {"p100"}}
 
 
-def test_freed_gpus_of_one_type_take_who_waits_for_the_other() -> None:
+def test_freed_gpus_take_members_that_wait_for_another_type() -> None:
     independent = planner_named("independent")
     first = independent.decide(asked(*(member(f"m{i}") for i in range(30))))
     names = {a.member for a in first.start}
@@ -105,7 +105,7 @@ def test_freed_gpus_of_one_type_take_who_waits_for_the_other() -> None:
     assert [(a.rate, a.placement[0].node) for a in again.start] == [(10.0, "node-2")]
 
 
-def test_who_trains_stays_on_its_type() -> None:
+def test_a_member_in_training_keeps_its_type() -> None:
     fluid = planner_named("fluid")
     first = fluid.decide(asked(member("a"), member("b", 100.0)))
     before = types_of(first)
@@ -137,7 +137,7 @@ def test_a_planner_remembers_by_type_even_while_one_is_down() -> None:
     assert seen == [None, None, 1, 1, 2]
 
 
-def test_mixed_types_go_at_the_slowest_ones_pace() -> None:
+def test_mixed_types_train_at_the_slowest_ones_rate() -> None:
     cluster = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
     decision = planner_named("fixed-4").decide(asked(member("a"), cluster=cluster, mix_types=True))
     (given,) = decision.start
@@ -150,7 +150,7 @@ def test_mixed_types_go_at_the_slowest_ones_pace() -> None:
         options_from({"mix_types": 1})
 
 
-def test_balanced_batches_let_each_type_keep_its_pace() -> None:
+def test_balanced_batches_add_up_the_rates_of_the_types() -> None:
     cluster = Cluster.of_types({"v100": (1, 2), "p100": (3, 3)})
     both = asked(member("a"), cluster=cluster, mix_types=True, balance=True)
     (given,) = planner_named("fixed-4").decide(both).start
@@ -161,7 +161,7 @@ def test_balanced_batches_let_each_type_keep_its_pace() -> None:
 
 @every_planner
 @pytest.mark.parametrize("mix_types", [False, True])
-def test_whole_runs_on_two_types(name: str, mix_types: bool) -> None:
+def test_whole_runs_on_two_types_respect_the_bound(name: str, mix_types: bool) -> None:
     members = [member(f"m{i}", 500.0 + 97 * i) for i in range(15)]
     arrivals = [Arrival(m, 3.0 * i) for i, m in enumerate(members)]
     options = Options(plan_seconds=0.05, mix_types=mix_types)

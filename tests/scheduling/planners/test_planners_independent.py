@@ -24,7 +24,7 @@ def test_the_order_is_the_seeds_and_not_the_ensembles() -> None:
     assert len({tuple(order(NAMES, 8, seed)) for seed in range(20)}) > 15
 
 
-def test_refills_and_restarts_go_on_in_the_same_order() -> None:
+def test_refills_and_restarts_continue_in_the_same_order() -> None:
     whole = order(NAMES, 8)
     assert order(NAMES, 3) == whole[:3]
     for some in combinations(NAMES, 5):

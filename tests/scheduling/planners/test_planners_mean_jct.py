@@ -55,7 +55,7 @@ def test_under_contention_the_mean_jct_is_below_that_of_doubling() -> None:
     assert ours.lower_bound_s <= ours.mean_jct_s < theirs.mean_jct_s
 
 
-def test_it_says_who_waits() -> None:
+def test_reasons_name_the_waiting_members() -> None:
     members = (member("a", 3000), member("b", 1000))
     asked = Request(members, Cluster.of(1, 4).nodes, 1, 0, OPTIONS)
     words = FLUID.reasons(asked, FLUID.decide(asked))

@@ -80,7 +80,7 @@ def test_more_orders_find_room_that_the_first_does_not() -> None:
     assert pack(counts, nodes, 1024)[1] == ("a",)
 
 
-def test_no_gpus_place_nobody() -> None:
+def test_members_are_unplaced_without_enough_gpus() -> None:
     assert pack([("a", 1)], (), 1024) == ({}, ("a",))
     assert pack([("a", 3)], nodes_of(1, 1), 1024) == ({}, ("a",))
 

@@ -37,14 +37,14 @@ def request(holders: tuple[Held, ...], waiting: str, nodes: int = 2, size: int =
     )
 
 
-def test_who_keeps_its_count_keeps_its_gpus() -> None:
+def test_a_member_with_the_same_count_keeps_its_gpus() -> None:
     asked = request((held("a", ("node-0", (1, 2))),), "b")
     decision, given_ = place_members(asked, {"a": 2, "b": 2})
     assert [(a.member, a.placement) for a in decision.start] == [("b", (Placement("node-0", (0, 3)),))]
     assert (decision.stop, given_) == ((), {"a": 2, "b": 2})
 
 
-def test_who_gets_nothing_stops_and_its_gpus_are_given_away() -> None:
+def test_a_member_without_gpus_is_stopped_and_replaced() -> None:
     asked = request((held("a", ("node-0", (0, 1, 2, 3))), held("b", ("node-1", (0, 1, 2, 3)))), "c")
     decision, _ = place_members(asked, {"b": 4, "c": 4})
     assert decision.stop == ("a",)

@@ -56,7 +56,7 @@ def problem_of(members: Sequence[Workload], gpus: int, per_node: int, mean: bool
 
 
 def assert_valid(result: Simulation, members: Sequence[Workload], gpus: int, per_node: int) -> None:
-    """Each member once, on as few nodes as its GPUs can be on, and nobody on another one's GPU."""
+    """Each member once, on as few nodes as possible, and no GPU with two members."""
     assert sorted(i.member for i in result.intervals) == sorted(m.name for m in members)
     assert result.restarts == 0
     held: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -135,7 +135,7 @@ def test_the_solver_finds_what_the_lists_miss_and_is_never_worse() -> None:
 
 @pytest.mark.parametrize("heads", [((0.0,) * 4,) * 4, ((0.0, 0.0, 500.0, 1e6),) + ((0.0,) * 4,) * 3])
 def test_the_solver_starts_from_a_schedule_that_its_model_allows(heads: Heads) -> None:
-    """Were the hint refused, the solver would begin with nothing, and nobody would notice."""
+    """If the hint were refused, the solver would start from nothing without any message."""
     problem = replace(problem_of(some_members(2, 25, 16), 16, 4), heads=heads)
     hint = search(problem, [], 0.02, seed=0)
     model, solver = Model(problem, hint), cp_model.CpSolver()
@@ -251,7 +251,7 @@ def test_an_idle_node_takes_the_next_member_of_another_one() -> None:
     }
 
 
-def test_nobody_overtakes_a_member_that_waits_for_its_node() -> None:
+def test_no_member_overtakes_one_that_waits_for_its_node() -> None:
     members, cluster = some_members(9, 2, 4), Cluster.of(4, 4)
     waiting = [["m00", 4, 0.0, 9.0, [["node-0", 4]]], ["m01", 1, 9.0, 10.0, [["node-0", 1]]]]
     free = (replace(cluster.nodes[0], gpus=(0, 1)),)

@@ -61,7 +61,7 @@ def profile(
 
 @dataclass(frozen=True)
 class RunCase:
-    """A run: who trains where, how long a job is, which nodes fail when, and how members share data."""
+    """A run: members, GPUs, length of jobs, failures of nodes, and the sharing of data."""
 
     planner: str
     profiles: list[MemberProfile]
@@ -140,7 +140,7 @@ def test_one_round_for_all_types_that_stops_as_one(both: Both) -> None:
     assert len(simulated[1][1]) == 4, "all four GPUs are given anew when one of them is free"
 
 
-def test_a_job_goes_on_without_a_node_that_fails(both: Both) -> None:
+def test_a_job_continues_without_a_failed_node(both: Both) -> None:
     profiles = [profile(name, 3, 10.0) for name in "abcdef"]
     driven, simulated = both("independent", profiles, failed_at_s={"node-1": 15.0})
     assert_same(driven, simulated)
@@ -248,7 +248,7 @@ def _event(event: Event | None) -> str:
 
 
 def _command(command: Command) -> str:
-    """Write a command; between two jobs, what a planner remembers has gone through JSON."""
+    """Write a command; between two jobs, the state of a planner has passed through JSON."""
     if isinstance(command, Start):
         return str(replace(command, planner_state=json.dumps(command.planner_state)))
     return str(command)

@@ -56,7 +56,7 @@ def run(
     ]
 
 
-def test_members_start_when_they_come_and_wait_when_all_is_taken() -> None:
+def test_members_start_on_arrival_or_wait_for_free_gpus() -> None:
     arrivals = [Arrival(member("b", 50), 5.0), Arrival(member("a", 100)), Arrival(member("c", 10), 30.0)]
     assert run(LOCAL, arrivals, gpus=1) == [
         ("a", 1, 0.0, 10.0, 100),
@@ -87,7 +87,7 @@ def test_a_resize_costs_a_checkpoint_and_a_restart() -> None:
     ]
 
 
-def test_the_same_planner_is_told_how_far_who_trains_has_come() -> None:
+def test_an_elastic_planner_sees_the_progress_of_held_members() -> None:
     seen: list[tuple[float, float, float]] = []
 
     def decide(request: Request) -> Decision:
@@ -101,7 +101,7 @@ def test_the_same_planner_is_told_how_far_who_trains_has_come() -> None:
     assert (8.0, 50.0, 4.0) in seen
 
 
-def test_who_is_stopped_waits_and_goes_on() -> None:
+def test_a_stopped_member_waits_and_continues() -> None:
     """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
 
     def decide(request: Request) -> Decision:
@@ -128,7 +128,7 @@ def test_a_planner_cannot_ask_for_the_past() -> None:
     assert asked[:3] == pytest.approx([0.0, POLL_S, 2 * POLL_S])
 
 
-def test_in_lockstep_the_slowest_sets_the_pace_until_it_is_done() -> None:
+def test_in_lockstep_the_slowest_sets_the_rate_until_it_is_done() -> None:
     """Slow has 5 samples/s and ends at 20; fast has done 100 of 300 by then and does 200 more at 10."""
     slow = Workload("slow", {1: 5.0}, 100)
     arrivals = [Arrival(slow), Arrival(member("fast", 300))]
@@ -203,7 +203,7 @@ def test_without_epochs_a_failure_loses_work_since_a_checkpoint(
     ]
 
 
-def test_a_failure_takes_its_own_members_and_the_job_goes_on(failing: Callable[..., Failures]) -> None:
+def test_a_failure_ends_only_members_of_its_node(failing: Callable[..., Failures]) -> None:
     """At 3 s node-0 fails; b trains on, and then all go by turns on the node that is left."""
     arrivals = [Arrival(member("a", 100)), Arrival(member("b", 50)), Arrival(member("c", 100))]
     rows = run(LOCAL, arrivals, gpus=2, per_node=1, failures=failing(3.0, repair_s=100.0))
@@ -264,7 +264,7 @@ def test_the_next_job_gets_the_planner_state_of_the_last_round() -> None:
 
 
 def test_a_resize_by_the_planner_does_not_trigger_another_call() -> None:
-    """a is told at 4 s to have two GPUs, and has them at 6 s."""
+    """a is resized to two GPUs by a command at 4 s, and has them at 6 s."""
     asked: list[float] = []
 
     def decide(request: Request) -> Decision:
@@ -361,7 +361,7 @@ def test_a_deferred_member_is_planned_again_when_gpus_are_freed() -> None:
 
 
 def test_a_job_ends_only_after_deferred_members_are_replanned() -> None:
-    """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when nobody trains any more."""
+    """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when no member trains any more."""
 
     def decide(request: Request) -> Decision:
         if len(request.workloads) > 1:
@@ -401,7 +401,7 @@ def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:
     assert run(LOCAL, [Arrival(a, 15.0)], clock=JobTiming(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
 
 
-def test_what_a_run_comes_to() -> None:
+def test_a_simulation_reports_times_bounds_and_busy_share() -> None:
     arrivals = [Arrival(member("a", 100, restart_s=1.0)), Arrival(member("b", 50), 5.0)]
     result = simulate(LOCAL, arrivals, Scenario(Cluster.of(1, 1)), Options())
     assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)

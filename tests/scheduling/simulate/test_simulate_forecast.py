@@ -144,7 +144,7 @@ def test_epochs_that_would_not_fit_wait_for_the_next_job() -> None:
     assert plan.members[0].training_s == 85 + 59
 
 
-def test_who_still_fits_a_job_trains_before_who_does_not() -> None:
+def test_members_that_still_fit_the_job_train_first() -> None:
     # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
     members = (
         Workload("a", {1: 10.0}, 900.0, 300),
@@ -165,7 +165,7 @@ def test_a_limit_shorter_than_a_start_is_refused() -> None:
     assert caught.value.message == said
 
 
-def test_short_limits_are_said_in_seconds() -> None:
+def test_short_limits_are_given_in_seconds() -> None:
     with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* grace of a \(110 s\); raise --time"):
         predict(LOCAL, (Workload("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
 
@@ -252,7 +252,7 @@ def request(*workloads: Workload, **values: object) -> Request:
     return Request(workloads, CLUSTER.nodes, 4, 0, Options(), **values)  # type: ignore[arg-type]
 
 
-def test_what_each_got_and_who_waits_for_whom() -> None:
+def test_reasons_give_gpus_of_members_and_whom_others_wait_for() -> None:
     reasons = reasons_for(SILENT, request(A, B, C), Decision((on(A, 0, 1), on(B, 2, 3))))
     assert reasons == {
         "a": "2 GPUs for 30% of the work: 18 samples/s, 90% of linear scaling",
@@ -283,7 +283,7 @@ def test_members_that_train_on_are_counted_named_or_not() -> None:
     )
 
 
-def test_a_planner_s_own_words_come_first() -> None:
+def test_reasons_of_the_planner_come_first() -> None:
     speaking = replace(SILENT, reasons=lambda _request, _decision: {"b": "is my favourite"})
     reasons = reasons_for(speaking, request(A, B), Decision((on(B, 0, 1), on(A, 2, 3))))
     assert reasons["b"] == "is my favourite; proportional above 1 GPU: one point was measured"

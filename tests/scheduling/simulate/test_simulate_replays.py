@@ -30,7 +30,7 @@ def table(title: str) -> dict[str, dict[str, float]]:
 
 
 def rounded(value: float, digits: int) -> object:
-    """Return what a number on the page may be; another machine's mathematics may differ in the last bit."""
+    """Return the tolerance of a number on the page; another machine may differ in the last bit."""
     return pytest.approx(value, abs=0.51 * 10**-digits)
 
 
@@ -125,7 +125,7 @@ def test_hours_without_contention_agree_with_the_paper() -> None:
     assert {name: rows[name]["none"] for name in paper} == pytest.approx(paper, rel=0.05)
 
 
-def test_what_is_said_of_the_tables_is_the_present_text() -> None:
+def test_the_page_has_the_present_text_of_the_tables() -> None:
     text = (ROOT / "tests" / "benchmarks" / "results.md").read_text(encoding="utf-8")
     paragraphs = [paragraph for paragraph in text.split("\n\n") if "$" not in paragraph]
     assert [paragraph for paragraph in paragraphs if paragraph.strip() not in PAGE] == []

@@ -47,7 +47,7 @@ def test_none_of_all_planners_beats_the_choice() -> None:
             assert best.ratio <= simulate(planner, ARRIVALS, WORLD, options).ratio + 1e-9
 
 
-def test_where_no_planner_finds_a_plan_that_is_said() -> None:
+def test_an_error_is_raised_if_no_planner_finds_a_plan() -> None:
     long = [Arrival(Workload("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
     with pytest.raises(InfeasibleError, match="shorter than start-up"):
         choose(long, Scenario(Cluster.of(1, 1), JobTiming(10.0)), Options())

@@ -24,7 +24,7 @@ def after(workloads: list[Workload], epochs: float) -> list[Workload]:
     return [replace(c, samples_left=c.samples_left - epochs * EPOCH) for c in workloads]
 
 
-def test_nobody_knows_anything_in_the_beginning() -> None:
+def test_all_members_have_the_first_guess_at_the_start() -> None:
     found = WorkEstimator(members(10, 20, 40), 0)(members(10, 20, 40))
     assert {workload.samples_left for workload in found} == {FIRST_GUESS.epochs * EPOCH}
 
@@ -50,14 +50,14 @@ def test_members_out_of_sight_do_not_betray_their_work(others: int) -> None:
     assert found.samples_left == FIRST_GUESS.epochs * EPOCH
 
 
-def test_what_was_seen_of_members_that_are_gone_still_counts() -> None:
+def test_losses_of_absent_members_still_count() -> None:
     true = members(30, *[40] * 6)
     sight = WorkEstimator(true, 1)
     sight(after(true[1:], 25))
     assert sight(true[:1])[0].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
 
-def test_what_is_left_is_above_nothing_even_past_the_prediction() -> None:
+def test_work_left_stays_above_0_past_the_prediction() -> None:
     true = members(12)
     sight = WorkEstimator(true, 0)
     for tenth in range(120):

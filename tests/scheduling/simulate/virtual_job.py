@@ -39,7 +39,7 @@ from hetctl.storage.run_file import write_spec
 
 Parts = tuple[Placement, ...]
 Round = tuple[float, dict[str, Parts]]
-"""When it started, and who was in it on which GPUs."""
+"""Start of a round, and its members with their GPUs."""
 Conclusion = tuple[Event | None, list[Command]]
 """An event and the commands that followed; None: those that follow from all events of a moment."""
 
@@ -86,7 +86,7 @@ def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
 
 
 def recorded(log: list[Conclusion], decisions: dict[str, Decision]) -> type[Recorded]:
-    """Return what takes the place of `Core`; all jobs of a run write to one log."""
+    """Return a replacement of `Core`; all jobs of a run write to one log."""
     return type("RecordedHere", (Recorded,), {"log": log, "decisions": decisions})
 
 
@@ -99,7 +99,7 @@ MOST_JOBS = 100
 
 @dataclass
 class Trained:
-    """What the last checkpoint of a member holds."""
+    """Contents of a member's last checkpoint."""
 
     epochs: int = 0
     samples: float = 0.0
@@ -209,7 +209,7 @@ class VirtualPool:
     def reap(self) -> list[EndedGroup]:
         self.nodes = tuple(n for n in self.nodes if self.failed_at.get(n.name, math.inf) > time.time())
         over = [(group, lost) for group in self.groups if (lost := self._train(group)) is not None]
-        # What is done at the very moment in which a node fails is done.
+        # Work that is done at the moment in which a node fails counts as done.
         over.sort(key=lambda ended: len(ended[1]))
         self.groups = [group for group in self.groups if group not in [ended for ended, _ in over]]
         if self.lockstep:

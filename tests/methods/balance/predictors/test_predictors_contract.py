@@ -1,4 +1,4 @@
-"""What holds for every predictor."""
+"""Properties of every predictor."""
 
 import numpy as np
 import pytest
@@ -42,12 +42,12 @@ def test_before_anything_is_seen_workers_are_alike(name):
     assert made(name).predict().tolist() == [1.0] * WORKERS
 
 
-def test_after_one_observation_it_is_the_last_speed(name):
+def test_after_one_observation_the_last_speed_is_predicted(name):
     predicted = ran(made(name), [np.array([3.0, 4.0, 5.0])], np.ones((1, WORKERS)), np.zeros((1, WORKERS)))
     assert predicted == pytest.approx([3.0, 4.0, 5.0])
 
 
-def test_a_steady_worker_goes_on(name):
+def test_a_constant_speed_is_predicted(name):
     speeds = np.tile([10.0, 20.0, 40.0], (40, 1))
     assert ran(made(name), speeds, np.ones_like(speeds), np.zeros_like(speeds)) == pytest.approx(speeds[0])
 
@@ -77,7 +77,7 @@ def test_units_of_speed_do_not_matter(name):
     assert ran(made(name), 1000 * speeds, cpu, memory) == pytest.approx(1000 * plain, rel=1e-4)
 
 
-def test_what_is_returned_and_given_can_be_changed(name):
+def test_changing_inputs_or_results_does_not_change_a_predictor(name):
     predictor, speeds = made(name), np.array([3.0, 4.0, 5.0])
     predictor.observe(speeds, np.ones(WORKERS), np.zeros(WORKERS))
     speeds[:] = 7.0

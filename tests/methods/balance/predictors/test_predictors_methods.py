@@ -1,4 +1,4 @@
-"""What is particular to one predictor."""
+"""Properties of single predictors."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ def shared(iterations, workers=2, seed=0):
 
 
 def rmse(predictor, speeds, cpu, first):
-    """Feed what is known before each iteration: its CPU, and the speed of the one before."""
+    """Feed the observations before each iteration: its CPU, and the speed of the previous one."""
     wrong = []
     for k in range(1, len(speeds)):
         predictor.observe(speeds[k - 1], cpu[k], np.zeros_like(cpu[k]))
@@ -80,7 +80,7 @@ def rmse(predictor, speeds, cpu, first):
 
 
 @pytest.mark.usefixtures("soon")
-def test_narx_sees_a_change_of_cpu_before_it_is_felt():
+def test_narx_predicts_changes_from_cpu_better_than_the_average():
     speeds, cpu = shared(220)
     assert rmse(narx(2, 0), speeds, cpu, 130) < 0.3 * rmse(Ema(2), speeds, cpu, 130)
 
@@ -90,7 +90,7 @@ def test_networks_predict_from_iteration_500():
 
 
 @pytest.mark.usefixtures("soon")
-def test_before_it_is_the_moving_average():
+def test_before_enough_iterations_narx_is_the_moving_average():
     speeds, cpu = shared(121)
     own, average = narx(2, 0), Ema(2)
     for k in range(1, 121):
@@ -152,7 +152,7 @@ def test_narx_uses_cpu_of_the_next_iteration_and_two_before():
     assert LAGS == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
 
 
-def test_history_forgets_what_is_long_past():
+def test_old_observations_are_dropped_from_the_history():
     history = SpeedHistory(2)
     for number in range(2 * REMEMBERED + 5):
         history.append(np.ones(2), np.array([number, -number]), np.zeros(2))
