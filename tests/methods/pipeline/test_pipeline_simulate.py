@@ -166,7 +166,7 @@ def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tupl
 def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
     pipelines: list[Pipeline], bounds: Bounds
 ) -> None:
-    """Replay by `hetctl.methods.pipeline.wsp` of the minibatches completed and sent at the time of each entry.
+    """Replay by `hetctl.methods.pipeline.wsp` of minibatches completed and sent at the time of each entry.
 
     Times are quarters of seconds and sums of these, so that they are exact.
     """
