@@ -284,12 +284,12 @@ class Core:
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
-        """Leave members without room out of calls of the planner for some time, or for this job if in vain.
+        """Defer members without room: the planner is not called for them for some time, or in this job.
 
         A local planner that does not share considers members one by one and would give the same GPUs again.
         """
-        in_vain = self._planner.paradigm == "local" and not self._planner.shares
-        until_s = math.inf if in_vain else now_s + self._defer_s
+        is_final = self._planner.paradigm == "local" and not self._planner.shares
+        until_s = math.inf if is_final else now_s + self._defer_s
         self._deferred_until_s.update((name, until_s) for name in left_out if name not in self.running)
 
     def _deferred(self, now_s: float) -> set[str]:

@@ -126,7 +126,7 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | No
 def _prospect(
     site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
 ) -> JobSizeOption | None:
-    """Return the predicted outcome of jobs of so many nodes; None if they are too short to train in."""
+    """Return the predicted outcome of jobs of a number of nodes; None if they are too short to train in."""
     held = gpus or nodes * site.gpus_per_node
     start_s = _startup_s(members)
     bound_s = makespan_bound([(0.0, member) for member in members], held)

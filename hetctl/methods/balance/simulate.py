@@ -1,4 +1,4 @@
-"""Simulation of BSP iterations on unlike workers while a manager balances their batches."""
+"""Simulation of BSP iterations on different workers while a manager balances their batches."""
 
 from __future__ import annotations
 

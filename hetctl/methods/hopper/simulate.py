@@ -191,7 +191,7 @@ def simulate_hops(
         Epochs of every configuration, or by configuration; one with 0 or without an entry does not join.
     reschedule : SearchOptions or None
         Options of new plans when workers fail, return or join late; None: the first plan remains in force
-        as far as possible. The virtual clock stands still during rescheduling.
+        as far as possible. The virtual clock does not advance during rescheduling.
 
     Raises
     ------

@@ -230,7 +230,7 @@ class _LocalSearch:
         yield from ((*others, *halves) for halves in self._halves(group))
         if others:
             yield others
-        for gpu in self._unlike(idle):
+        for gpu in self._one_of_each_kind(idle):
             yield (*others, _with(group, gpu))
         for at, other in enumerate(others):
             rest = (*others[:at], *others[at + 1 :])
@@ -245,14 +245,14 @@ class _LocalSearch:
             yield tuple(half for half in distribute(by_type.values(), 2) if half)
 
     def _exchanges(self, group: Group, other: Group) -> Iterator[Grouping]:
-        for given in self._unlike(other):
+        for given in self._one_of_each_kind(other):
             if len(other) > 1:
                 yield _with(group, given), _without(other, given)
-            for taken in self._unlike(group):
+            for taken in self._one_of_each_kind(group):
                 if self._kind(taken) != self._kind(given):
                     yield _with(_without(group, taken), given), _with(_without(other, given), taken)
 
-    def _unlike(self, group: Group) -> list[Gpu]:
+    def _one_of_each_kind(self, group: Group) -> list[Gpu]:
         """Return one GPU of each type on each node."""
         return [kind[0] for kind in self._cluster.kinds(group)]
 

@@ -1,7 +1,7 @@
 """Exact partitions: the order of GPUs and the cuts between layers that minimise the slowest stage's time.
 
 HetPipe (section 7) uses CPLEX for this; here it is the dynamic programme of `PartitionTable`. For groups of
-very many unlike GPUs, `parts_that_fit` finds at least a partition that fits into memory.
+very many different GPUs, `parts_that_fit` finds at least a partition that fits into memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cut(NamedTuple):
 class Partitioner:
     """Search for partitions over any group of a cluster's GPUs; results are cached.
 
-    They are exact, except for groups of very many unlike GPUs. These get the better of two partitions: the
+    They are exact, except for groups of very many different GPUs. These get the better of two partitions: the
     best one that uses up a node before the next, and the one that would be exact if each GPU had a node of
     its own, if that is not too expensive. If neither fits, any partition that fits is used.
 

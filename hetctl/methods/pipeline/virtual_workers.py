@@ -13,7 +13,7 @@ Grouping = tuple[Group, ...]
 
 
 def node_partition(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
-    """Return NP: each node is a virtual worker; least communication, but unlike virtual workers."""
+    """Return NP: each node is a virtual worker; least communication, but different virtual workers."""
     return tuple(cluster.on(node) for node in range(len(cluster.nodes)))
 
 

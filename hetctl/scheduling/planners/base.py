@@ -161,7 +161,7 @@ def gpu_count(gpus: int) -> str:
     return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
-def in_order_of_arrival(_candidate: Workload, _options: Options) -> Any:
+def in_order_of_arrival(_workload: Workload, _options: Options) -> Any:
     """Return the same key for all: first come, first served."""
     return 0
 

@@ -68,7 +68,7 @@ class FluidCandidate:
         return self.workload.interruption_s if self.held else self.workload.startup_s
 
     def seconds_on(self, gpus: int) -> float:
-        """Return the seconds of the work left on so many GPUs, without start-up."""
+        """Return the seconds of the work left on `gpus` GPUs, without start-up."""
         return self.workload.samples_left / self.workload.rates[gpus]
 
     def grow(self, capacity: NodeCapacity, gpus: int) -> None:

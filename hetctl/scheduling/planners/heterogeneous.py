@@ -101,7 +101,7 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
 
 
 def _on_types(workload: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
-    """Return the member with its rates on so many GPUs of each type at once."""
+    """Return the member with its rates on the given GPUs of each type at once."""
     return workload.on_balanced(gpus) if balance else workload.on_slowest(gpus)
 
 

@@ -41,7 +41,7 @@ class JctCandidate:
         return max(self.workload.samples_left, 1.0) * self.envelope.gpus[1] / self.envelope.rates[1]
 
     def seconds(self, gpus: int) -> float:
-        """Return the seconds left on so many GPUs, the time of a restart included."""
+        """Return the seconds left on `gpus` GPUs, the time of a restart included."""
         restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
         return self.workload.samples_left / self.workload.rates[gpus] + restart_s
 

@@ -102,7 +102,7 @@ class _Free:
         return [*found, (self._sizes[fit], left)]
 
     def take(self, size: int, gpus: int, nodes: int = 1) -> None:
-        """Take GPUs on each of so many nodes that have `size` free."""
+        """Take GPUs on each of `nodes` nodes that have `size` free."""
         self._add(size, -nodes)
         if size > gpus:
             self._add(size - gpus, nodes)
@@ -117,7 +117,7 @@ class _Free:
             del self._numbers[size], self._sizes[bisect_left(self._sizes, size)]
 
     def after(self, gpus: int, members: int) -> tuple[_Free, int]:
-        """Return what is free after so many members took `gpus` each, and how many found no room."""
+        """Return the free GPUs after `members` members took `gpus` each, and how many found no room."""
         free = _Free.__new__(_Free)
         free._numbers, free._sizes, free._sums = self._numbers.copy(), self._sizes.copy(), self._sums
         while members:
@@ -171,7 +171,7 @@ class _Packing:
 
 
 Groups = tuple[tuple[int, int], ...]
-"""Pairs of a number of GPUs and the number of members that get so many."""
+"""Pairs of a number of GPUs and the number of members that get that many."""
 
 
 class _Orders:
@@ -206,15 +206,15 @@ class _Orders:
             if not self._left:
                 return
             self._left -= 1
-            after, in_vain = free.after(gpus, members)
-            self._try((*begun, rest[at]), (*rest[:at], *rest[at + 1 :]), after, out + gpus * in_vain)
+            after, unplaced = free.after(gpus, members)
+            self._try((*begun, rest[at]), (*rest[:at], *rest[at + 1 :]), after, out + gpus * unplaced)
 
 
 def _out_of(free: _Free, groups: Groups) -> int:
     out = 0
     for gpus, members in groups:
-        free, in_vain = free.after(gpus, members)
-        out += gpus * in_vain
+        free, unplaced = free.after(gpus, members)
+        out += gpus * unplaced
     return out
 
 

@@ -41,8 +41,8 @@ def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision
 class _Board:
     def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
         self._request = request
-        self._candidates = {c.name: c for c in request.workloads}
-        self._candidates.update((h.workload.name, h.workload) for h in request.held)
+        self._workloads = {c.name: c for c in request.workloads}
+        self._workloads.update((h.workload.name, h.workload) for h in request.held)
         self._held = {h.workload.name: h for h in request.held}
         self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
             name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
@@ -181,7 +181,7 @@ class _Board:
     def decision(self) -> Decision:
         """Return the members to start, move or stop."""
         start = tuple(
-            allocation_on(self._candidates[name], placement)
+            allocation_on(self._workloads[name], placement)
             for name, placement in self._placed.items()
             if name not in self._held or self._held[name].allocation.placement != placement
         )

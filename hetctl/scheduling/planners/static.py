@@ -81,7 +81,7 @@ def _is_outdated(memory: Memory, request: Request) -> bool:
 
 
 def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
-    """Return the plan for all workloads, with about so many seconds of search."""
+    """Return the plan for all workloads, with a search of about `seconds`."""
     nodes = [node for node in request.all_nodes if node.gpus]
     heads = _heads(request, memory)
     allowed = placeable([len(head) for head in heads])
@@ -144,9 +144,9 @@ class _Following:
     """
 
     def __init__(self, request: Request, memory: Memory) -> None:
-        self._candidates = {workload.name: workload for workload in request.workloads}
+        self._workloads = {workload.name: workload for workload in request.workloads}
         self._free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
-        self._waiting = [p for p in memory.waiting if p.name in self._candidates]
+        self._waiting = [p for p in memory.waiting if p.name in self._workloads]
         self._size = max(len(node.gpus) for node in request.all_nodes)
 
     def start(self) -> dict[str, Allocation]:
@@ -182,7 +182,7 @@ class _Following:
         for node, gpus in parts:
             self._free[node], taken = self._free[node][gpus:], self._free[node][:gpus]
             placement.append(Placement(node, tuple(taken)))
-        rate = self._candidates[planned.name].rates[planned.gpus]
+        rate = self._workloads[planned.name].rates[planned.gpus]
         return Allocation(planned.name, planned.gpus, DATA_PARALLEL, rate, tuple(placement))
 
 

@@ -35,7 +35,7 @@ Change = tuple[int, list[Run], list[float], float]
 
 
 def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> Schedule:
-    """Return the best schedule found in about so many seconds, from a list with wide members first.
+    """Return the best schedule found in about `seconds`, from a list with wide members first.
 
     Members on more than one node stay where the list puts them.
     """
@@ -76,7 +76,7 @@ class _Annealing:
         return (late + IDLE_WEIGHT * sum(free) / len(free)) / self._problem.bound_s
 
     def go(self, steps: int) -> None:
-        """Try so many changes; accept fewer and fewer that make the schedule worse."""
+        """Try `steps` changes; accept fewer and fewer that make the schedule worse."""
         if not any(self._nodes):
             return
         cooling = (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (1 / max(steps, 1))

@@ -103,7 +103,7 @@ def placeable(node_sizes: Sequence[int]) -> frozenset[int]:
 
 
 def is_even(gpus: int, node_size: int) -> bool:
-    """Return true if members with so many GPUs fill nodes evenly: a divisor of a node, or whole nodes."""
+    """Return true if members with `gpus` GPUs fill nodes evenly: a divisor of a node, or whole nodes."""
     return (node_size % gpus if gpus <= node_size else gpus % node_size) == 0
 
 
@@ -136,7 +136,7 @@ def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> Schedule:
 
 
 class Skyline:
-    """Times when each GPU becomes free for good, and the best node for every number of GPUs."""
+    """Times when each GPU becomes permanently free, and the best node for every number of GPUs."""
 
     def __init__(self, heads: Heads, wanted: Iterable[int]) -> None:
         self.free = [list(head) for head in heads]
@@ -162,7 +162,7 @@ class Skyline:
         return Placed(start_s, run, tuple((node, gpus) for _, node, gpus in found))
 
     def _pop(self, gpus: int, taken: set[int]) -> tuple[float, int]:
-        """Return when and where so many GPUs of one node are free first, except on the nodes in `taken`."""
+        """Return when and where `gpus` GPUs of one node are free first, except on the nodes in `taken`."""
         heap, passed = self._heaps[gpus], []
         while True:
             ready_s, idle, node, version = heapq.heappop(heap)

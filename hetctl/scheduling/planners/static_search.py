@@ -37,7 +37,7 @@ Order = Callable[[Run], tuple[float, ...]]
 
 
 def search(problem: Problem, lists: Iterable[Sequence[Run]], seconds: float, seed: int) -> Schedule:
-    """Return the best schedule found with about so many seconds of effort.
+    """Return the best schedule found with an effort of about `seconds`.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def can_refine(problem: Problem) -> bool:
 
 
 def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, workers: int = 1) -> Schedule:
-    """Return a schedule that is no worse, found in at most so many seconds.
+    """Return a schedule that is no worse, found in at most `seconds`.
 
     Members get the GPUs that `schedule` gives them, or numbers that pack well; on a single node any.
 

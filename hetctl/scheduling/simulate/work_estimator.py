@@ -151,7 +151,7 @@ def simulated_member(workload: Workload, draw: random.Random) -> SimulatedMember
 
 
 def _slope(epochs: float, start: float) -> float:
-    """Return the slope with which `RULE` holds after so many epochs.
+    """Return the slope with which `RULE` holds after a number of epochs.
 
     The loss falls by min_delta in the last one: min_delta * (slope * (epochs - 1) + start) * (slope *
     epochs + start) = slope. Of its two solutions the steeper is a curve that has flattened out.
