@@ -333,27 +333,28 @@ def test_without_epochs_a_job_trains_until_time_for_a_checkpoint() -> None:
     ]
 
 
-def test_a_limit_that_is_too_short_for_anybody_is_refused() -> None:
+def test_a_limit_too_short_for_any_member_is_refused() -> None:
     a = member("a", 300, samples_per_epoch=300, startup_s=18.0, checkpoint_s=4.0)
     with pytest.raises(InfeasibleError, match=r"limit 0:00:20 is shorter than .* of a \(22 s\)"):
         run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0))
 
 
+def one_each_or_all(request: Request) -> Decision:
+    """Give each member a GPU, or all free ones to a member that waits alone."""
+    if len(request.workloads) > 1:
+        return one_each(request)
+    gpus = [gpu for node in request.nodes for gpu in node.gpus]
+    return Decision(tuple(given(c, *gpus) for c in request.workloads))
+
+
 def test_a_deferred_member_is_planned_again_when_gpus_are_freed() -> None:
     """c needs 30 s on one GPU: too late at 15 s of 40; at 20 s it has both, on which it needs 15 s."""
-
-    def decide(request: Request) -> Decision:
-        if len(request.workloads) > 1:
-            return one_each(request)
-        gpus = [gpu for node in request.nodes for gpu in node.gpus]
-        return Decision(tuple(given(c, *gpus) for c in request.workloads))
-
     arrivals = [
         Arrival(member("a", 150)),
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    assert run(elastic(decide), arrivals, gpus=2, clock=JobTiming(wall_s=40.0)) == [
+    assert run(elastic(one_each_or_all), arrivals, gpus=2, clock=JobTiming(wall_s=40.0)) == [
         ("a", 1, 0.0, 15.0, 150),
         ("b", 1, 0.0, 20.0, 200),
         ("c", 2, 20.0, 35.0, 300),
@@ -362,19 +363,12 @@ def test_a_deferred_member_is_planned_again_when_gpus_are_freed() -> None:
 
 def test_a_job_ends_only_after_deferred_members_are_replanned() -> None:
     """c has no room on one GPU at 19.9 s, and has on both 0.1 s later, when no member trains any more."""
-
-    def decide(request: Request) -> Decision:
-        if len(request.workloads) > 1:
-            return one_each(request)
-        gpus = [gpu for node in request.nodes for gpu in node.gpus]
-        return Decision(tuple(given(c, *gpus) for c in request.workloads))
-
     arrivals = [
         Arrival(member("a", 199)),
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    rows = run(elastic(decide), arrivals, gpus=2, clock=JobTiming(wall_s=40.0))
+    rows = run(elastic(one_each_or_all), arrivals, gpus=2, clock=JobTiming(wall_s=40.0))
     assert rows[2] == ("c", 2, 20.0, 35.0, 300)
 
 
