@@ -21,14 +21,14 @@ from hetctl.scheduling.core import LAUNCH_PAUSE_S
 NODES = ("n1", "n2", "n3")
 SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")
 
-# Starts the command on each node, unless FAULT says that something is wrong: "STEP|times|exit code|text" for
-# the step as a whole, "NODE|seconds|text" for a node that is lost so long after its start.
+# Starts the command on each node. FAULT requests a failure: "STEP|times|exit code|text" of the whole step,
+# "NODE|seconds|text" of a node, so many seconds after its start.
 SRUN = """\
 #!{python}
 import os, subprocess, sys, threading, time
 from pathlib import Path
 
-# Several may come at once.
+# Several may run at once.
 def is_among_the_first(times):
     for number in range(times):
         try:

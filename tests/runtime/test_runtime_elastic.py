@@ -28,12 +28,12 @@ def give(member: str, *gpus: int, rate: float = 100.0) -> Allocation:
 
 
 class Script:
-    """An elastic planner that goes from one state of the cluster to the next, by a rule of the test.
+    """An elastic planner that passes through given states of the cluster, by a rule of the test.
 
     Parameters
     ----------
     states : list of tuple of Allocation
-        Who is to hold which GPUs; those who are done are passed over.
+        Allocations in each state; finished members are skipped.
     due : callable
         From a request to whether the next state is due.
     """
@@ -137,7 +137,7 @@ def test_a_member_that_converges_when_stopped_stays_converged(tmp_path, monkeypa
 
 
 def test_near_the_deadline_a_member_stays_where_it_is(tmp_path, monkeypatch):
-    """Not even the end of an epoch is thought to fit elsewhere: how near it is, is but a guess."""
+    """Not even the rest of an epoch counts as fitting elsewhere: its length is only estimated."""
     job = scripted(tmp_path, {"a": {"epochs": 3, "epoch_s": 0.95}}, rates={"a": {1: 10.0}})
     states = [(give("a", 0, rate=10.0),), (give("a", 0, 1, rate=1.45),)]
     script = Script(states, lambda request, _since_s: request.held and request.now_s > 1.5)
@@ -208,7 +208,7 @@ def test_a_member_resized_twice_trains_every_sample_once(tmp_path, monkeypatch, 
     left_at_start = {}
 
     def trained_here(request, _since_s):
-        """Whether the member has trained part of an epoch on the GPUs that it has now."""
+        """Return true if the member has trained part of an epoch on the GPUs that it has now."""
         left = {held.since_s: held.workload.samples_left for held in request.held}
         return any(left_at_start.setdefault(step, left[step]) - left[step] > 40 for step in left)
 

@@ -26,7 +26,7 @@ SAMPLES, SEED = 50, 99
 
 
 class Counted(MapSource):
-    """Notes each preparation in a file; the random part adds a fraction."""
+    """Samples whose preparations are recorded in a file; the random part adds a fraction."""
 
     def __init__(self, log):
         self.log = log
@@ -55,7 +55,7 @@ def memory(tmp_path, monkeypatch):
 
 
 class Watched:
-    """Notes what goes through."""
+    """Loader that records its batches."""
 
     def __init__(self, loader, seen):
         self.loader, self.seen, self.samples = loader, seen, loader.samples
@@ -69,7 +69,7 @@ class Watched:
 
 
 class Crew:
-    """Members as processes; what they see comes through a queue."""
+    """Members as processes; they send their batches through a queue."""
 
     def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, num_workers=None, patience_s=60.0):
         self.context = get_context("fork")
@@ -108,7 +108,7 @@ class Crew:
             self.results.put((reader, seen))
 
     def seen(self):
-        """Return what each member that lives to the end has seen."""
+        """Return the batches of each member that was not killed."""
         alive = [process for process in self.processes.values() if process.exitcode in (None, 0)]
         found = dict(self.results.get(timeout=60) for _ in alive)
         for process in self.processes.values():
@@ -117,7 +117,7 @@ class Crew:
 
 
 def check(seen, order):
-    """Hold what a member saw of an epoch against what its order says."""
+    """Compare a member's batches of an epoch with its order."""
     mine = [part for part in seen if part[2] == order]
     assert [n for part in mine for n in part[4]] == epoch_order(SAMPLES, *order).tolist()
     for x, y, _, _, numbers, _ in mine:
@@ -127,7 +127,7 @@ def check(seen, order):
 
 
 def prepared(log):
-    """Return how often each sample was prepared, but for the first, which tells what samples look like."""
+    """Return how often each sample was prepared, except the first, which determines the layout."""
     return np.bincount(np.array(log.read_text().split(), int), minlength=SAMPLES)[1:].tolist()
 
 

@@ -24,7 +24,7 @@ SITE = Site("l", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="sl
 
 
 def real_job(folder, framework, members, *, slots=1, train_fn=None, **how):
-    """A job that trains for real; each member has as many GPUs as it can."""
+    """Return a job with real training; each member has its largest number of GPUs."""
     folder.mkdir()
     ensemble = Ensemble("e", framework, functions_of(framework, train_fn), members, str(ENSEMBLES))
     rates = {member.name: {k: 1000.0 * k for k in range(1, member.max_gpus + 1)} for member in members}
@@ -41,13 +41,13 @@ def member(name, seed=3, max_gpus=1, **config):
 
 
 def startup_s(job, name):
-    """How long a member's first step took to come."""
+    """Return the seconds to a member's first step."""
     (first,) = job.events("first_step", name)
     return first.data["startup_s"]
 
 
 def restart_s(job, name):
-    """The same on a rank that had been at work, from when it turned to the member; None on any other."""
+    """Return the same from the start of the member's task, on ranks that trained before; None on others."""
     (first,) = job.events("first_step", name)
     return first.data["restart_s"]
 

@@ -14,7 +14,7 @@ from hetctl.runtime.worker.trainer import StopSignal
 
 
 class ResourceExhaustedError(Exception):
-    """As TensorFlow's is called."""
+    """Error with the name of TensorFlow's."""
 
 
 def chained(error: Exception, cause: Exception) -> Exception:
@@ -23,7 +23,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
 
 
 def nothing():
-    """The driver does not want the group to leave."""
+    """Return None: the driver has requested no stop."""
 
 
 def test_the_first_reason_stands():

@@ -90,7 +90,7 @@ def test_connections_without_the_key_are_rejected(greeting):
 
 
 def test_a_silent_connection_does_not_delay_others(monkeypatch):
-    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 2.0)
     listener = Listener("key")
     with socket.create_connection(("127.0.0.1", listener.address.port), 60) as stranger:
         connect(listener.address, "a friend", 60)
@@ -121,7 +121,7 @@ def descriptors_up_to(limit):
 def test_a_listener_accepts_again_after_descriptors_ran_out():
     listener = Listener("key")
     callers, came = [socket.socket(), socket.socket()], []
-    # Only 0, 1 and 2 are below this limit, and they are open: none that another thread closes now is of use.
+    # Only 0, 1 and 2 are below this limit, and they are open: no thread can free a descriptor that helps.
     with descriptors_up_to(3):
         for who, caller in enumerate(callers):
             caller.connect(("127.0.0.1", listener.address.port))
@@ -161,7 +161,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"
 
 
 def opens(listener, host):
-    """Return whether a listener lets somebody in who comes by an address."""
+    """Return true if a listener accepts connections at an address."""
     try:
         connect(Address(host, listener.address.port, "key"), host, 0.1).close()
     except ConnectionError:

@@ -36,7 +36,7 @@ MEMBER = [
 
 
 def garbled(text: bytes, rng: random.Random) -> bytes:
-    """Flip, cut, double or replace some of it, as disks and crashes do."""
+    """Flip, cut, repeat or replace a part of the bytes, as disks and crashes do."""
     data = bytearray(text)
     for _ in range(rng.randint(1, 5)):
         at = rng.randrange(len(data))

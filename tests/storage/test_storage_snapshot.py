@@ -29,7 +29,7 @@ def state_of(run):
 
 
 def told(state, news):
-    """Return all that a state says."""
+    """Return the values of a state."""
     steps = {name: state.steps_of(name) for name in NAMES}
     reports = {key: state.reports[key] for key in state.open_steps}
     rounds = {index: dict(events) for index, events in state.facts.rounds.items()}
@@ -69,7 +69,7 @@ def test_going_on_from_a_snapshot_is_reading_everything(tmp_path_factory, data):
 
 
 def begin(run):
-    """Write a run of two rounds, of which the second is under way."""
+    """Write a run of two rounds, of which the second is active."""
     for index, names in enumerate((NAMES, NAMES[:2])):
         driver = EventWriter(run.events, DRIVER, index)
         if index == 0:

@@ -54,7 +54,7 @@ def test_near_cores_that_the_job_has_not_got_are_no_use():
 
 
 def test_an_agent_that_is_confined_shares_its_cores_out_in_order():
-    """The numbers of GPUs are the plan's, which say nothing about the cores of a member's own step."""
+    """GPU numbers are those of the plan; they do not determine the cores of a member's own step."""
     welcome = welcome_to("n1", (0, 3, 5), "gpu", 2)
     cores = tuple(range(10, 16))
     bindings = [binding_of(welcome, gpu, AgentFacts("s", "h", {}, cores)) for gpu in (0, 3, 5)]

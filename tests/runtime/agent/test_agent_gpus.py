@@ -1,6 +1,6 @@
 """GPUs of a node by substitutes for pynvml and amdsmi, modules of the same form."""
 
-# The stand-ins have the names and parameters of the real packages.
+# The substitutes have the names and parameters of the real packages.
 # ruff: noqa: ARG002, N802, N803, N818
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from hetctl.runtime.worker import hardware, heartbeat
 
 
 class NVMLError(Exception):
-    """As pynvml's, of which every error is a subclass."""
+    """Base class of all errors of pynvml."""
 
 
 class AmdSmiLibraryException(Exception):
-    """As amdsmi's."""
+    """Error of amdsmi."""
 
 
 class FakeNvml(ModuleType):
-    """NVML on a node with some GPUs, each a dict of what it answers; a fact that is missing is an error."""
+    """NVML on a node with some GPUs, each a dict of its answers; a missing key is an error."""
 
     NVML_FEATURE_ENABLED = 1
     NVML_NVLINK_MAX_LINKS = 18
@@ -148,7 +148,7 @@ class FakeAmdSmi(ModuleType):
 
 @pytest.fixture
 def node(monkeypatch, tmp_path):
-    """Return what puts packages on this node, which has none, and PCI devices below a folder."""
+    """Return a function that installs packages on this node, which has none, with PCI devices in a folder."""
     for package in ("pynvml", "amdsmi"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
@@ -212,7 +212,7 @@ def test_the_library_is_started_once_in_a_process(node):
 
 def test_the_facts_of_amd_gpus(node, tmp_path):
     local_cpus(tmp_path, "0000:c1:00.0", "48-49")
-    # HIP counts otherwise than the bus does.
+    # HIP numbers GPUs in another order than the bus.
     node(
         FakeAmdSmi(
             {"bdf": "0000:c1:00.0", "hip": 1, "busy": 7}, {"bdf": "0000:d1:00.0", "hip": 0, "busy": "N/A"}

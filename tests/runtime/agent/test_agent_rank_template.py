@@ -23,7 +23,7 @@ def preload():
 
 
 def serve(_binding, channel):
-    """Say where it was loaded, then do as the other end says."""
+    """Send the process that loaded it, then act as requested."""
     channel.sendall(f"{LOADED[0]} {os.getppid()}\n".encode())
     wish = channel.recv(100).decode()
     if wish == "crash":

@@ -20,7 +20,7 @@ SAMPLES = 40
 
 
 class Counted(MapSource):
-    """Notes each preparation in a file; the random part adds a fraction."""
+    """Samples whose preparations are recorded in a file; the random part adds a fraction."""
 
     def __init__(self, log, samples=SAMPLES):
         self.log, self.samples = log, samples
@@ -47,7 +47,7 @@ def memory(tmp_path, monkeypatch):
 
 
 def trained(source, seed, mode, preprocessors=1, epochs=2):
-    """Return what a member sees in its epochs."""
+    """Return the samples of a member in its epochs."""
     with ExitStack() as stack:
         open_loader = open_pipeline(source, Sharing(mode, "run", preprocessors), stack)
         loader = open_loader(Stream(len(source), 16, seed))
@@ -73,7 +73,7 @@ def check(seen, seed):
 
 
 def prepared(log):
-    """Return how often each sample was prepared, but for the first, which tells what samples look like."""
+    """Return how often each sample was prepared, except the first, which determines the layout."""
     numbers = np.array(log.read_text().split(), int)
     return np.bincount(numbers, minlength=SAMPLES)[1:].tolist()
 

@@ -44,7 +44,7 @@ class Squares(MapSource):
 
 @pytest.fixture
 def loader_of(tmp_path):
-    """Make a loader with preprocessors of its own; end it after the test."""
+    """Return a function that opens a loader with its own preprocessors; it is closed after the test."""
     made = []
 
     def make(source, chunk=4, count=2, rank=0, ranks=1, timeouts=USUAL_TIMEOUTS):

@@ -29,7 +29,7 @@ needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open M
 
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    """Make a round of nodes; whatever it has started ends with the test."""
+    """Return a function that creates a round of nodes; its processes end with the test."""
     made = []
 
     def make(nodes, **how):
@@ -120,7 +120,7 @@ def test_leaders_end_if_no_trainer_comes(play):
     assert crew.ended()[0] == 0
 
 
-# What goes wrong
+# Failures
 
 
 @needs_mpi
@@ -185,7 +185,7 @@ def test_arrays_need_no_leaders(play):
     assert crew.ended() == (0, "")
 
 
-# The parts
+# Outlets and streams
 
 
 @pytest.fixture

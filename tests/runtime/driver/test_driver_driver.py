@@ -131,7 +131,7 @@ def test_a_failing_member_ends_and_the_others_continue(tmp_path):
 
 def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
     members = {"long": {"epochs": 15}, **{f"short-{n}": {"epochs": 1} for n in range(4)}}
-    # The seed decides who is first: one is searched for that lets the long one begin at once.
+    # With this seed the long member is among the first.
     job = Job(tmp_path, members, planner="independent", options={"seed": 1})
     job.drive()
     spans = {e.data["member"]: e.time for e in job.events("step_ended")}

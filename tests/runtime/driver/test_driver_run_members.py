@@ -78,7 +78,7 @@ def test_epochs_count_when_announced_or_at_the_end_of_the_step(tmp_path):
 
 
 def members_in(folder, *names):
-    """Return a run's members of three epochs of 100 samples, and where lengths of files are told."""
+    """Return a run's members of three epochs of 100 samples, and the announced lengths of files."""
     rule = StopRule("loss", max_epochs=3)
     spec = RunSpec(
         run="r",

@@ -85,7 +85,7 @@ os._exit(main())
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Make a job, at a site of the test's own if it names one; whatever it has started ends with the test."""
+    """Return a function that creates a job, at a site if given; its processes end with the test."""
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{WORK}")
     python.chmod(0o755)
@@ -113,7 +113,7 @@ def job(start):
 
 
 class Job:
-    """A workers whose ranks only pretend to train."""
+    """A job whose ranks simulate training."""
 
     def __init__(self, folder: Path, site: Site = SITE) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ class Job:
         wait_for(lambda: not alive(str(self.folder)))
 
     def agents(self) -> list[int]:
-        """The agents that the driver, which is this process, has started."""
+        """Return the agents that the driver, which is this process, has started."""
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
@@ -140,7 +140,7 @@ class Job:
         assert not self.workers.can_hold(allocation)
 
     def end_of(self, *names: str):
-        """Wait until these have ended."""
+        """Wait for the ends of these tasks; return them."""
 
         def all_ended():
             self.ended |= {step.name: step for step in self.workers.reap()}
@@ -150,15 +150,15 @@ class Job:
         return [self.ended[name] for name in names]
 
     def enough(self) -> None:
-        """Let whoever is at work leave after this step."""
+        """End all tasks at work after their current step."""
         (self.folder / "enough").touch()
 
     def at_work(self, name: str) -> list[int]:
-        """The processes that have begun, by rank."""
+        """Return the processes that have begun, by rank."""
         return [one["pid"] for one in self.did(name)]
 
     def did(self, name: str) -> list[dict]:
-        """What the ranks that have begun said of themselves, by rank."""
+        """Return the reports of the ranks that have begun, by rank."""
         self.ended |= {step.name: step for step in self.workers.reap()}
         file = self.folder / f"{name}.did"
         did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -330,7 +330,7 @@ def test_a_rank_that_cannot_start_ends_its_group_with_its_output(job, monkeypatc
 
 
 def test_a_rank_that_has_not_begun_survives_the_failed_group(job):
-    """Rank 0 dies before it has said where the others find it."""
+    """Rank 0 is killed before it has sent its address."""
     job.start("first", 1)
     job.end_of("first")
     (idle,) = job.at_work("first")
@@ -453,7 +453,7 @@ def test_a_killed_agent_of_a_member_ends_that_member_alone(members_job):
 
 
 def connect_as(job, step: str, node: str, **facts):
-    """Come as an agent of a step on a node."""
+    """Connect as an agent of a step on a node."""
     address = json.loads((AgentFiles.within(job.folder).address).read_text())
     who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
     return connect(Address(address["host"], address["port"], address["key"]), who, PATIENCE_S)

@@ -111,7 +111,7 @@ SCHEDULERS = {
 
 
 def closing_train_fn(data, model, optimizer, _config):
-    """The loop that LBFGS needs, and all others can do with."""
+    """Training loop with closures, which LBFGS needs and all others accept."""
     for x, y in data:
 
         def loss(x=x, y=y):

@@ -113,7 +113,7 @@ def test_modes_do_not_depend_on_the_umask(folder):
 
 
 class SlowFolder(CheckpointFolder):
-    """Writes as soon as it may."""
+    """Folder that writes when `may_write` is set."""
 
     def __init__(self, path):
         super().__init__(path)

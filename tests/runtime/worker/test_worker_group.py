@@ -33,11 +33,11 @@ class LinkOfTests:
 
 
 def unexpected(_address):
-    raise AssertionError("nobody is waited for")
+    raise AssertionError("no other rank is awaited")
 
 
 class Ranks:
-    """Threads that stand for the ranks of a group, each with what it does in it."""
+    """Threads in place of the ranks of a group, each with a function to run in it."""
 
     def __init__(self, *bodies, interfaces=ANY_INTERFACES):
         self.interfaces = interfaces
@@ -101,7 +101,9 @@ def let_go(group):
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_remaining_ranks_notice_a_lost_rank(gone):
+def test_remaining_ranks_notice_a_lost_rank(monkeypatch, gone):
+    monkeypatch.setattr(group, "BROKEN_S", 60.0)
+
     def left(group):
         broken = group.peer_failed()
         let_go(group)  # as a process does that fails
@@ -146,7 +148,7 @@ def test_ranks_that_do_not_meet_say_so():
 
 
 def met_by_ranks_of_two_hosts(monkeypatch, interfaces):
-    """Form a group of ranks that have different host names; return what each was told, and the address."""
+    """Form a group of ranks that have different host names; return their calls of `meet`, and the address."""
     monkeypatch.setattr(group.socket, "gethostname", lambda: threading.current_thread().name)
     ranks = Ranks(lambda ranks: ranks.leave(), lambda ranks: ranks.leave(), interfaces=interfaces)
     assert ranks.results == {0: None, 1: None}

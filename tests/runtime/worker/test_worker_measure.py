@@ -34,7 +34,7 @@ PAUSE_S = 0.1
 
 
 def measured(folder, framework, pause_s):
-    """Measure a network that rests after each step, in batches that do not divide its 640 samples."""
+    """Measure a network with a pause after each step, in batches that do not divide its 640 samples."""
     member = Member("m", {"pause_s": pause_s}, 96, 5, StopRule(metric="val_accuracy", mode="max"))
     functions = functions_of(framework, "fit_train_fn")
     ensemble = Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES))
@@ -56,14 +56,14 @@ def measured(folder, framework, pause_s):
 @pytest.mark.training
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framework):
-    # In a process of its own: TensorFlow takes no number of threads once it has begun to work.
+    # In a separate process: TensorFlow accepts no number of threads after its first operation.
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         point = process.submit(measured, tmp_path / "profile", framework, PAUSE_S).result()
     assert 0 < point.rate < 96 / PAUSE_S
     assert point.steps * PAUSE_S >= 0.2 * LEAST_S
     assert point.rate_error is not None
     assert point.step_spread is not None
-    # The last batch of an epoch has 64 samples and rests as long as a full one, which adds a third.
+    # The last batch of an epoch has 64 samples and pauses as long as a full one, which adds a third.
     assert point.epoch_s > 0
     assert point.save_s is not None
     assert point.checkpoint_s > 0

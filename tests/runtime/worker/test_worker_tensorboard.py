@@ -50,7 +50,7 @@ def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
 
 @pytest.mark.parametrize("torn", [1, 13, 40, None])
 def test_a_truncated_record_does_not_hide_later_ones(tmp_path, torn):
-    """So many bytes of the last record are on the disk, or it is all zeros, as after a crash of the node."""
+    """Only some bytes of the last record are on disk, or zeros, as after a crash of the node."""
     pytest.importorskip("tensorboard")
     path = board_in(tmp_path / "m")
     board = Board(path, 200)

@@ -32,7 +32,7 @@ class Events(list):
 
 
 class StopAfter(StopSignal):
-    """Stops after a number of looks, one of which is taken before each batch."""
+    """Stop signal that is true after a number of calls; there is one before each batch."""
 
     def __init__(self, looks):
         super().__init__(lambda: None, float("inf"))

@@ -99,7 +99,7 @@ def test_sigterm_does_not_change_the_drivers_reason() -> None:
 
 
 def ended_by(body: Callable[[], object]) -> int:
-    """Run something in a process of its own; return its exit code."""
+    """Run a function in a forked process; return its exit code."""
     if (pid := os.fork()) == 0:
         try:
             body()

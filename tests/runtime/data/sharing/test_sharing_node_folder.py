@@ -33,7 +33,7 @@ def memory(tmp_path, monkeypatch):
 
 @pytest.fixture
 def user(memory):
-    """Start a process that uses a folder until it is told to leave."""
+    """Start a process that uses a folder until it reads a line."""
     started = []
 
     def start(name):

@@ -20,7 +20,7 @@ from hetctl.runtime.data.sharing import ofd_locks as byte_locks
 from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
 from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SLOT_BYTES = 5000
 FORK = multiprocessing.get_context("fork")
 TRACED = {byte_locks.__file__, cursors.__file__, ring.__file__}
@@ -49,7 +49,7 @@ def produce(path, end):
 
 
 def read(path, number, pause_s=0.0, last=ENDLESS):
-    """Read from the first position that is left to the end, or to the last one; return what was seen."""
+    """Read from the first position left to the end, or to the last one; return positions and contents."""
     with Ring(path) as ring:
         position, seen = ring.join(number), []
         while position <= last and (view := ring.take(position, PATIENCE_S)) is not None:
@@ -75,11 +75,11 @@ class Child:
         writer.close()
 
     def result(self):
-        """Return what the function did, or what it has sent."""
-        assert self.says_something(PATIENCE_S), "the child says nothing"
+        """Return the result of the function, or a value that it has sent."""
+        assert self.has_sent(PATIENCE_S), "the child has sent nothing"
         return self._results.recv()
 
-    def says_something(self, timeout_s):
+    def has_sent(self, timeout_s):
         return self._results.poll(timeout_s)
 
     def kill(self):
@@ -93,7 +93,7 @@ def _run(writer, function, arguments):
     writer.send(function(*arguments))
 
 
-def for_ever():
+def sleep_forever():
     time.sleep(3600)
 
 
@@ -189,14 +189,14 @@ def test_bytes_are_read_where_they_were_written(path):
         taken[0] = 1
 
 
-# Readers that come late, go and die
+# Readers that join late, leave or are killed
 
 
 def test_nothing_is_overwritten_before_all_readers_have_joined(path):
     Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
     reading = Child(read, path, 0)
     producing = Child(produce, path, 10)
-    assert not producing.says_something(0.3)
+    assert not producing.has_sent(0.3)
     assert read(path, 1) == stream(0, 10)
     assert reading.result() == stream(0, 10)
     assert producing.result() is None
@@ -260,12 +260,12 @@ def test_a_reader_leaving_during_the_check_is_not_counted_dead(path, monkeypatch
 
 
 def hold(path, number, send):
-    """Take the first position and keep it for ever."""
+    """Take the first position and never release it."""
     reader = Ring(path)
     position = reader.join(number)
     reader.take(position, PATIENCE_S)
     send(position)
-    for_ever()
+    sleep_forever()
 
 
 def test_a_killed_reader_is_dropped_and_may_join_again(path):
@@ -274,7 +274,7 @@ def test_a_killed_reader_is_dropped_and_may_join_again(path):
     reading = Child(read, path, 0)
     producing = Child(produce, path, 12)
     assert stuck.result() == 0
-    assert not producing.says_something(0.2)
+    assert not producing.has_sent(0.2)
     stuck.kill()
     assert reading.result() == stream(0, 12)
     assert producing.result() is None
@@ -307,7 +307,7 @@ def hold_with_child(path, number, send):
     reader.take(reader.join(number), PATIENCE_S)
     if pid := os.fork():
         send(pid)
-    for_ever()
+    sleep_forever()
 
 
 def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
@@ -342,7 +342,7 @@ def test_a_number_is_one_readers_at_a_time(path):
     assert second.join(1) == 0
 
 
-# Producers that die
+# Producers that are killed
 
 
 def claim_some(path, positions, send):
@@ -351,7 +351,7 @@ def claim_some(path, positions, send):
     claims = [ring.claim(PATIENCE_S) for _ in range(positions)]
     ring.buffer(claims[-1])[:50] = 77
     send(claims)
-    for_ever()
+    sleep_forever()
 
 
 def test_a_claim_of_a_dead_producer_passes_to_another(path):
@@ -374,7 +374,7 @@ def test_producers_stay_until_all_is_published(path):
     stuck = Child(claim_some, path, 1)
     assert stuck.result() == [0]
     producing = Child(produce, path, 3)
-    assert not producing.says_something(0.3)
+    assert not producing.has_sent(0.3)
     stuck.kill()
     assert producing.result() is None
     assert read(path, 0) == stream(0, 3)
@@ -383,7 +383,7 @@ def test_producers_stay_until_all_is_published(path):
 def take_the_turn(path, send):
     with Ring(path)._turn(ring._Waiting(path, PATIENCE_S)):
         send("mine")
-        for_ever()
+        sleep_forever()
 
 
 def test_the_lock_of_claims_times_out_and_dies_with_its_holder(path):
@@ -453,7 +453,7 @@ def test_the_stream_ends_where_the_first_of_the_ends_is(path):
 def test_readers_that_wait_hear_of_the_end(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
     reading = Child(read, path, 0)
-    assert not reading.says_something(0.05)
+    assert not reading.has_sent(0.05)
     ours.end(0)
     assert reading.result() == []
 
@@ -509,7 +509,7 @@ def test_a_ring_is_private_and_its_folder_holds_nothing_else(path):
 def create_and_claim(path, shape, send):
     ring = Ring.create(path, shape, PATIENCE_S)
     send(ring.claim(PATIENCE_S))
-    for_ever()
+    sleep_forever()
 
 
 def test_concurrent_creators_get_the_same_ring(path):

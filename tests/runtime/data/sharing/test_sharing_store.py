@@ -47,7 +47,7 @@ def path(tmp_path):
 
 
 def counting(file, pause_s=0.0):
-    """Prepare, and note the number in a file."""
+    """Return a function that prepares a sample and records its number in a file."""
 
     def prepare(number):
         with file.open("a") as notes:
@@ -204,7 +204,7 @@ def test_killed_at_any_moment_the_others_go_on(path):
 
 
 def killed_before_line(path, line):
-    """Fill a new store in a process that dies before its n-th line; return whether it got that far."""
+    """Fill a new store in a process that dies before its n-th line; return true if it was killed."""
     lines = iter(range(1, 10**9))
 
     def of_line(_frame, event, _argument):
