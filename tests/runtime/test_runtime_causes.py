@@ -22,7 +22,7 @@ NODES = ("n1", "n2", "n3")
 SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")
 
 # Starts the command on each node. FAULT requests a failure: "STEP|times|exit code|text" of the whole step,
-# "NODE|seconds|text" of a node, so many seconds after its start.
+# "NODE|file|text" of a node, as soon as there is a file.
 SRUN = """\
 #!{python}
 import os, subprocess, sys, threading, time
@@ -38,8 +38,9 @@ def is_among_the_first(times):
             pass
     return False
 
-def lose(process, seconds, text):
-    time.sleep(seconds)
+def lose(process, file, text):
+    while not Path(file).exists():
+        time.sleep(0.05)
     process.kill()
     print(text, file=sys.stderr, flush=True)
 
@@ -52,7 +53,7 @@ if where == "STEP" and is_among_the_first(int(fault[0])):
     sys.exit(int(fault[1]))
 running = {{node: subprocess.Popen(command, env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes}}
 if where in running:
-    threading.Thread(target=lose, args=(running[where], float(fault[0]), fault[1]), daemon=True).start()
+    threading.Thread(target=lose, args=(running[where], fault[0], fault[1]), daemon=True).start()
 sys.exit(max(process.wait() for process in running.values()))
 """
 
@@ -89,7 +90,12 @@ def test_a_job_continues_without_a_failed_node_and_no_fault(tmp_path, planner):
     options = {"plan_seconds": 0.2}
     members = {n: {"epochs": 60} for n in "abcd"}
     job = SlurmJob(tmp_path, members, retries=0, planner=planner, options=options)
-    job.drive(fault="n2|4|srun: error: Node failure on n2")
+    fault = tmp_path / "fault"
+    process = job.start(fault=f"n2|{fault}|srun: error: Node failure on n2")
+    wait_for(lambda: any(job.trained(name) and "n2" in job.nodes_of(name) for name in members))
+    fault.touch()
+    process.communicate(timeout=120)
+    job.leaves_nothing_behind()
     assert job.reason == "finished"
     failed = job.events("node_failed")
     assert {(event.data["job"], *event.data["nodes"]) for event in failed} <= {(0, "n2")}
