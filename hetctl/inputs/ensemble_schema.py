@@ -66,7 +66,7 @@ class StopModel(Strict):
         description="Number of epochs without an improvement of more than min_delta after which it stops.",
     )
     min_delta: float = Field(
-        default=0.0, ge=0, description="Smallest change of the metric that counts as an improvement."
+        default=0.0, ge=0, description="Change of the metric that an improvement must exceed."
     )
     target: float | None = Field(default=None, description="Value of the metric at which training stops.")
     max_epochs: int = Field(default=100, ge=1, description="Maximum number of epochs.")
