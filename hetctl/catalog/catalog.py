@@ -29,9 +29,9 @@ from hetctl.catalog.ingest import (
     Row,
     allocation_rows,
     checkpoint_rows,
+    concerns_round,
     epoch_rows,
     round_rows,
-    tells_of_round,
 )
 from hetctl.catalog.schema import (
     ALLOCATIONS,
@@ -405,8 +405,8 @@ def _has_run(connection: Connection, run: str) -> bool:
 def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[Event]:
     rows = connection.execute(select(EVENTS.c.source, EVENTS.c.seq).filter_by(**key))
     seen = {(source, seq) for source, seq in rows}
-    told = {(event.source, event.seq): event for event in events}
-    return [event for identity, event in told.items() if identity not in seen]
+    by_identity = {(event.source, event.seq): event for event in events}
+    return [event for identity, event in by_identity.items() if identity not in seen]
 
 
 def _earliest_report() -> sqlite.Insert:
@@ -419,11 +419,11 @@ def _earliest_report() -> sqlite.Insert:
 
 def _save_rounds(connection: Connection, key: Row, fresh: Iterable[Event]) -> None:
     """Recompute the rows of rounds from all stored events, starting at the first round with new events."""
-    first = min((event.round for event in fresh if tells_of_round(event)), default=None)
+    first = min((event.round for event in fresh if concerns_round(event)), default=None)
     if first is None:
         return
-    told = select(EVENTS).filter_by(**key, source=DRIVER).where(EVENTS.c.round >= first)
-    rows = connection.execute(told.order_by(EVENTS.c.seq)).mappings()
+    stored = select(EVENTS).filter_by(**key, source=DRIVER).where(EVENTS.c.round >= first)
+    rows = connection.execute(stored.order_by(EVENTS.c.seq)).mappings()
     driver = [decode(Event, dict(row)) for row in rows]
     _insert(connection, _upsert(ROUNDS), [{**key, **row} for row in round_rows(driver)])
     connection.execute(delete(ALLOCATIONS).filter_by(**key).where(ALLOCATIONS.c.round >= first))

@@ -209,7 +209,7 @@ def _is_current(engine: Engine, path: Path) -> bool:
     if stored > REVISION:
         raise BadInputError(
             f"the catalog {path} was written by a newer hetctl "
-            f"(schema {stored}; this one knows up to {REVISION})",
+            f"(schema {stored}; this one supports up to {REVISION})",
             "upgrade hetctl",
         )
     return stored == REVISION

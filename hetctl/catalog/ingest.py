@@ -37,7 +37,7 @@ OF_ALLOCATION: dict[str, Callable[[Event], Row]] = {
 }
 
 
-def tells_of_round(event: Event) -> bool:
+def concerns_round(event: Event) -> bool:
     """Return true if an event changes the row of a round or of one of its allocations."""
     return event.source == DRIVER and (event.kind in OF_ROUND or event.kind in OF_ALLOCATION)
 
@@ -46,7 +46,7 @@ def round_rows(driver: Iterable[Event]) -> list[Row]:
     """Fold the drivers' events, in order, into one row per round."""
     empty = dict.fromkeys(ROUND_COLUMNS)
     rows: dict[int, Row] = {}
-    for event in filter(tells_of_round, driver):
+    for event in filter(concerns_round, driver):
         row = rows.setdefault(event.round, {"round": event.round, **empty})
         if event.kind in OF_ROUND:
             row.update(OF_ROUND[event.kind](event))

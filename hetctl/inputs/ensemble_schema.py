@@ -109,7 +109,7 @@ class Settings(Strict):
 
 
 def _without_inherited_defaults(schema: dict[str, Any]) -> None:
-    """Drop defaults that the schema cannot know: a member's default is the ensemble's value."""
+    """Drop defaults: a member's default is the value of its ensemble, which the schema does not contain."""
     for name in Settings.model_fields:
         schema["properties"][name].pop("default", None)
 

@@ -98,8 +98,8 @@ def _caps(rows: list[CsvRow]) -> Iterable[Problem]:
     for row in rows:
         if _cap(row) != cap:
             rule = f"max_batch: must be the same in all rows of worker '{row.cells['worker']}'"
-            said = f"{_said(row)} here and {_said(first)} in line {first.place.line}"
-            yield row.place, f"{rule}, got {said}"
+            got = f"{_cap_text(row)} here and {_cap_text(first)} in line {first.place.line}"
+            yield row.place, f"{rule}, got {got}"
         elif cap is not None and _batch(row) > cap:
             yield row.place, f"batch: {_batch(row)} is above the worker's max_batch of {cap}"
 
@@ -113,5 +113,5 @@ def _cap(row: CsvRow) -> int | None:
     return int(cap) if cap else None
 
 
-def _said(row: CsvRow) -> str:
+def _cap_text(row: CsvRow) -> str:
     return row.cells["max_batch"] or "none"

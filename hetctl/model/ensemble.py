@@ -67,7 +67,7 @@ class StopRule:
     def still_converged(self, reason: str, history: tuple[float, ...]) -> str | None:
         """Return why a member that had converged under an earlier rule still counts as converged, or None.
 
-        Only a limit that was raised since lets a member go on; any other reason stays valid.
+        A limit that was raised since is no longer a reason; any other reason stays valid.
 
         Parameters
         ----------

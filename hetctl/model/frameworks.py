@@ -45,4 +45,4 @@ PYTORCH = FrameworkEntry(
     preloaded=("torch._dynamo",),
 )
 FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
-"""Frameworks by name, in the order in which a job that is free to choose looks for them."""
+"""Frameworks by name, in order of preference where a job may choose."""

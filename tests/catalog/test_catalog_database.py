@@ -105,7 +105,7 @@ def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(BadInputError) as caught:
         Catalog.open(path)
-    assert f"newer hetctl (schema 0099; this one knows up to {REVISION})" in caught.value.message
+    assert f"newer hetctl (schema 0099; this one supports up to {REVISION})" in caught.value.message
     assert caught.value.hint == "upgrade hetctl"
     assert path.read_bytes() == before
 

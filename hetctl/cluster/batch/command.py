@@ -36,7 +36,7 @@ class Answer:
     def last_words(self) -> str:
         """Last part of its error output."""
         lines = (self.stderr or self.stdout).strip().splitlines()
-        return " / ".join(lines[-3:]) or "it said nothing"
+        return " / ".join(lines[-3:]) or "no output"
 
 
 class NoAnswerError(BatchSystemError):

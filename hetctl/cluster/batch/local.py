@@ -55,8 +55,8 @@ class LocalBatch:
         if not request.script.is_file():
             raise BatchSystemError(f"cannot start {request.script}: there is no such file")
         log = request.script.with_suffix(".log")
-        wants = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
-        self._start(request.name, request.script, wants, log)
+        options = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
+        self._start(request.name, request.script, options, log)
         return request.name
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
@@ -100,10 +100,10 @@ class LocalBatch:
         write_call(call.folder, call.function, argument, job, call.wall_s)
         script = call.folder / f"{job}.sh"
         write_private(script, _function_script(call.folder, job))
-        wants = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
-        self._start(job, script, wants, call.folder / f"{job}_0_log.out")
+        options = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
+        self._start(job, script, options, call.folder / f"{job}_0_log.out")
 
-    def _start(self, job: str, script: Path, wants: Sequence[str], log: Path) -> None:
+    def _start(self, job: str, script: Path, options: Sequence[str], log: Path) -> None:
         make_private_folder(self._folder)
         _make_lock_folder()
         command = [
@@ -118,7 +118,7 @@ class LocalBatch:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as output:
                 supervisor = subprocess.Popen(
-                    [*command, *wants],
+                    [*command, *options],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -196,7 +196,7 @@ def _state_alive(claimed: Claim) -> JobStatus:
 
 
 def _end(claimed: Claim) -> None:
-    """End a job by its supervisor; if the supervisor is gone, directly."""
+    """End a job by its supervisor; if the supervisor has ended, directly."""
     with contextlib.suppress(ProcessLookupError):
         if claimed.supervisor.alive:
             os.kill(claimed.supervisor.pid, signal.SIGTERM)

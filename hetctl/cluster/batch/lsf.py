@@ -99,8 +99,8 @@ class LsfBatch:
         if not ids:
             return
         answer = run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
-        said = f"{answer.stdout}\n{answer.stderr}".splitlines()
-        if answer.code != 0 and [line for line in said if line.strip() and not _has(line, OVER_ALREADY)]:
+        lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
+        if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")
 
 

@@ -68,9 +68,9 @@ def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -
     host : str
         Name of the agent's machine, with or without a domain.
     """
-    said = [*(environ[name] for name in NODE_VARIABLES if name in environ), host]
+    names = [*(environ[variable] for variable in NODE_VARIABLES if variable in environ), host]
     short = {node.partition(".")[0]: node for node in nodes}
-    for name in said:
+    for name in names:
         if name in nodes:
             return name
         if found := short.get(name.partition(".")[0]):

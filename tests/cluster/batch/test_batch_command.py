@@ -94,7 +94,7 @@ def test_the_last_words_of_a_failing_order_are_quoted():
 
 
 def test_an_order_that_fails_without_a_word():
-    with pytest.raises(BatchSystemError, match=r"failed \(1\): it said nothing"):
+    with pytest.raises(BatchSystemError, match=r"failed \(1\): no output"):
         process.check_output(["false"])
 
 
