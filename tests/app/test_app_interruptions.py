@@ -31,7 +31,7 @@ def test_a_signal_is_kept_until_it_is_heeded(number):
         interruptions.check()  # only once
 
 
-def test_a_signal_within_is_raised_at_once_and_the_next_one_is_kept():
+def test_a_heeded_signal_is_raised_and_the_next_one_is_kept():
     with Interruptions() as interruptions:
         with pytest.raises(Interruption), interruptions.heeded():
             send_both()
@@ -40,7 +40,7 @@ def test_a_signal_within_is_raised_at_once_and_the_next_one_is_kept():
         assert raised.value.number == signal.SIGINT
 
 
-def test_a_signal_that_is_ignored_stays_ignored_and_all_handlers_come_back():
+def test_ignored_signals_stay_ignored_and_handlers_come_back():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     before = [signal.getsignal(number) for number in HEEDED]
     try:

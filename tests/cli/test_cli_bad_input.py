@@ -259,7 +259,7 @@ def test_a_folder_that_holds_an_example_already_is_left_alone(project):
     assert (project.path / "digits.py").read_text() == "mine"
 
 
-def test_a_report_that_cannot_be_written_or_a_member_module_that_is_broken(project):
+def test_an_unwritable_report_or_a_broken_module_is_bad_input(project):
     (project.path / "nets.py").write_text("def input_fn(:\n")
     refused(project, 2, "bad-input", "profile", "--site", "local")
 

@@ -78,7 +78,7 @@ def test_looking_writes_nothing(project, arguments):
     assert project.tree() == before
 
 
-def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
+def test_a_dry_run_prints_the_script_and_the_submit_command(project):
     done = project.here("submit", "--dry-run", **LOCAL)
     assert done.stdout.startswith("#!/bin/bash\n")
     assert "hetctl.runtime.driver" in done.stdout
@@ -93,7 +93,7 @@ def test_a_dry_run_prints_the_script_that_would_run_and_the_command(project):
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
-def test_a_dry_run_shows_the_step_of_each_member_of_the_first_round(project):
+def test_a_dry_run_shows_each_member_s_step_of_the_first_round(project):
     members = {"HETCTL_LAUNCH": "members", **LOCAL}
     shown = project.here("submit", "--dry-run", "--planner", "independent", "--json", **members).json
     placed = [part.split(" on ")[0] for line in shown["packing"] for part in line.split(": ")[1].split("; ")]
@@ -154,7 +154,7 @@ def test_a_flag_comes_before_its_variable(project, flags, environment, gpus):
     assert project.here("plan", "--json", *flags, **LOCAL, **environment).json["gpus"] == gpus
 
 
-def test_the_site_and_the_time_come_from_the_environment_unless_a_flag_is_given(tmp_path):
+def test_a_flag_takes_precedence_over_its_environment_variable(tmp_path):
     project = new_project(tmp_path / "project")
     environment = {"HETCTL_SITE": "slurm", "HETCTL_TIME": "1h"}
     from_environment = project.here("render", **environment).stdout
@@ -241,7 +241,7 @@ def test_the_help_of_an_option_opens_with_no_question(option):
     assert first[0].isupper() or first.startswith("--")
 
 
-def test_json_has_the_reason_of_a_job_a_plan_and_a_mode_under_one_key():
+def test_json_has_the_reasons_of_jobs_plans_and_modes_as_reason():
     job = Job(0, "hetctl-x", "7", JobState.PENDING, 1, 60, 0.0, detail="Priority")
     plan = Plan("fluid", "makespan", 4, 4, 9.0, 9.0, 1.0, (), why="it is the best", choices=(CHOICE,))
     shown = fields_of({"jobs": [job], "plan": plan})

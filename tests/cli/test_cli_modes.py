@@ -115,14 +115,14 @@ def test_phases_follow_one_another_and_have_their_prices(tmp_path):
     assert plan["ratio"] == pytest.approx(plan["predicted_makespan_s"] / plan["lower_bound_s"])
 
 
-def test_few_configurations_and_data_that_is_not_partitioned_are_data_parallel(tmp_path):
+def test_few_members_or_unpartitioned_data_are_data_parallel(tmp_path):
     for folder, count, keys in ((tmp_path / "few", 4, "partitions: 4\n"), (tmp_path / "whole", 6, "")):
         plan = Mini(folder, small(count), keys).auto()
         assert set(modes(plan).values()) == {"data-parallel"}
         assert {a["member"] for one in plan["rounds"] for a in one["allocations"]} == set(modes(plan))
 
 
-def test_a_group_on_several_types_has_balanced_batches_of_the_same_total(tmp_path):
+def test_a_group_on_several_gpu_types_has_balanced_batches(tmp_path):
     plan = Mini(tmp_path, small(1), scaling=1.0).auto()
     (phase,) = plan["phases"]
     assert phase["mode"] == "balanced"
@@ -187,7 +187,7 @@ def test_a_network_larger_than_all_gpus_is_refused(tmp_path):
     assert "giant.csv: giant: a virtual worker of 8 GPUs" in done.stderr or "has no room" in done.stderr
 
 
-def test_a_measured_network_that_outgrows_the_gpus_wants_a_layer_profile(tmp_path):
+def test_a_network_larger_than_the_gpus_needs_a_layer_profile(tmp_path):
     mini = Mini(tmp_path, small(2), site=SITE.replace("16GB", "1GB"))
     with Catalog.open(mini.project.home.catalog) as catalog:
         catalog.save_points("trio", "mini", large(catalog.points("trio", "mini"), "m1"))

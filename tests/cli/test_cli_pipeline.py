@@ -75,7 +75,7 @@ def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
     assert all(0 < s["busy_fraction"] <= 1 for w in result["virtual_workers"] for s in w["stages"])
 
 
-def test_one_in_flight_is_slower_and_minibatches_are_completed_as_asked(folder):
+def test_one_in_flight_is_slower_and_completes_all_minibatches(folder):
     one = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "1", "--minibatches", "7")
     more = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "3")
     assert (one["in_flight"], more["in_flight"]) == (1, 3)
@@ -106,7 +106,7 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     assert simulated["throughput"] == pytest.approx(planned["throughput"], rel=0.05)
 
 
-def test_local_placement_sends_no_weights_over_the_network_with_equal_distribution(folder):
+def test_local_placement_with_policy_ed_sends_no_weights(folder):
     found = {
         placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", placement)
         for placement in ("round-robin", "local")

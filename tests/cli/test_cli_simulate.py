@@ -236,7 +236,7 @@ def test_a_limit_too_short_for_an_epoch_is_infeasible(tmp_path):
     assert "round limit" in refused(project, *arguments, code=3)
 
 
-def test_the_project_s_own_ensemble_is_simulated_on_what_was_measured(profiled):
+def test_the_project_s_ensemble_is_simulated_on_its_profile(profiled):
     result = simulated(profiled, "--gpus", "2")
     assert (result["ensemble"], result["site"], result["gpus_per_node"]) == ("trio", "local", 2)
     assert result["makespan_s"] == pytest.approx(6)

@@ -129,13 +129,13 @@ def table_of(heading):
     return [line for line in section[1].splitlines() if line.startswith("| ")][1:]
 
 
-def test_the_documented_transitions_of_a_run_are_those_of_the_code():
+def test_documented_transitions_of_runs_are_those_of_the_code():
     assert table_of("Transitions of a run") == [
         f"| {names(rule.before)} | {rule.reason.value} | {names([rule.after])} |" for rule in RUN_TRANSITIONS
     ]
 
 
-def test_the_documented_transitions_of_a_job_are_those_of_the_code():
+def test_documented_transitions_of_jobs_are_those_of_the_code():
     assert table_of("Transitions of a job") == [
         f"| {names(rule.before)} | {rule.reason} | {names([rule.after])} |" for rule in JOB_TRANSITIONS
     ]

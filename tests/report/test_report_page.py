@@ -97,7 +97,7 @@ def test_the_page_needs_no_network_and_no_script(make_run: MakeRun) -> None:
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
-def test_the_same_status_gives_the_same_page_and_leaves_matplotlib_alone(make_run: MakeRun) -> None:
+def test_equal_statuses_give_equal_pages_and_keep_matplotlib(make_run: MakeRun) -> None:
     before = dict(matplotlib.rcParams)
     assert render_page(make_run()) == render_page(make_run())
     assert dict(matplotlib.rcParams) == before
@@ -187,7 +187,7 @@ def test_page_says_what_the_baseline_would_have_taken(make_run: MakeRun) -> None
     assert not any("Simulated" in text for text in Outline(render_page(make_run())).texts["p"])
 
 
-def test_page_shows_profiled_and_seen_rates_and_warns_of_a_plan_that_was_off(make_run: MakeRun) -> None:
+def test_the_page_shows_both_rates_and_warns_of_a_wrong_plan(make_run: MakeRun) -> None:
     run = make_run()
     off = replace(run.members[0], rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),))
     warning = "the plan's rates were off by more than 20%"

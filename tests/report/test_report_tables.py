@@ -51,7 +51,7 @@ def test_status_says_gpus_where_the_site_has_gpus(make_run: MakeRun) -> None:
     assert "slot" not in text
 
 
-def test_a_failed_member_shows_its_cause_and_log_without_escapes_or_markup(make_run: MakeRun) -> None:
+def test_a_failed_member_shows_its_reason_and_log_without_markup(make_run: MakeRun) -> None:
     run = make_run()
     log = ("\x1b[31mTraceback\x1b[0m", "[bold]OOM[/bold]")
     failed = replace(run.members[0], state="failed", reason="exit code 137 [red]", log_tail=log)
@@ -167,7 +167,7 @@ def test_profile_names_points_whose_steps_were_not_steady() -> None:
     assert "steps that took far too long and do not count: cnn on 1: 12 s" in lines
 
 
-def test_a_fresh_profile_has_no_footnote_and_wide_ones_continue_below() -> None:
+def test_a_fresh_profile_has_no_footnote_and_a_wide_one_wraps() -> None:
     points = [a_point("cnn-residual", gpus, 20_000) for gpus in range(1, 17)]
     lines = show(profile_table(points, set(), []))
     assert not any("stale" in line for line in lines)

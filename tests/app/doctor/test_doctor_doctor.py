@@ -41,7 +41,7 @@ def test_the_tables_hold_every_batch_system_and_launcher():
     assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
 
 
-def test_commands_that_are_missing_are_the_batch_systems_business():
+def test_missing_commands_are_blamed_on_the_batch_system():
     there = {"sbatch", "squeue", "scancel", "scontrol", "srun", "sacctmgr"}
     found = list(command_findings(SITE, lambda name: f"/usr/bin/{name}" if name in there else None))
     assert [(one.check, one.outcome) for one in found] == [
@@ -237,7 +237,7 @@ def test_links_that_are_used_are_well(ranks):
         ),
     ],
 )
-def test_gpus_that_do_not_exchange_directly_are_named_with_what_to_check(speeds, ranks, found):
+def test_gpus_without_a_direct_link_are_named_with_a_fix(speeds, ranks, found):
     _, (check, outcome, words, fix) = judged(speeds, ranks)
     assert (check, outcome, words) == ("GPU links", WARNING, found)
     assert all(name in fix for name in ("--gpu-bind", "CUDA_VISIBLE_DEVICES", "NCCL_P2P_DISABLE"))
@@ -256,7 +256,7 @@ def test_slow_links_are_not_blamed_on_what_is_not_known(speeds, ranks):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_gpus_that_exchange_by_gloo_are_a_warning_and_slots_that_do_are_not(framework):
+def test_gloo_is_a_warning_between_gpus_and_fine_between_slots(framework):
     speeds = (speed(0.91, "n1", backend="gloo", framework=framework),)
     _, (check, outcome, found, fix) = judged(speeds, [])
     assert (check, outcome, fix) == ("GPU links", WARNING, FRAMEWORKS[framework].nccl_fix)
@@ -265,7 +265,7 @@ def test_gpus_that_exchange_by_gloo_are_a_warning_and_slots_that_do_are_not(fram
 
 
 @pytest.mark.parametrize(("code", "ending"), [(None, "hung"), (1, "ended with exit code 1")])
-def test_a_group_that_does_not_come_about_is_a_failure_in_its_own_words(code, ending):
+def test_a_group_that_does_not_form_fails_with_its_own_message(code, ending):
     end = replace(MEASURED, groups=(MEASURED.groups[0], GroupEnd("all-reduce-n2", ("n2",), code)))
     ((check, outcome, found, fix),) = judged(FAST[:1], times(), end)
     assert (check, outcome) == ("all-reduce", FAILED)

@@ -120,7 +120,7 @@ def on_terminal(project):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_job_whose_command_is_told_to_end_is_followed_by_the_next_one(project, number):
+def test_the_next_command_follows_the_job_of_a_signalled_one(project, number):
     process = project.start("profile")
     wait_for_a_point(project)
     process.send_signal(number)
@@ -166,14 +166,14 @@ def test_the_two_of_one_project_do_not_run_at_once(project):
     assert len(local_jobs(project)) == 1
 
 
-def test_what_was_forced_is_not_doubled_and_counts_as_measured_anew(project):
+def test_a_forced_point_is_not_doubled_and_counts_as_measured(project):
     leave_measuring(project)
     again = profile_again(project, "--force")
     assert (again.code, again.json["measured"], again.json["known"]) == (0, 2, 0)
     assert measurings(project) == ["quick-1", "slow-1"]
 
 
-def test_only_what_the_job_does_not_measure_is_submitted_and_no_failure_is_tried_twice(project):
+def test_only_missing_points_are_submitted_failed_ones_not_again(project):
     members(project, bad=(1, "{fail: true}"), quick=(1, "{}"), slow=(1, gated(project)))
     process = project.start("profile")
     wait_for_a_point(project)
@@ -264,7 +264,7 @@ def test_under_nohup_a_lost_terminal_ends_nothing(project):
     assert measurings(project) == ["quick-1", "slow-1"]
 
 
-def test_show_tells_how_far_the_job_is_while_the_command_follows_it(project):
+def test_show_has_the_progress_of_a_job_that_is_followed(project):
     process = project.start("profile")
     wait_for_a_point(project)
     before = {path: path.stat().st_mtime_ns for path in project.home.path.glob("*.db")}

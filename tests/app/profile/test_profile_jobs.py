@@ -130,7 +130,7 @@ def test_a_refused_submission_is_not_looked_for(profiles, ensemble):
     assert (open_groups(profiles), unread_folders(profiles)) == ([], [])
 
 
-def test_jobs_are_found_by_name_and_get_the_call_that_the_crash_kept_from_them(profiles, ensemble, catalog):
+def test_jobs_found_by_name_after_a_crash_get_their_call(profiles, ensemble, catalog):
     group = cut_short(profiles, ensemble)
     (found,) = look(Batch(found=[("", ""), ("7_0", "7_1")]), catalog, profiles)
     assert found.record.name == group.record.name
@@ -139,9 +139,7 @@ def test_jobs_are_found_by_name_and_get_the_call_that_the_crash_kept_from_them(p
 
 
 @pytest.mark.parametrize("found", [("", ""), ("7_0", "")])
-def test_a_job_that_is_not_there_has_nothing_to_measure_should_it_come_late(
-    profiles, ensemble, catalog, found
-):
+def test_a_missing_job_has_nothing_to_measure_if_it_comes_late(profiles, ensemble, catalog, found):
     group = cut_short(profiles, ensemble)
     groups = look(Batch(found=[found, found]), catalog, profiles)
     assert [job for group in groups for job in group.ids] == [job for job in found if job]
@@ -149,7 +147,7 @@ def test_a_job_that_is_not_there_has_nothing_to_measure_should_it_come_late(
     assert bool(open_groups(profiles)) == any(found)
 
 
-def test_a_crash_before_the_measurements_were_written_leaves_nothing(profiles, ensemble, catalog):
+def test_a_crash_before_the_measurements_file_leaves_nothing(profiles, ensemble, catalog):
     group = cut_short(profiles, ensemble)
     for folder in group.folders:
         measurements_file(folder).unlink()
@@ -159,7 +157,7 @@ def test_a_crash_before_the_measurements_were_written_leaves_nothing(profiles, e
 
 
 @pytest.mark.parametrize(("started", "patience"), [(False, START_PATIENCE_S), (True, 600)])
-def test_a_job_that_the_batch_system_forgot_is_waited_for_no_longer_than_it_could_live(
+def test_a_forgotten_job_is_followed_until_its_limit_at_most(
     profiles, ensemble, monkeypatch, started, patience
 ):
     job = submit(Batch(), profiles, request(ensemble)).jobs[0]

@@ -69,7 +69,7 @@ def test_old_points_are_warned_of(project: Project) -> None:
     assert warning.startswith("the profile of a is older than 90 days")
 
 
-def test_points_of_a_member_as_it_was_before_an_edit_do_not_count(project: Project) -> None:
+def test_points_from_before_an_edit_of_the_member_do_not_count(project: Project) -> None:
     edited = replace(A, config={"units": 9})
     ensemble = replace(ENSEMBLE, members=(edited, B))
     keep(project, point(A), point(B))
@@ -111,7 +111,7 @@ def test_rates_that_runs_have_seen_since_the_profile_are_known(project: Project)
     assert (b.seen_rates, b.seen_overhead_s) == ({}, None)
 
 
-def test_a_point_that_is_measured_anew_counts_more_than_what_was_seen_before(project: Project) -> None:
+def test_a_newer_point_counts_more_than_earlier_seen_rates(project: Project) -> None:
     keep(project, point(A, measured_at=1000.0))
     with Catalog.open(project.home.catalog) as catalog:
         trained(catalog, "run", SITE, A, 80.0, at=1100.0)

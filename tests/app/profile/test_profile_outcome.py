@@ -66,7 +66,7 @@ def show(project):
     return project.here("profile", "show", "--json").json
 
 
-def test_points_on_the_disk_are_shown_with_those_of_the_catalog_and_the_newest_counts(project):
+def test_the_newest_point_of_disk_and_catalog_is_shown(project):
     leave_job(project, point(project, 1, OLD - 1, 1.0), point(project, 2, OLD, 20.0), cores=(2,), ids=("x",))
     before = project.tree()
     shown = show(project)
@@ -76,7 +76,7 @@ def test_points_on_the_disk_are_shown_with_those_of_the_catalog_and_the_newest_c
     assert project.tree() == before
 
 
-def test_points_of_a_newer_version_of_the_member_stand_beside_the_older_ones(project):
+def test_points_of_an_edited_member_stand_beside_the_older_ones(project):
     other = replace(point(project, 1, OLD + 1, 30.0), fingerprint="other")
     leave_job(project, other, ids=("x",))
     assert [p["rate"] for p in show(project)["points"]] == [10.0, 30.0]
@@ -103,7 +103,7 @@ def test_a_batch_system_that_does_not_answer_is_no_failure(project, monkeypatch)
     assert "job 4711 (unknown: squeue failed (1): Unable to contact slurm controller)" in text
 
 
-def test_jobs_that_are_over_and_those_of_other_sites_are_not_under_way(project):
+def test_ended_jobs_and_those_of_other_sites_are_not_under_way(project):
     leave_job(project, name="u-0", ids=("x",), over=True)
     leave_job(project, name="v-0", ids=("x",), site="elsewhere")
     assert show(project)["under_way"] == []

@@ -31,7 +31,7 @@ def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
     assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
 
 
-def test_points_are_spread_over_several_jobs_that_take_turns_on_one_machine(project):
+def test_jobs_of_spread_points_take_turns_on_one_machine(project):
     members(project, a=(2, "{}"), b=(2, "{}"), c=(2, "{}"))
     done = project.hetctl("profile", "--jobs", "2", "--json")
     assert (done.code, done.json["measured"]) == (0, 6)
@@ -59,7 +59,7 @@ def test_more_jobs_than_the_site_lets_a_user_queue_are_refused(project):
     assert not project.home.path.exists()
 
 
-def test_what_is_measured_is_not_measured_again_unless_it_changed(project):
+def test_known_points_are_measured_again_only_when_changed(project):
     members(project, a=(1, "{}"), b=(1, "{}"))
     project.hetctl("profile")
     again = project.hetctl("profile", "--json")
@@ -70,7 +70,7 @@ def test_what_is_measured_is_not_measured_again_unless_it_changed(project):
     assert project.hetctl("profile", "--force", "--json").json["measured"] == 2
 
 
-def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(project):
+def test_a_failing_member_stops_no_other_and_shows_its_log(project):
     members(project, bad=(1, "{fail: true}"), good=(1, "{}"))
     done = project.hetctl("profile", "--json")
     assert (done.code, done.error["kind"]) == (5, "members-failed")
@@ -85,7 +85,7 @@ def test_a_member_that_fails_stops_nobody_and_is_shown_with_the_end_of_its_log(p
     assert "1 points could not be measured (bad)" in for_people.stderr
 
 
-def test_what_fails_when_measured_again_is_reported_although_it_was_known(project):
+def test_a_known_point_that_fails_when_forced_is_reported(project):
     members(project, bad=(1, "{fail: true}"))
     (member,) = read_ensemble(project.path / "ensemble.yaml").members
     machine = Hardware("cpu", "none", "none")
@@ -98,7 +98,7 @@ def test_what_fails_when_measured_again_is_reported_although_it_was_known(projec
     assert measured(project) == [("bad", 1)]
 
 
-def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
+def test_ctrl_c_keeps_measured_points_and_ends_all_processes(project):
     members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
     process = project.start("profile")
     wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
@@ -110,7 +110,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(project):
     wait_for(lambda: not alive(str(project.path)), seconds=10)
 
 
-def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
+def test_the_next_command_finds_the_points_of_a_killed_one(project):
     members(project, quick=(1, "{}"), other=(1, "{measure_s: 3}"))
     process = project.start("profile")
     wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
@@ -123,7 +123,7 @@ def test_points_of_a_command_that_was_killed_are_found_by_the_next_one(project):
     assert measured(project) == [("other", 1), ("quick", 1)]
 
 
-def test_ctrl_c_on_a_terminal_reaches_all_processes_and_still_no_traceback_is_shown(project):
+def test_ctrl_c_to_all_processes_of_a_terminal_has_no_traceback(project):
     members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
     process = project.start("profile", prefix=("setsid",))
     wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])

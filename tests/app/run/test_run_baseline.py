@@ -43,7 +43,7 @@ def done(name: str, count: int, rate: float) -> Progress:
 FINISHED = {"a": done("a", 4, 200.0), "b": done("b", 2, 100.0), "c": done("c", 3, 50.0)}
 
 
-def test_baseline_trains_the_epochs_that_were_trained_at_the_rates_that_were_seen() -> None:
+def test_the_baseline_trains_the_same_epochs_at_the_seen_rates() -> None:
     """On two slots: c takes 60 s on one, and a and b 20 s each on the other."""
     found = comparison_of(SPEC, FINISHED, [])
     assert found is not None
@@ -52,7 +52,7 @@ def test_baseline_trains_the_epochs_that_were_trained_at_the_rates_that_were_see
     assert found.simulated_s <= found.baseline_s
 
 
-def test_both_simulations_have_the_time_that_the_first_rank_took_to_start() -> None:
+def test_both_simulations_include_the_start_of_the_first_rank() -> None:
     plain = comparison_of(SPEC, FINISHED, [])
     late = comparison_of(SPEC, FINISHED, [Event("a", 0, "first_step", 5.0, {"startup_s": 8.0})])
     assert plain is not None
@@ -73,7 +73,7 @@ def test_run_that_is_not_finished_is_compared_with_nothing(left: dict[str, str |
     assert comparison_of(SPEC, {**FINISHED, "a": replace(FINISHED["a"], **left)}, []) is None
 
 
-def test_rates_are_those_of_the_profile_of_the_plan_and_of_the_last_epochs() -> None:
+def test_rates_are_profiled_planned_and_of_the_last_epochs() -> None:
     profile = replace(PROFILES[0], seen_rates={"": {1: 90.0}})
     progress = Progress("a", (*epochs(2, 70.0), *epochs(2, 130.0, gpus=2)))
     assert rates_of(MEMBERS[0], profile, progress, SITE) == (

@@ -162,7 +162,7 @@ def test_everything_is_refused_at_once():
     assert error.hint.startswith("leave the options out and undo the edits, or")
 
 
-def test_what_is_the_same_of_many_is_said_once_and_the_rest_is_counted():
+def test_equal_changes_of_many_members_are_one_line_with_a_count():
     members = tuple(replace(m, name=f"m{i}", seed=i) for i, m in enumerate(MEMBERS * 10))
     spec = replace(SPEC, ensemble=replace(ENSEMBLE, members=members))
     edited = tuple(replace(m, seed=m.seed + 1, batch_size=64) for m in members)

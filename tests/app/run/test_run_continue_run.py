@@ -242,7 +242,7 @@ def test_edits_of_members_are_refused(project, old, new, said):
     assert (new_run.code, new_run.json["run"]) == (0, "trio-002")
 
 
-def test_edits_of_the_site_that_a_run_keeps_are_refused_beside_all_others(project):
+def test_edits_of_kept_site_keys_are_refused_beside_all_others(project):
     edit_site(project, "gpus_per_node: 2", "gpus_per_node: 4")
     edit(project, "ensemble.yaml", "name: b, config: {}", "name: b, config: {lr: 0.1}")
     lines = refused(project, 2, "--planner", "optimus")["message"].splitlines()
@@ -253,7 +253,7 @@ def test_edits_of_the_site_that_a_run_keeps_are_refused_beside_all_others(projec
     ]
 
 
-def test_a_template_that_cannot_be_rendered_is_refused_before_anything_is_written(project):
+def test_a_broken_template_is_refused_before_anything_is_written(project):
     edit_site(project, "queue: short", "template: none.sh.j2\nqueue: short")
     assert "none.sh.j2" in refused(project, 2)["message"]
 
@@ -313,7 +313,7 @@ def in_doubt(project):
     return project
 
 
-def test_a_job_that_was_never_submitted_is_submitted_with_the_changes(in_doubt, slurm):
+def test_a_job_in_doubt_is_submitted_with_the_changes_if_lost(in_doubt, slurm):
     assert changed(in_doubt, "--gpus", "2", "--account", "ml-43") == [
         "gpus: 2 (was 4)",
         "account: ml-43 (was ml-42)",
@@ -385,7 +385,7 @@ members:
 """
 
 
-def test_a_member_that_ended_by_its_limit_goes_on_when_it_is_raised(tmp_path, monkeypatch):
+def test_a_member_at_its_epoch_limit_continues_when_it_is_raised(tmp_path, monkeypatch):
     python = python_without_training(tmp_path)
     monkeypatch.setattr(sys, "executable", str(python))
     project = new_project(tmp_path / "project", LIMITED, python=python, environment={"HETCTL_SITE": "local"})

@@ -73,7 +73,7 @@ def counted(project):
     return counts
 
 
-def test_a_run_of_several_jobs_and_an_elastic_planner_has_few_files(start):
+def test_an_elastic_run_of_several_jobs_has_few_files(start):
     project = start("long", [8] * len(MEMBERS), 0.4)
     status = finish(project, "--planner", "doubling", "--time", "16s")
     assert len(status["jobs"]) > 1

@@ -81,7 +81,7 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_profiling_job_that_a_command_left_measuring_is_followed_by_the_next_one(start_lsf, tmp_path, jobs):
+def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_path, jobs):
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     slow = ENSEMBLE.replace("b, max_gpus: 1, config: {}", "b, max_gpus: 1, config: {measure_s: 6}")

@@ -38,7 +38,7 @@ def test_failures_of_nodes_are_free_up_to_a_number():
     assert idle_jobs(failures, []) == failures
 
 
-def test_progress_since_a_job_was_submitted_clears_it_and_all_before():
+def test_progress_after_submission_clears_a_job_and_earlier_ones():
     ended = jobs(JobState.FAILED, JobState.FAILED, JobState.FAILED)
     assert idle_jobs(ended, [150.0]) == [ended[2]]
     assert idle_jobs(ended, [220.0]) == []
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_nothing_is_no_progress():
     assert progressed_at([saved("a", 1, 0)]) == []
 
 
-def test_nodes_that_failed_are_kept_away_from_as_long_as_others_are_left():
+def test_failed_nodes_are_excluded_while_enough_others_are_left():
     ended = [
         job(0, JobState.NODE_FAILED, failed_nodes=("n2",)),
         job(1, JobState.NODE_FAILED, failed_nodes=("n1", "n2")),

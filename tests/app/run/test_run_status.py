@@ -138,7 +138,7 @@ def test_what_is_in_doubt_is_found_out_by_commands_that_submit(project, command)
     assert record_and_jobs(project)[1][0].batch_id
 
 
-def test_watching_a_run_in_doubt_changes_nothing_until_somebody_else_does(project, monkeypatch):
+def test_watching_a_run_in_doubt_changes_nothing(project, monkeypatch):
     cut_short(project)
     monkeypatch.setattr(following, "POLL_S", 0.05)
     looks = []
@@ -189,7 +189,7 @@ def submitted_long_ago(project):
     return record_and_jobs(project)
 
 
-def test_a_finished_run_takes_no_longer_when_the_batch_system_falls_silent(finished, silence):
+def test_a_finished_run_takes_no_longer_without_batch_system(finished, silence):
     before = finished.here("status", "--json").json
     silence()
     after = finished.here("status", "--json").json
@@ -202,7 +202,7 @@ def test_a_finished_run_takes_no_longer_when_the_batch_system_falls_silent(finis
     assert record_and_jobs(finished)[1][0].state is JobState.PENDING
 
 
-def test_a_run_that_the_catalog_takes_for_running_ends_with_its_last_job(finished, silence):
+def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
     """The job could not tell the catalog: its events alone say that it has ended."""
     with Catalog.open(finished.home.catalog) as catalog:
         catalog.set_run_state(RUN, "running")
@@ -213,7 +213,7 @@ def test_a_run_that_the_catalog_takes_for_running_ends_with_its_last_job(finishe
     assert "squeue is not on the PATH" in shown["reason"]
 
 
-def test_a_finished_run_takes_no_longer_while_its_job_still_tidies_up(finished, monkeypatch):
+def test_a_finished_run_takes_no_longer_while_its_job_ends(finished, monkeypatch):
     """Until the script has ended, the batch system rightly says that the job runs."""
     before = finished.here("status", "--json").json["measured_s"]
     monkeypatch.setattr(
@@ -256,7 +256,7 @@ def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_a
     assert (found.state, found.ended_at) == (state, ended_at)
 
 
-def test_a_step_that_a_killed_driver_left_open_is_closed_in_a_run_that_has_ended():
+def test_an_open_step_of_a_killed_driver_is_closed_after_the_run():
     step = StepRecord(2.0, 1, [{"node": "n1", "gpus": [0]}])
     (ended,) = step_spans(step, 0, "a", 1.0, 5.0)
     (going_on,) = step_spans(step, 0, "a", 1.0, None)

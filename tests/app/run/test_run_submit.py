@@ -57,7 +57,7 @@ def state(project):
     return project.here("status", "--json").json["state"]
 
 
-def test_a_run_goes_to_its_end_and_the_catalog_agrees_with_the_events(start):
+def test_a_run_ends_with_a_catalog_that_agrees_with_the_events(start):
     project = start()
     done = project.hetctl("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished")
@@ -70,7 +70,7 @@ def test_a_run_goes_to_its_end_and_the_catalog_agrees_with_the_events(start):
     assert (again.code, again.json["state"]) == (0, "finished")
 
 
-def test_jobs_follow_one_another_near_the_limit_without_anybody_waiting(start):
+def test_jobs_near_their_limit_submit_the_next_ones(start):
     """A limit of 16 s leaves 6 s before the grace: the jobs' own scripts submit the next ones."""
     project = start(a="{epochs: 8, epoch_s: 0.9}", b="{epochs: 8, epoch_s: 0.9}", c="{epochs: 2}")
     assert project.hetctl("submit", "--time", "16s").code == 0
@@ -106,7 +106,7 @@ def test_so_many_jobs_and_no_more(start):
     assert len(done.json["jobs"]) == 1
 
 
-def test_a_member_that_fails_is_reported_with_its_log_and_the_others_converge(start):
+def test_a_failed_member_shows_its_log_and_the_others_converge(start):
     project = start(b="{fail: true}")
     done = project.hetctl("submit", "--wait", "--retries", "0", "--json")
     assert (done.code, done.error["kind"]) == (5, "members-failed")
@@ -120,7 +120,7 @@ def test_a_member_that_fails_is_reported_with_its_log_and_the_others_converge(st
     assert project.here("status", "--json").error["kind"] == "members-failed"
 
 
-def test_of_two_submits_at_once_one_wins_and_the_other_changes_nothing(start):
+def test_of_two_submits_at_once_one_is_refused_without_changes(start):
     project = start(*["{epochs: 500}"] * 3)
     both = [project.start("submit", "--json") for _ in range(2)]
     outputs = [process.communicate(timeout=60) for process in both]
@@ -182,7 +182,7 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start):
     assert project.epochs() == {name: list(range(1, 26)) for name in "abc"}
 
 
-def test_a_finished_run_is_followed_by_a_new_one_with_checkpoints_of_its_own(start):
+def test_the_run_after_a_finished_one_has_its_own_checkpoints(start):
     project = start()
     assert project.hetctl("submit", "--wait").code == 0
     assert project.hetctl("submit", "--wait").code == 0
@@ -191,7 +191,7 @@ def test_a_finished_run_is_followed_by_a_new_one_with_checkpoints_of_its_own(sta
     assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
 
 
-def test_a_killed_job_is_taken_up_by_advance_without_losing_an_epoch(start):
+def test_advance_continues_a_killed_job_without_losing_an_epoch(start):
     project = start(*["{epochs: 12, epoch_s: 0.15}"] * 3)
     job = project.hetctl("submit", "--json").json["job"]["batch_id"]
     wait_for(lambda: len(project.epochs()) >= 2)
