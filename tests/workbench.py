@@ -34,7 +34,7 @@ TINY = Path(__file__).parent / "ensembles"
 AGENT, DRIVER_MODULE = "hetctl.runtime.agent", "hetctl.runtime.driver"
 SIGNAL_DELAY = "TEST_SIGNAL_DELAY_S"
 """Variable with a value for `SIGNAL_DELAY_S` of the driver, for tests on slow machines."""
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 
 ENSEMBLE = """\
 name: trio
@@ -157,7 +157,7 @@ def new_project(folder: Path, ensemble: str = ENSEMBLE, **fields) -> ProjectFold
     return ProjectFolder(folder, **fields)
 
 
-def wait_for(condition, seconds: float = 60.0):
+def wait_for(condition, seconds: float = 120.0):
     """Wait until something is true; return it."""
     limit = time.monotonic() + seconds
     while not (found := condition()):
@@ -274,7 +274,8 @@ def train(task: TaskMessage, events, told) -> int:
     does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
     out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs;
     ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else; ``eat``: hold so many
-    bytes of memory.
+    bytes of memory; ``held_after``, ``until``: after so many epochs train no further until there is such a
+    file.
     """
     training = task.training
     member = training.ensemble.member(task.name)
@@ -296,7 +297,7 @@ def train(task: TaskMessage, events, told) -> int:
     hoard = b"x" * config.get("eat", 0)
     limit = member.stop.max_epochs if config.get("to_the_limit") else config.get("epochs", 3)
     while done < limit:
-        reason = "deadline" if config.get("no_room") else _wait(told, training.deadline, config)
+        reason = "deadline" if config.get("no_room") else _wait(told, training.deadline, config, done)
         if reason:
             time.sleep(config.get("leave_s", 0.0))
             events.write("stopped", reason=reason, part_samples=0)
@@ -319,13 +320,16 @@ def train(task: TaskMessage, events, told) -> int:
     return 0
 
 
-def _wait(told, deadline: float, config) -> str:
+def _wait(told, deadline: float, config, done: int) -> str:
     """Train one epoch; return why it was not finished."""
+    held = "held_after" in config and done >= config["held_after"]
     end = time.time() + config.get("epoch_s", 0.1)
     if end > deadline:
         return "deadline"
-    while time.time() < end:
+    while time.time() < end or (held and not Path(config["until"]).exists()):
         if reason := told():
             return reason
+        if time.time() > deadline:
+            return "deadline"
         time.sleep(0.01)
     return ""

@@ -9,7 +9,7 @@ import sys
 import click
 import pytest
 from test_house import QUESTIONS
-from workbench import RATES, new_project
+from workbench import RATES, TIMEOUT_S, new_project
 
 from hetctl.cli.main import COMMANDS, cli
 from hetctl.cli.output import fields_of
@@ -205,7 +205,7 @@ def test_a_reader_that_goes_away_is_not_worth_a_word(project):
     process.stdout.close()
     stderr = process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=30)
+    process.wait(timeout=TIMEOUT_S)
     assert stderr == ""
 
 

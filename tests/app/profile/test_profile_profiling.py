@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from profiles import events_below, measured, members, profiling_project
-from workbench import alive, wait_for
+from workbench import TIMEOUT_S, alive, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
@@ -20,6 +20,7 @@ from hetctl.storage.profile_request import read_measurements
 def project(tmp_path):
     project = profiling_project(tmp_path)
     yield project
+    (project.path / "gate").touch()
     wait_for(lambda: not alive(str(project.path)))
 
 
@@ -99,15 +100,15 @@ def test_a_known_point_that_fails_when_forced_is_reported(project):
 
 
 def test_ctrl_c_keeps_measured_points_and_ends_all_processes(project):
-    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    members(project, quick=(1, "{}"), slow=(1, f"{{gate: {project.path}/gate}}"))
     process = project.start("profile")
     wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert measured(project) == [("quick", 1)]
-    wait_for(lambda: not alive(str(project.path)), seconds=10)
+    wait_for(lambda: not alive(str(project.path)))
 
 
 def test_the_next_command_finds_the_points_of_a_killed_one(project):
@@ -124,12 +125,12 @@ def test_the_next_command_finds_the_points_of_a_killed_one(project):
 
 
 def test_ctrl_c_to_all_processes_of_a_terminal_has_no_traceback(project):
-    members(project, quick=(1, "{}"), slow=(1, "{measure_s: 60}"))
+    members(project, quick=(1, "{}"), slow=(1, f"{{gate: {project.path}/gate}}"))
     process = project.start("profile", prefix=("setsid",))
     wait_for(lambda: [e for e in events_below(project) if e.kind == "point"])
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert measured(project) == [("quick", 1)]
-    wait_for(lambda: not alive(str(project.path)), seconds=10)
+    wait_for(lambda: not alive(str(project.path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workbench import new_project, python_without_training
+from workbench import TIMEOUT_S, Result, new_project, python_without_training, wait_for
 
 ENSEMBLE = """\
 name: pair
@@ -12,21 +12,31 @@ functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
 stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}
 members:
   - {name: short, config: {epochs: 2}}
-  - {name: long, config: {epochs: 12}}
+  - {name: long, config: {epochs: 12, held_after: 4, until: released}}
 """
 RATES = "member,gpus,rate,samples\nshort,1,100,300\nlong,1,100,3000\nlong,2,190,3000\n"
 
 
+def started(project):
+    """Count the rounds that have started."""
+    return sum(event.kind == "round_started" for event in project.driver_events("pair-001"))
+
+
 def test_a_run_with_resized_members_is_told_right(tmp_path):
+    released = tmp_path / "released"
     project = new_project(
         tmp_path / "project",
-        ENSEMBLE,
+        ENSEMBLE.replace("released", str(released)),
         python=python_without_training(tmp_path),
         environment={"HETCTL_SITE": "local"},
     )
     (project.path / "rates.csv").write_text(RATES)
     assert project.here("profile", "import", "rates.csv").code == 0
-    run = project.hetctl("submit", "--planner", "doubling", "--gpus", "2", "--wait", "--json")
+    command = project.start("submit", "--planner", "doubling", "--gpus", "2", "--wait", "--json")
+    wait_for(lambda: started(project) == 2)
+    released.touch()
+    stdout, stderr = command.communicate(timeout=TIMEOUT_S)
+    run = Result(command.returncode, stdout, stderr)
     assert (run.code, run.json["state"]) == (0, "finished"), run
     assert project.epochs("pair-001") == {"short": [1, 2], "long": list(range(1, 13))}
     members = {member["member"]: member for member in run.json["members"]}

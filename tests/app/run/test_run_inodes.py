@@ -51,7 +51,7 @@ def start(tmp_path):
 def finish(project, *arguments):
     """Submit a run; return its status when nothing of it is left that runs."""
     assert project.hetctl("submit", "--gpus", "2", *arguments).code == 0
-    wait_for(lambda: project.here("status", "--json").json["state"] == "finished", seconds=90)
+    wait_for(lambda: project.here("status", "--json").json["state"] == "finished", seconds=240)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0
     return project.here("status", "--json").json

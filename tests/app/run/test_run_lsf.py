@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 import workbench
 from profiles import measurings
-from workbench import new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
 
 from hetctl.app.profile import follow as profile_following
 from hetctl.cli import watch as following
@@ -84,20 +85,24 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
 def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_path, jobs):
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
-    slow = ENSEMBLE.replace("b, max_gpus: 1, config: {}", "b, max_gpus: 1, config: {measure_s: 6}")
+    slow = ENSEMBLE.replace(
+        "b, max_gpus: 1, config: {}", f"b, max_gpus: 1, config: {{gate: {tmp_path}/gate}}"
+    )
     python = python_without_training(tmp_path)
     project = new_project(tmp_path / "project", slow, python=python, environment=environment)
     describe_site(project, "jsrun")
     process = project.start("profile", "--jobs", str(jobs))
     wait_for(lambda: measurings(project))
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, "on measuring" in stderr) == (143, True)
     (path,) = project.home.profiles.glob("*/jobs.json")
     write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))  # as if killed before they were noted
-    again = project.hetctl("profile", "--json")
-    assert (again.code, len(again.json["points"])) == (0, 5)
-    assert "of these points already: following" in again.stderr
+    again = project.start("profile", "--json")
+    assert "of these points already: following" in again.stderr.readline()
+    (tmp_path / "gate").touch()
+    stdout, _ = again.communicate(timeout=TIMEOUT_S)
+    assert (again.returncode, len(json.loads(stdout)["points"])) == (0, 5)
     assert measurings(project) == ["a-1", "a-2", "a-3", "b-1", "c-1"]
     assert len(cluster.ask("jobs")) == jobs
 

@@ -170,4 +170,4 @@ def test_a_limit_that_was_shortened_in_the_queue(make_run):
         run.cluster.ask("host", name=host, open=True)
     first, _ = run.finish()
     assert (first, run.reasons()) == (JobState.FINISHED, {"deadline"})
-    assert 1 < run.jobs()[0].ended_at - run.jobs()[0].submitted_at < 30
+    assert 1 < run.jobs()[0].ended_at - run.jobs()[0].submitted_at < 90

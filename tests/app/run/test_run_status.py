@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
 
 from hetctl.app.run import status as looking
 from hetctl.app.run import submission
@@ -166,7 +166,7 @@ def test_waiting_for_a_run_finds_out_what_is_in_doubt(project, monkeypatch):
         kwargs={"as_json": True, "advancing": True},
     )
     waiting.start()
-    waiting.join(30)
+    waiting.join(TIMEOUT_S)
     assert not waiting.is_alive()
     record, jobs = record_and_jobs(project)
     assert (record.state, bool(jobs[0].batch_id)) == ("finished", True)

@@ -9,7 +9,7 @@ import sqlite3
 from itertools import pairwise
 
 import pytest
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
 
 ENSEMBLE = """\
 name: trio
@@ -22,6 +22,8 @@ members:
   - {{name: c, max_gpus: 1, config: {c}}}
 """
 LOCAL = {"HETCTL_SITE": "local"}
+LONG_S = 240
+"""Limit of the wait for a run of several jobs, in seconds: a loaded machine takes many times as long."""
 
 
 @pytest.fixture
@@ -44,6 +46,15 @@ def start(tmp_path):
     for project in projects:
         project.here("cancel")
         wait_for(lambda project=project: not alive(str(project.path)))
+
+
+def held(tmp_path, epochs):
+    """The configuration of a member that trains two epochs, and the others when it is released."""
+    return f"{{epochs: {epochs}, held_after: 2, until: {tmp_path}/released}}"
+
+
+def release(tmp_path):
+    (tmp_path / "released").touch()
 
 
 def rows(project):
@@ -74,7 +85,7 @@ def test_jobs_near_their_limit_submit_the_next_ones(start):
     """A limit of 16 s leaves 6 s before the grace: the jobs' own scripts submit the next ones."""
     project = start(a="{epochs: 8, epoch_s: 0.9}", b="{epochs: 8, epoch_s: 0.9}", c="{epochs: 2}")
     assert project.hetctl("submit", "--time", "16s").code == 0
-    wait_for(lambda: state(project) == "finished", seconds=60)
+    wait_for(lambda: state(project) == "finished", seconds=LONG_S)
     status = project.here("status", "--json").json
     assert len(status["jobs"]) >= 2
     assert project.epochs() == {"a": list(range(1, 9)), "b": list(range(1, 9)), "c": [1, 2]}
@@ -84,7 +95,7 @@ def test_jobs_near_their_limit_submit_the_next_ones(start):
 def test_a_chain_queues_each_job_behind_the_running_one(start):
     project = start(a="{epochs: 30, epoch_s: 0.6}", b="{epochs: 30, epoch_s: 0.6}", c="{epochs: 2}")
     assert project.hetctl("submit", "--time", "24s", "--chain").code == 0
-    wait_for(lambda: state(project) == "finished", seconds=90)
+    wait_for(lambda: state(project) == "finished", seconds=LONG_S)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0
     jobs = project.here("status", "--json").json["jobs"]
@@ -120,10 +131,10 @@ def test_a_failed_member_shows_its_log_and_the_others_converge(start):
     assert project.here("status", "--json").error["kind"] == "members-failed"
 
 
-def test_of_two_submits_at_once_one_is_refused_without_changes(start):
-    project = start(*["{epochs: 500}"] * 3)
+def test_of_two_submits_at_once_one_is_refused_without_changes(start, tmp_path):
+    project = start(*[held(tmp_path, 500)] * 3)
     both = [project.start("submit", "--json") for _ in range(2)]
-    outputs = [process.communicate(timeout=60) for process in both]
+    outputs = [process.communicate(timeout=TIMEOUT_S) for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes == [0, 6], outputs
     answers = [json.loads(stdout) for stdout, _ in outputs]
@@ -133,8 +144,8 @@ def test_of_two_submits_at_once_one_is_refused_without_changes(start):
     assert not any("Traceback" in stderr for _, stderr in outputs)
 
 
-def test_a_submit_while_the_run_is_under_way_changes_nothing(start):
-    project = start(*["{epochs: 500}"] * 3)
+def test_a_submit_while_the_run_is_under_way_changes_nothing(start, tmp_path):
+    project = start(*[held(tmp_path, 500)] * 3)
     assert project.hetctl("submit").code == 0
     wait_for(lambda: set(project.epochs()) >= {"a"} or set(project.epochs()) >= {"b", "c"})
     before = rows(project)
@@ -148,22 +159,23 @@ def test_a_submit_while_the_run_is_under_way_changes_nothing(start):
     assert [path.name for path in project.home.runs.glob("*")] == ["trio-001"]
 
 
-def test_ctrl_c_while_waiting_leaves_the_run_going(start):
-    project = start(*["{epochs: 20, epoch_s: 0.2}"] * 3)
+def test_ctrl_c_while_waiting_leaves_the_run_going(start, tmp_path):
+    project = start(*[held(tmp_path, 20)] * 3)
     process = project.start("submit", "--wait")
     wait_for(lambda: project.epochs())
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert "goes on" in stderr
     assert "Traceback" not in stderr
     before = sum(map(len, project.epochs().values()))
     assert state(project) == "running"
+    release(tmp_path)
     wait_for(lambda: sum(map(len, project.epochs().values())) > before)
 
 
-def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start):
-    project = start(*["{epochs: 25, epoch_s: 0.3}"] * 3)
+def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
+    project = start(*[held(tmp_path, 25)] * 3)
     assert project.hetctl("submit").code == 0
     wait_for(lambda: len(project.epochs()) >= 2)
     cancelled = project.hetctl("cancel", "--json")
@@ -176,6 +188,7 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start):
     assert [e.data["reason"] for e in project.driver_events() if e.kind == "job_ended"] == ["signal"]
     first_part = project.epochs()
     assert all(0 < len(epochs) < 25 for epochs in first_part.values())
+    release(tmp_path)
     done = project.hetctl("submit", "--wait", "--json")
     assert (done.code, done.json["state"], done.json["run"]) == (0, "finished", "trio-001")
     assert len(done.json["jobs"]) == 2
@@ -191,18 +204,19 @@ def test_the_run_after_a_finished_one_has_its_own_checkpoints(start):
     assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
 
 
-def test_advance_continues_a_killed_job_without_losing_an_epoch(start):
-    project = start(*["{epochs: 12, epoch_s: 0.15}"] * 3)
+def test_advance_continues_a_killed_job_without_losing_an_epoch(start, tmp_path):
+    project = start(*[held(tmp_path, 12)] * 3)
     job = project.hetctl("submit", "--json").json["job"]["batch_id"]
     wait_for(lambda: len(project.epochs()) >= 2)
     for pid in alive(str(project.home.run("trio-001").path)):
         signal_quietly(pid)
     wait_for(lambda: not alive(str(project.home.run("trio-001").path)))
     wait_for(lambda: state(project) == "between-jobs")
+    release(tmp_path)
     advanced = project.hetctl("advance", "--json")
     assert (advanced.code, advanced.json["state"]) == (0, "queued")
     assert advanced.json["job"]["batch_id"] != job
-    wait_for(lambda: state(project) == "finished", seconds=60)
+    wait_for(lambda: state(project) == "finished", seconds=LONG_S)
     assert project.epochs() == {name: list(range(1, 13)) for name in "abc"}
 
 
