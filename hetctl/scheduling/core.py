@@ -248,7 +248,7 @@ class Core:
             return
         decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
         self._defer(left_out, now_s)
-        self._planner_state = decision.memory
+        self._planner_state = decision.planner_state
         self._replan_at_s = math.inf if decision.again_s is None else decision.again_s
         self._pending = list(decision.start)
         self._stop_members(decision)
@@ -265,7 +265,7 @@ class Core:
             held=seen.held if self._planner.paradigm == "elastic" else (),
             cluster=self._pool.nodes,
             now_s=now_s,
-            memory=self._planner_state,
+            planner_state=self._planner_state,
         )
 
     def _fits(self, left: Mapping[str, Workload], allocation: Allocation, now_s: float) -> bool:

@@ -107,7 +107,7 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
-    def memory(self) -> Path:
+    def planner_state(self) -> Path:
         """State of the planner for the next job."""
         return self.path / "planner.json"
 

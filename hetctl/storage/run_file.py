@@ -27,14 +27,14 @@ def checkpoint_folder(spec: RunSpec, member: str) -> Path:
     return member_folder(Path(spec.checkpoints), spec.run, member)
 
 
-def write_memory(folder: RunFolder, memory: Any) -> None:
-    """Write ``planner.json`` if the planner's memory differs from the one in the file."""
-    if memory != read_memory(folder):
-        write_json(folder.memory, memory)
+def write_planner_state(folder: RunFolder, state: Any) -> None:
+    """Write ``planner.json`` if the planner's state differs from the one in the file."""
+    if state != read_planner_state(folder):
+        write_json(folder.planner_state, state)
 
 
-def read_memory(folder: RunFolder) -> Any:
-    """Return the planner's memory at the start of the run's newest round; None if there is none."""
-    if not folder.memory.exists():
+def read_planner_state(folder: RunFolder) -> Any:
+    """Return the planner's state at the start of the run's newest round; None if there is none."""
+    if not folder.planner_state.exists():
         return None
-    return json.loads(folder.memory.read_text(encoding="utf-8"))
+    return json.loads(folder.planner_state.read_text(encoding="utf-8"))

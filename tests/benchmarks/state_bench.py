@@ -60,13 +60,13 @@ RESTART = """
 import sys, time
 from pathlib import Path
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_memory, read_spec
+from hetctl.storage.run_file import read_planner_state, read_spec
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.run_members import RunMembers
 folder = RunFolder(Path(sys.argv[1]))
 spec = read_spec(folder)
 members = RunMembers(folder, spec, spec.gpus, dict)
-read_memory(folder)
+read_planner_state(folder)
 assert len(members.seen([], time.time()).left) == len(spec.ensemble.members)
 """
 """What a driver does before its first decision, its imports included."""

@@ -16,7 +16,7 @@ from hetctl.model.run import Budget
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Planner
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import read_memory
+from hetctl.storage.run_file import read_planner_state
 from hetctl.storage.usage_fold import usage_of
 
 AGAIN_S = 0.1
@@ -45,7 +45,7 @@ class Script:
 
     def decide(self, request):
         self.requests.append(request)
-        index, since_s = request.memory or [0, request.now_s]
+        index, since_s = request.planner_state or [0, request.now_s]
         if index + 1 < len(self.states) and self.due(request, since_s):
             index, since_s = index + 1, request.now_s
         held = {h.workload.name: h for h in request.held}
@@ -151,13 +151,13 @@ def test_the_next_job_remembers(tmp_path, monkeypatch):
     script = Script([(give("a", 0),), (give("a", 1),), (give("a", 0, 1),)], after(0.3))
     job.drive_by(script.planner, monkeypatch)
     assert job.reason == "--max-rounds 2 is reached"
-    remembered = read_memory(job.run)
+    remembered = read_planner_state(job.run)
     assert remembered[0] == 1
-    assert script.requests[0].memory is None
+    assert script.requests[0].planner_state is None
     asked = len(script.requests)
     job.drive_by(script.planner, monkeypatch, number=1)
     later = script.requests[asked]
-    assert later.memory == remembered
+    assert later.planner_state == remembered
     assert later.now_s > script.requests[asked - 1].now_s, "time counts from the start of the run"
 
 

@@ -123,8 +123,8 @@ def test_rounds_count_on_and_carry_what_the_planner_remembers() -> None:
     asked: list[Any] = []
 
     def decide(request: Request) -> Decision:
-        asked.append((request.memory, request.round_index))
-        return replace(one_each(request), memory="new")
+        asked.append((request.planner_state, request.round_index))
+        return replace(one_each(request), planner_state="new")
 
     (start,) = Bench(Planner("p", "global", decide), "ab").at(0.0)
     assert isinstance(start, Start)

@@ -17,8 +17,8 @@ from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
-from hetctl.runtime.data.sharing.outlet import await_exchange, exchange_serves
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
+from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
 from hetctl.runtime.data.sources import Array, ArraySource
 
 Samples = tuple[Array, Array]

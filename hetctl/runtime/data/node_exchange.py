@@ -32,8 +32,8 @@ from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
-from hetctl.runtime.data.sharing.outlet import Outlet
 from hetctl.runtime.data.sharing.ring import Ring
+from hetctl.runtime.data.sharing.ring_writer import RingWriter
 from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
@@ -135,9 +135,9 @@ def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int
     _check_that_all_have_the_same(world, (stream, pool.layout, *map(_checksum, pool.sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
     pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
-    outlet = Outlet(pool.folder / lockstep.name)
+    writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
-        *(world, _outbox(pool, own), outlet, stream, pool.layout, pool.preprocessors.check),
+        *(world, _outbox(pool, own), writer, stream, pool.layout, pool.preprocessors.check),
         stall_s=pool.timeouts.samples_s / 2,
     )
 

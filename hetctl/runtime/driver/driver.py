@@ -41,7 +41,7 @@ from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_memory, read_spec
+from hetctl.storage.run_file import read_planner_state, read_spec
 
 SIGNAL_DELAY_S = 0.5
 """Seconds within which the driver receives its signal after the batch system has signalled a step."""
@@ -92,7 +92,11 @@ class Driver:
         self._events = BestEffortEventWriter(folder.events, DRIVER, first_round, self._end_by_disk)
         self._deadline = deadline
         self._opened = JobOpened(
-            *(self._now_s(), self._workers.nodes, deadline - self._began_at, first_round, read_memory(folder))
+            now_s=self._now_s(),
+            nodes=self._workers.nodes,
+            deadline_s=deadline - self._began_at,
+            first_round=first_round,
+            planner_state=read_planner_state(folder),
         )
         self._launcher = RoundLauncher(
             *(folder, self._spec, job, deadline, self._opened.longest_s),

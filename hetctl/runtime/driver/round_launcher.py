@@ -25,7 +25,7 @@ from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
-from hetctl.storage.run_file import checkpoint_folder, write_memory
+from hetctl.storage.run_file import checkpoint_folder, write_planner_state
 
 LEAVE_S = 5.0
 """Seconds that leaders have to end at the end of the job, when no trainer is left."""
@@ -58,7 +58,7 @@ class RoundLauncher:
         allocations: Sequence[Allocation],
         members: Sequence[Member],
         predicted_s: float,
-        memory: Any,
+        planner_state: Any,
     ) -> ActiveRound:
         """Start members with their allocations as one round.
 
@@ -66,8 +66,8 @@ class RoundLauncher:
         ----------
         members : sequence of Member
             Members in the order of `allocations`, with the batch sizes of this training.
-        memory : Any
-            The planner's memory, which the next job reads.
+        planner_state : Any
+            The planner's state, which the next job reads.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class RoundLauncher:
             If the start of the round cannot be written; no member is started then.
         """
         names = [allocation.member for allocation in allocations]
-        write_memory(self.folder, memory)
+        write_planner_state(self.folder, planner_state)
         EventWriter(self.folder.events, DRIVER, index).write(
             "round_started", job=self.job, predicted_s=predicted_s, members=names
         )

@@ -95,7 +95,7 @@ class Request:
         Nodes with all their GPUs, free or not; empty means that `nodes` is all there is.
     now_s : float
         Time since the start of the run, in seconds.
-    memory : Any
+    planner_state : Any
         State returned with the planner's last decision; None in the first call, and possibly after an
         interruption of the run.
     """
@@ -108,7 +108,7 @@ class Request:
     held: tuple[Held, ...] = ()
     cluster: tuple[Node, ...] = ()
     now_s: float = 0.0
-    memory: Any = None
+    planner_state: Any = None
 
     @property
     def free_gpus(self) -> int:
@@ -134,14 +134,14 @@ class Decision:
         Held members that lose their GPUs and wait.
     again_s : float or None
         Time in seconds of the next call if no event comes before.
-    memory : Any
+    planner_state : Any
         State to be kept until the next request, of JSON types.
     """
 
     start: tuple[Allocation, ...] = ()
     stop: tuple[str, ...] = ()
     again_s: float | None = None
-    memory: Any = None
+    planner_state: Any = None
 
 
 def allocations_after(request: Request, decision: Decision) -> dict[str, Allocation]:

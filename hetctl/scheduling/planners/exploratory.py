@@ -59,7 +59,7 @@ def decide(request: Request) -> Decision:
     return replace(
         exploration.decision,
         again_s=_stage_ends_s(request, exploration),
-        memory={"known": known.memory(), "kept": kept},
+        planner_state={"known": known.counts(), "kept": kept},
     )
 
 
@@ -68,7 +68,7 @@ def _shared(request: Request) -> bool:
 
 
 def _known(request: Request) -> Known:
-    known = Known(_shared(request), (request.memory or {}).get("known", {}))
+    known = Known(_shared(request), (request.planner_state or {}).get("known", {}))
     known.learn(request.held, request.now_s)
     return known
 
@@ -134,7 +134,7 @@ def _apart(request: Request, known: Known) -> Exploration:
 
 def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts], list[Allocation]]:
     """Return members that still explore with the GPUs that they keep, and the allocations of their stages."""
-    earlier = (request.memory or {}).get("kept", {})
+    earlier = (request.planner_state or {}).get("kept", {})
     kept, stages = dict[str, Parts](), list[Allocation]()
     for held in request.held:
         name = held.workload.name
@@ -183,7 +183,7 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     known = _known(request)
     words = explain(request, decision, [known.job(job) for job in jobs_of(request)], twice)
     given = gpus_after(request, decision)
-    kept = decision.memory["kept"]
+    kept = decision.planner_state["kept"]
     explorers = _stages(request, known) if _shared(request) else kept
     for name in explorers:
         if name in given:
@@ -196,9 +196,9 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
 class Known:
     """Numbers of GPUs with known rates, by member or, if shared, by family."""
 
-    def __init__(self, shared: bool, memory: Mapping[str, list[int]]) -> None:
+    def __init__(self, shared: bool, counts: Mapping[str, list[int]]) -> None:
         self._shared = shared
-        self._counts = defaultdict(set, {key: set(counts) for key, counts in memory.items()})
+        self._counts = defaultdict(set, {key: set(counts) for key, counts in counts.items()})
 
     def learn(self, held: Iterable[Held], now_s: float) -> None:
         """Add the numbers of GPUs that members have trained with for long enough by now."""
@@ -239,7 +239,7 @@ class Known:
         """Return a member with its known rates only."""
         return replace(job, rates=self.rates(job.workload))
 
-    def memory(self) -> dict[str, list[int]]:
+    def counts(self) -> dict[str, list[int]]:
         """Return the state to be kept."""
         return {key: sorted(counts) for key, counts in self._counts.items() if counts}
 

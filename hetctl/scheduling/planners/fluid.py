@@ -92,7 +92,7 @@ def decide(request: Request) -> Decision:
     for job in jobs:
         job.gpus = given.get(job.workload.name, 0)
     again_s = _next_change(jobs, request.now_s, time_s)
-    return replace(decision, again_s=again_s, memory=request.now_s + time_s)
+    return replace(decision, again_s=again_s, planner_state=request.now_s + time_s)
 
 
 def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
@@ -116,7 +116,7 @@ def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
 
 def _expected_s(request: Request) -> float:
     """Return the remaining time by the last decision in seconds; it is near the present one."""
-    return float(request.memory) - request.now_s if request.memory is not None else 0.0
+    return float(request.planner_state) - request.now_s if request.planner_state is not None else 0.0
 
 
 def _mix(job: FluidCandidate, time_s: float) -> None:

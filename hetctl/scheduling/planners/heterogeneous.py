@@ -29,7 +29,7 @@ def by_type(planner: Planner) -> Planner:
 
     def decide(request: Request) -> Decision:
         types = _types_of(_Same(request.all_nodes))
-        if types == ("",) and not _is_by_type(request.memory):
+        if types == ("",) and not _is_by_type(request.planner_state):
             return planner.decide(request)
         if request.options.mix_types:
             return _at_real_rates(request, planner.decide(_mixed(request)))
@@ -39,7 +39,7 @@ def by_type(planner: Planner) -> Planner:
 
     def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
         types = _types_of(_Same(request.all_nodes))
-        if types == ("",) and not _is_by_type(decision.memory):
+        if types == ("",) and not _is_by_type(decision.planner_state):
             return planner.reasons(request, decision)
         if request.options.mix_types:
             return planner.reasons(_mixed(request), decision)
@@ -151,7 +151,7 @@ def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
         gpu_type = homes[held.allocation.placement[0].node]
         queues[gpu_type].held.add(held.workload.name)
         queues[gpu_type].work += _single_s(held.workload.on_type(gpu_type))
-    _assign(request.workloads, queues, _remembered(request.memory, "members"))
+    _assign(request.workloads, queues, _remembered(request.planner_state, "members"))
     _use_idle_types(queues)
     return {gpu_type: _part(request, gpu_type, queue) for gpu_type, queue in queues.items()}
 
@@ -203,7 +203,7 @@ def _part(request: Request, gpu_type: str, queue: _TypeQueue) -> Request:
             if h.workload.name in queue.held
         ),
         cluster=tuple(queue.nodes),
-        memory=_remembered(request.memory, "gpu_types").get(gpu_type),
+        planner_state=_remembered(request.planner_state, "gpu_types").get(gpu_type),
     )
 
 
@@ -214,12 +214,15 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
     members = {
         c.name: gpu_type for gpu_type, part in parts.items() for c in part.workloads if c.name not in started
     }
-    memories = {gpu_type: decision.memory for gpu_type, decision in decisions.items()}
+    memories = {gpu_type: decision.planner_state for gpu_type, decision in decisions.items()}
     return Decision(
         start=tuple(given for decision in decisions.values() for given in decision.start),
         stop=tuple(name for decision in decisions.values() for name in decision.stop),
         again_s=min(again, default=None),
-        memory={"members": members, "gpu_types": {**_remembered(request.memory, "gpu_types"), **memories}},
+        planner_state={
+            "members": members,
+            "gpu_types": {**_remembered(request.planner_state, "gpu_types"), **memories},
+        },
     )
 
 
@@ -229,16 +232,16 @@ def _part_of(decision: Decision, gpu_type: str, part: Request) -> Decision:
     return Decision(
         start=tuple(given for given in decision.start if given.member in names),
         stop=tuple(name for name in decision.stop if name in names),
-        memory=_remembered(decision.memory, "gpu_types").get(gpu_type),
+        planner_state=_remembered(decision.planner_state, "gpu_types").get(gpu_type),
     )
 
 
-def _is_by_type(memory: Any) -> bool:
-    return isinstance(memory, Mapping) and "gpu_types" in memory
+def _is_by_type(state: Any) -> bool:
+    return isinstance(state, Mapping) and "gpu_types" in state
 
 
-def _remembered(memory: Any, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = memory[name] if _is_by_type(memory) else {}
+def _remembered(state: Any, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = state[name] if _is_by_type(state) else {}
     return found
 
 

@@ -49,7 +49,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Memory:
+class StaticState:
     """The plan: the waiting members in the order of starts, and the started ones."""
 
     waiting: tuple[Planned, ...] = ()
@@ -59,18 +59,18 @@ class Memory:
 def decide(request: Request) -> Decision:
     """Start the next members of the plan on free GPUs; make a plan first if a member is new."""
     if not request.workloads or not request.free_gpus:
-        return Decision(memory=request.memory)
-    memory = _read(request.memory)
-    if _is_outdated(memory, request):
-        first = request.memory is None
-        memory = _planned(request, memory, request.options.plan_seconds * (1.0 if first else AGAIN_SHARE))
-    start = _Following(request, memory).start()
-    return Decision(tuple(start.values()), memory=_write(_after(memory, start, request.now_s)))
+        return Decision(planner_state=request.planner_state)
+    state = _read(request.planner_state)
+    if _is_outdated(state, request):
+        first = request.planner_state is None
+        state = _planned(request, state, request.options.plan_seconds * (1.0 if first else AGAIN_SHARE))
+    start = _Following(request, state).start()
+    return Decision(tuple(start.values()), planner_state=_write(_after(state, start, request.now_s)))
 
 
-def _is_outdated(memory: Memory, request: Request) -> bool:
+def _is_outdated(state: StaticState, request: Request) -> bool:
     """Return true if a workload has no place in the plan, or its place does not exist any more."""
-    planned = {p.name: p for p in memory.waiting}
+    planned = {p.name: p for p in state.waiting}
     nodes = {node.name for node in request.all_nodes}
     return any(
         c.name not in planned
@@ -80,10 +80,10 @@ def _is_outdated(memory: Memory, request: Request) -> bool:
     )
 
 
-def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
+def _planned(request: Request, state: StaticState, seconds: float) -> StaticState:
     """Return the plan for all workloads, with a search of about `seconds`."""
     nodes = [node for node in request.all_nodes if node.gpus]
-    heads = _heads(request, memory)
+    heads = _heads(request, state)
     allowed = placeable([len(head) for head in heads])
     members = tuple(allotments_of(workload, allowed) for workload in request.workloads)
     gpus = sum(len(head) for head in heads)
@@ -92,7 +92,7 @@ def _planned(request: Request, memory: Memory, seconds: float) -> Memory:
     schedule = search(problem, [_independent(problem, request)], SEARCH_SHARE * seconds, request.options.seed)
     if not problem.is_solved(problem.cost(schedule)) and can_refine(problem):
         schedule = refine(problem, schedule, (1 - SEARCH_SHARE) * seconds, request.options.seed)
-    return Memory(_named(schedule, request, [node.name for node in nodes]), memory.started)
+    return StaticState(_named(schedule, request, [node.name for node in nodes]), state.started)
 
 
 def _independent(problem: Problem, request: Request) -> list[Run]:
@@ -115,7 +115,7 @@ def _named(schedule: Schedule, request: Request, nodes: Sequence[str]) -> tuple[
     )
 
 
-def _heads(request: Request, memory: Memory) -> Heads:
+def _heads(request: Request, state: StaticState) -> Heads:
     """Return the times when GPUs become free; held ones by the last planned ends on their node.
 
     The request does not name the holders, but all GPUs that are not free are held; the members of the
@@ -123,7 +123,7 @@ def _heads(request: Request, memory: Memory) -> Heads:
     """
     free = {node.name: len(node.gpus) for node in request.nodes}
     ends: dict[str, list[float]] = defaultdict(list)
-    for planned in memory.started:
+    for planned in state.started:
         for name, gpus in planned.parts:
             ends[name] += [max(planned.end_s - request.now_s, 0.0)] * gpus
     heads = []
@@ -143,10 +143,10 @@ class _Following:
     members takes the next member that fits.
     """
 
-    def __init__(self, request: Request, memory: Memory) -> None:
+    def __init__(self, request: Request, state: StaticState) -> None:
         self._workloads = {workload.name: workload for workload in request.workloads}
         self._free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
-        self._waiting = [p for p in memory.waiting if p.name in self._workloads]
+        self._waiting = [p for p in state.waiting if p.name in self._workloads]
         self._size = max(len(node.gpus) for node in request.all_nodes)
 
     def start(self) -> dict[str, Allocation]:
@@ -186,7 +186,7 @@ class _Following:
         return Allocation(planned.name, planned.gpus, DATA_PARALLEL, rate, tuple(placement))
 
 
-def _after(memory: Memory, start: Mapping[str, Allocation], now_s: float) -> Memory:
+def _after(state: StaticState, start: Mapping[str, Allocation], now_s: float) -> StaticState:
     """Return the plan after those starts, with the nodes on which members were really started."""
     started = tuple(
         Planned(
@@ -196,33 +196,33 @@ def _after(memory: Memory, start: Mapping[str, Allocation], now_s: float) -> Mem
             now_s + p.end_s - p.start_s,
             tuple((part.node, len(part.gpus)) for part in start[p.name].placement),
         )
-        for p in memory.waiting
+        for p in state.waiting
         if p.name in start
     )
-    waiting = tuple(p for p in memory.waiting if p.name not in start)
-    return Memory(waiting, memory.started + started)
+    waiting = tuple(p for p in state.waiting if p.name not in start)
+    return StaticState(waiting, state.started + started)
 
 
-def _write(memory: Memory) -> Any:
+def _write(state: StaticState) -> Any:
     return {
         name: [[p.name, p.gpus, p.start_s, p.end_s, [list(part) for part in p.parts]] for p in those]
-        for name, those in (("waiting", memory.waiting), ("started", memory.started))
+        for name, those in (("waiting", state.waiting), ("started", state.started))
     }
 
 
-def _read(memory: Any) -> Memory:
+def _read(state: Any) -> StaticState:
     def those(name: str) -> tuple[Planned, ...]:
         return tuple(
             Planned(member, gpus, start_s, end_s, tuple((node, count) for node, count in parts))
-            for member, gpus, start_s, end_s, parts in memory[name]
+            for member, gpus, start_s, end_s, parts in state[name]
         )
 
-    return Memory(those("waiting"), those("started")) if memory else Memory()
+    return StaticState(those("waiting"), those("started")) if state else StaticState()
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Return how many GPUs a member has until its end, and the planned starts of the others."""
-    plan = _read(decision.memory)
+    plan = _read(decision.planner_state)
     started = {allocation.member for allocation in decision.start}
     said = {p.name: _why_now(p) for p in plan.started if p.name in started}
     waiting = {workload.name for workload in request.workloads}

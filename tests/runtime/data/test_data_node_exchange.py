@@ -21,8 +21,8 @@ from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.broadcast import NodeStream
-from hetctl.runtime.data.sharing.outlet import Outlet, announce, await_exchange, exchange_serves
 from hetctl.runtime.data.sharing.ring import Ring, Shape
+from hetctl.runtime.data.sharing.ring_writer import RingWriter, announce, await_exchange, exchange_serves
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
 
@@ -185,28 +185,28 @@ def test_arrays_need_no_leaders(play):
     assert crew.ended() == (0, "")
 
 
-# Outlets and streams
+# Ring writers and streams
 
 
 @pytest.fixture
-def outlet(tmp_path):
-    """Return an outlet to a ring of three slots for one reader, who is awaited for a moment, and its path."""
+def writer(tmp_path):
+    """Return a writer to a ring of three slots for one reader, who is awaited for a moment, and its path."""
     path = tmp_path / "r.ring"
     Ring.create(path, Shape(3, 8, 1), 0.3).close()
-    return Outlet(path), path
+    return RingWriter(path), path
 
 
-def deliver(outlet, position):
-    wait_until(lambda: outlet.buffer(position) is not None)
-    outlet.buffer(position)[:] = position
-    outlet.publish(position, 8)
+def deliver(writer, position):
+    wait_until(lambda: writer.buffer(position) is not None)
+    writer.buffer(position)[:] = position
+    writer.publish(position, 8)
 
 
-def test_a_late_reader_may_fill_the_ring_its_leader_has_left(outlet):
-    outlet, path = outlet
+def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
+    writer, path = writer
     for position in range(5):
-        deliver(outlet, position)
-    assert outlet.left
+        deliver(writer, position)
+    assert writer.left
     assert not exchange_serves(path)
     with Ring(path) as late:
         assert late.join(0) == 0
@@ -215,33 +215,33 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(outlet):
         assert late.claim(1.0) == 3
 
 
-def test_a_leader_leaves_a_ring_with_another_producer(outlet):
-    outlet, path = outlet
+def test_a_leader_leaves_a_ring_with_another_producer(writer):
+    writer, path = writer
     reader, other = Ring(path), Ring(path)
     reader.join(0)
-    assert outlet.buffer(0) is not None
+    assert writer.buffer(0) is not None
     assert other.claim(0.0) == 1
-    assert outlet.buffer(1) is not None  # where nobody reads; what is on its way to the ring still arrives
+    assert writer.buffer(1) is not None  # where nobody reads; what is on its way to the ring still arrives
     assert exchange_serves(path)
-    deliver(outlet, 0)
+    deliver(writer, 0)
     assert not exchange_serves(path)
     assert reader.take(0, 0.0).tolist() == [0] * 8
     assert other.claim(1.0) == 2  # which the leader had claimed by mistake
 
 
-def test_a_full_ring_has_no_slot_until_a_release(outlet):
-    outlet, path = outlet
+def test_a_full_ring_has_no_slot_until_a_release(writer):
+    writer, path = writer
     reader = Ring(path)
     reader.join(0)
     for position in range(3):
-        deliver(outlet, position)
-    assert outlet.buffer(3) is None
+        deliver(writer, position)
+    assert writer.buffer(3) is None
     reader.take(0, 0.0)
     reader.release(0)
-    deliver(outlet, 3)
+    deliver(writer, 3)
     reader.leave()
-    deliver(outlet, 4)
-    assert outlet.left
+    deliver(writer, 4)
+    assert writer.left
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 9), st.integers(1, 5), st.integers(0, 30))

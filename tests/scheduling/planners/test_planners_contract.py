@@ -156,7 +156,7 @@ def check_somebody_trains(request: Request, decision: Decision) -> None:
 
 
 def check_memory(request: Request, decision: Decision) -> None:
-    assert json.loads(json.dumps(decision.memory)) == decision.memory
+    assert json.loads(json.dumps(decision.planner_state)) == decision.planner_state
     assert decision.again_s is None or decision.again_s > request.now_s
 
 
@@ -211,7 +211,7 @@ def after(planner: Planner, request: Request, decision: Decision, later_s: float
         ),
         held=tuple(held) if planner.paradigm == "elastic" else (),
         now_s=request.now_s + later_s,
-        memory=json.loads(json.dumps(decision.memory)),
+        planner_state=json.loads(json.dumps(decision.planner_state)),
     )
 
 

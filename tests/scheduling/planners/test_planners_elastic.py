@@ -144,6 +144,6 @@ def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Re
         workloads=tuple(c for name, c in known.items() if name not in everybody),
         nodes=tuple(node for node in free if node.gpus),
         held=tuple(Held(known[n], a, since[n], n in fixed) for n, a in everybody.items()),
-        memory=decision.memory,
+        planner_state=decision.planner_state,
     )
     assert planner.decide(again).start == ()

@@ -99,7 +99,7 @@ def test_the_kept_state_has_types_of_json(exploration: str) -> None:
     remembered = []
 
     def note(_request: Request, decision: Decision) -> None:
-        remembered.append(decision.memory)
+        remembered.append(decision.planner_state)
 
     arrivals = [Arrival(member("a")), Arrival(member("b"), 30.0)]
     Engine(EXPLORATORY, arrivals, Scenario(Cluster.of(16, 8)), Options(exploration=exploration), note).run()

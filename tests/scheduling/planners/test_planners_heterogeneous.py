@@ -82,7 +82,7 @@ def test_each_member_is_on_one_type_at_the_rate_of_that_type(name: str) -> None:
     for allocation in decision.start:
         (gpu_type,) = used[allocation.member]
         assert allocation.rate == curves[str(gpu_type)][allocation.gpus]
-    assert json.loads(json.dumps(decision.memory)) == decision.memory
+    assert json.loads(json.dumps(decision.planner_state)) == decision.planner_state
 
 
 def test_the_longest_get_the_type_where_they_are_done_first() -> None:
@@ -100,8 +100,8 @@ def test_freed_gpus_take_members_that_wait_for_another_type() -> None:
     names = {a.member for a in first.start}
     waiting = [member(f"m{i}") for i in range(30) if f"m{i}" not in names]
     freed = (Node("node-2", (1,), "p100"),)
-    for_fast = [m for m in waiting if first.memory["members"][m.name] == "v100"]
-    again = independent.decide(asked(*for_fast, nodes=freed, memory=first.memory))
+    for_fast = [m for m in waiting if first.planner_state["members"][m.name] == "v100"]
+    again = independent.decide(asked(*for_fast, nodes=freed, planner_state=first.planner_state))
     assert [(a.rate, a.placement[0].node) for a in again.start] == [(10.0, "node-2")]
 
 
@@ -114,7 +114,7 @@ def test_a_member_in_training_keeps_its_type() -> None:
     free = tuple(
         Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken), n.gpu_type) for n in CLUSTER.nodes
     )
-    request = asked(member("c", 5000.0), nodes=free, held=held, memory=first.memory)
+    request = asked(member("c", 5000.0), nodes=free, held=held, planner_state=first.planner_state)
     decision = fluid.decide(request)
     after = types_of(decision)
     assert all(after[name] == before[name] for name in before if name in after)
@@ -125,14 +125,14 @@ def test_a_planner_remembers_by_type_even_while_one_is_down() -> None:
     seen: list[object] = []
 
     def decide(request: Request) -> Decision:
-        seen.append(request.memory)
-        return Decision(memory=(request.memory or 0) + 1)
+        seen.append(request.planner_state)
+        return Decision(planner_state=(request.planner_state or 0) + 1)
 
     counting = by_type(Planner("counting", "local", decide))
-    memory = counting.decide(asked(member("a"))).memory
+    memory = counting.decide(asked(member("a"))).planner_state
     only = Cluster(CLUSTER.nodes[:2])
-    memory = counting.decide(asked(member("a"), cluster=only, memory=memory)).memory
-    memory = counting.decide(asked(member("a"), memory=json.loads(json.dumps(memory)))).memory
+    memory = counting.decide(asked(member("a"), cluster=only, planner_state=memory)).planner_state
+    memory = counting.decide(asked(member("a"), planner_state=json.loads(json.dumps(memory)))).planner_state
     assert memory["gpu_types"] == {"v100": 3, "p100": 2}
     assert seen == [None, None, 1, 1, 2]
 

@@ -116,7 +116,7 @@ def test_many_members_end_near_the_bound() -> None:
 def test_start_up_and_epochs_are_planned_for() -> None:
     members = some_members(1, 10, 8, startup_s=300.0, samples_per_epoch=50000, evaluate_s=20.0)
     result = run(members, Cluster.of(8, 4))
-    planned = decide(Request(members, Cluster.of(8, 4).nodes, 8, 0, QUICK)).memory
+    planned = decide(Request(members, Cluster.of(8, 4).nodes, 8, 0, QUICK)).planner_state
     ends = {name: end_s for those in planned.values() for name, _, _, end_s, _ in those}
     assert {m.member: m.done_s for m in result.members} == pytest.approx(ends)
 
@@ -192,8 +192,8 @@ def test_memory_survives_a_file() -> None:
     first = decide(Request(members, cluster.nodes, 8, 0, QUICK, cluster=cluster.nodes))
     begun = {allocation.member for allocation in first.start}
     left = [m for m in members if m.name not in begun]
-    later = Request(left, cluster.nodes, 8, 1, QUICK, (), cluster.nodes, 5000.0, first.memory)
-    copied = replace(later, memory=json.loads(json.dumps(first.memory)))
+    later = Request(left, cluster.nodes, 8, 1, QUICK, (), cluster.nodes, 5000.0, first.planner_state)
+    copied = replace(later, planner_state=json.loads(json.dumps(first.planner_state)))
     assert decide(later).start == decide(copied).start != ()
 
 

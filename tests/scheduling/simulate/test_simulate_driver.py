@@ -174,7 +174,7 @@ def test_the_rounds_of_other_planners(both: Both, planner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.round_launcher.write_memory"]
+    "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.round_launcher.write_planner_state"]
 )
 def test_a_failed_start_ends_the_job_and_the_next_one_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -107,8 +107,8 @@ def test_a_stopped_member_waits_and_continues() -> None:
     def decide(request: Request) -> Decision:
         waiting = {c.name: c for c in request.workloads}
         if request.now_s == 0:
-            return Decision((given(waiting["a"], 0),), again_s=4.0, memory="stop")
-        if request.held and request.memory == "stop":
+            return Decision((given(waiting["a"], 0),), again_s=4.0, planner_state="stop")
+        if request.held and request.planner_state == "stop":
             return Decision((given(waiting["b"], 0),), stop=("a",))
         return one_each(request) if not request.held else Decision()
 
@@ -253,8 +253,8 @@ def test_the_next_job_gets_the_planner_state_of_the_last_round() -> None:
     remembered: list[object] = []
 
     def decide(request: Request) -> Decision:
-        remembered.append(request.memory)
-        return Decision(one_each(request).start, memory=len(remembered))
+        remembered.append(request.planner_state)
+        return Decision(one_each(request).start, planner_state=len(remembered))
 
     rows = run(
         elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=JobTiming(wall_s=15.0)

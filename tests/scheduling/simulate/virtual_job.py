@@ -75,7 +75,9 @@ def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
     def decide(request: Request) -> Decision:
         waiting = [(c.name, c.samples_left) for c in request.workloads]
         held = [(h.workload.name, h.workload.samples_left, h.allocation, h.fixed) for h in request.held]
-        key = str((waiting, held, request.nodes, request.cluster, request.now_s, json.dumps(request.memory)))
+        key = str(
+            (waiting, held, request.nodes, request.cluster, request.now_s, json.dumps(request.planner_state))
+        )
         if key not in decisions:
             decision = planner.decide(request)
             again_s = decision.again_s

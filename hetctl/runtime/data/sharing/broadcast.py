@@ -17,8 +17,8 @@ import numpy as np
 from hetctl.model.errors import HetctlError
 from hetctl.runtime.data.preprocessors import BatchLayout
 from hetctl.runtime.data.sampler import Chunk, Stream
-from hetctl.runtime.data.sharing.outlet import IN_FLIGHT, Outlet
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
+from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, RingWriter
 
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """Sleep of a leader in seconds, while broadcasts are in flight and while none is."""
@@ -67,7 +67,7 @@ class Exchange:
         self,
         comm: Any,
         outbox: Ring,
-        outlet: Outlet,
+        writer: RingWriter,
         stream: Stream,
         layout: BatchLayout,
         watch: Callable[[], None],
@@ -75,7 +75,7 @@ class Exchange:
     ) -> None:
         self._data, self._votes = comm.Dup(), comm.Dup()
         self._rank, self._ranks = int(comm.Get_rank()), int(comm.Get_size())
-        self._outbox, self._outlet, self._watch = outbox, outlet, watch
+        self._outbox, self._ring_writer, self._watch = outbox, writer, watch
         self._stall_s = stall_s
         self._stream, self._layout = stream, layout
         self._in_flight: deque[_Flight] = deque()
@@ -101,7 +101,7 @@ class Exchange:
 
     def _all_have_left(self) -> bool:
         """Enter a barrier once this node's readers have left; return true when all leaders have entered."""
-        if self._end_barrier is None and self._outlet.left:
+        if self._end_barrier is None and self._ring_writer.left:
             self._end_barrier = self._votes.Ibarrier()
         return self._end_barrier is not None and bool(self._end_barrier.Test())
 
@@ -110,7 +110,7 @@ class Exchange:
         before = len(self._in_flight)
         while self._in_flight and self._in_flight[0].request.Test():
             flight = self._in_flight.popleft()
-            self._outlet.publish(flight.position, flight.size)
+            self._ring_writer.publish(flight.position, flight.size)
             self._moved_at = time.monotonic()
         return len(self._in_flight) < before
 
@@ -119,7 +119,7 @@ class Exchange:
         own = self._position % self._ranks == self._rank
         if len(self._in_flight) == IN_FLIGHT or (own and self._prepared() is None):
             return False
-        buffer = self._outlet.buffer(self._position)
+        buffer = self._ring_writer.buffer(self._position)
         if buffer is None:
             if not self._in_flight:
                 self._moved_at = time.monotonic()  # This node's readers may be slow, which is no error.
@@ -152,7 +152,7 @@ class Exchange:
         while self._in_flight or self._position < furthest:
             moved = self._publish_arrived()
             if self._position < furthest and len(self._in_flight) < IN_FLIGHT:
-                buffer = self._outlet.buffer(self._position)
+                buffer = self._ring_writer.buffer(self._position)
                 assert buffer is not None
                 self._send(buffer)
             elif not moved:

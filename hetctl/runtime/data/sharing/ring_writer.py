@@ -20,7 +20,7 @@ POLL_S = 0.05
 """Seconds between two checks of a trainer for the announcement of a leader."""
 
 
-class Outlet:
+class RingWriter:
     """Destination of chunks on this node: its ring while that has readers, then unused memory.
 
     This must be the ring's only producer. If there is another, trainers no longer rely on the leader, which
