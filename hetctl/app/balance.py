@@ -123,7 +123,7 @@ def _check(request: BalanceRequest) -> None:
                 f"--change {number}: must be after iteration 0 and before iteration {request.iterations}"
             )
         if numbers.count(number) > 1:
-            raise BadInputError(f"--change {number}: is given twice", "put both files' lines into one")
+            raise BadInputError(f"--change {number}: is given twice", "merge both files")
     if not 0 <= request.jitter <= 1:
         raise BadInputError(f"--jitter {request.jitter}: must be from 0 to 1")
 
@@ -139,7 +139,7 @@ def _check_room(request: BalanceRequest, workers: Sequence[WorkerPoints]) -> Non
         raise InfeasibleError(
             f"{request.workers}: max_batch: the workers have room for {sum(caps)} samples,"
             f" --batch is {request.batch}",
-            "a smaller batch, or more workers",
+            "lower --batch, or add workers",
         )
 
 

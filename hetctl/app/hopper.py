@@ -281,7 +281,7 @@ def _outages(away: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[O
     outages = []
     for worker, start_s, end_s in away:
         if worker not in groups:
-            raise BadInputError(f"there is no worker {worker!r} to be away", hint=nearest(worker, groups))
+            raise BadInputError(f"there is no worker {worker!r} for --outage", hint=nearest(worker, groups))
         outages.append(Outage(groups[worker], start_s, end_s))
     return outages
 

@@ -164,7 +164,7 @@ def _refuse_unknown_types(request: SimulateRequest, profiles: Iterable[MemberPro
         if "" in request.gpus and len(known) > 1:
             raise BadInputError(
                 f"{profile.member} was measured on several types of GPU: {', '.join(known)}",
-                f"say how many there are of each: --gpus {example}",
+                f"give the number of each: --gpus {example}",
             )
         for gpu_type in request.gpus.keys() - {"", *known}:
             raise BadInputError(

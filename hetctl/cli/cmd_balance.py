@@ -114,7 +114,7 @@ def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
     All start with equal batches. After each iteration the algorithm sets those of the next one.
     """
     if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
-        raise click.UsageError("--predictor goes with --algorithm cpu alone", context)
+        raise click.UsageError("--predictor requires --algorithm cpu", context)
     from hetctl.app.balance import BalanceRequest, simulate_balancing
 
     fields = encode(simulate_balancing(BalanceRequest(**wishes)))

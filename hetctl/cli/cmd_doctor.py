@@ -38,7 +38,7 @@ def command(
     exchange data within a node and between nodes.
     """
     if framework and not job:
-        raise click.UsageError("--framework goes with --job alone")
+        raise click.UsageError("--framework requires --job")
     from hetctl.app.doctor.doctor import examine
     from hetctl.app.project import Project
     from hetctl.report.site_tables import findings_table

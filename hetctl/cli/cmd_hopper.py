@@ -39,7 +39,7 @@ class OutageType(click.ParamType):  # type: ignore[type-arg]
         start_s = Seconds(least=0).convert(match[2], param, ctx)
         end_s = Seconds().convert(match[3], param, ctx) if match[3] else math.inf
         if end_s <= start_s:
-            self.fail(f"{value}: the worker is back before it is away", param, ctx)
+            self.fail(f"{value}: END must be after START", param, ctx)
         return match[1], start_s, end_s
 
 

@@ -181,7 +181,7 @@ def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
     names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
     return MembersFailedError(
         f"{len(outcome.failures)} points could not be measured ({names})",
-        "mend these members and run `hetctl profile` again: what is measured is kept",
+        "correct these members and run `hetctl profile` again; measured points are kept",
     )
 
 

@@ -182,9 +182,7 @@ def _would_be_quicker(phase: Phase) -> bool:
 
 
 def _phases(plan: Plan) -> RenderableType:
-    table = ruled_table(
-        "mode", ">members", ">start", ">length", "simulated instead", gap=1, fold="simulated instead"
-    )
+    table = ruled_table("mode", ">members", ">start", ">length", "other modes", gap=1, fold="other modes")
     for phase in plan.phases:
         start, length = format_seconds(phase.start_s), format_seconds(phase.predicted_s)
         table.add_row(phase.mode, str(len(phase.members)), start, length, _others(phase))
@@ -231,7 +229,7 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> Rende
 def size_table(chosen: JobSizeOption, prospects: Sequence[JobSizeOption], device: str) -> RenderableType:
     """Return a table of the sizes considered; an arrow marks the choice."""
     table = ruled_table(
-        "", "queue", ">nodes", ">time asked", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
+        "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
     )
     for prospect in prospects:
         size = prospect.size

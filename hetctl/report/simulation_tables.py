@@ -111,7 +111,7 @@ class HopperFigures:
 def hopper_table(figures: HopperFigures) -> RenderableType:
     """Return a table of the figures."""
     table = ruled_table(
-        ">makespan", ">lower\nbound", ">ratio", ">workers\nbusy", ">undone by\nfailures", ">planning", gap=1
+        ">makespan", ">lower\nbound", ">ratio", ">workers\nbusy", ">lost to\nfailures", ">planning", gap=1
     )
     table.add_row(
         format_seconds(figures.makespan_s),

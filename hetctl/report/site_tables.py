@@ -41,7 +41,7 @@ def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
 def check_table(site: str, cases: Sequence[str]) -> RenderableType:
     """Return a line that a site is valid, with the rendered cases."""
     return Text.assemble(
-        (f"site {printable(site)} is right", "green"), f"; rendered for it: {', '.join(cases)}"
+        (f"site {printable(site)} is valid", "green"), f"; rendered for it: {', '.join(cases)}"
     )
 
 

@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_result(folder):
         (["--change", "5:slower.csv", "--change", "5:slower.csv"], 2, "--change 5: is given twice"),
         (["--change", "slower.csv"], 2, "slower.csv is not ITERATION:FILE"),
         (["--jitter", "nan"], 2, "--jitter nan: must be from 0 to 1"),
-        (["--predictor", "ema"], 2, "--predictor goes with --algorithm cpu alone"),
+        (["--predictor", "ema"], 2, "--predictor requires --algorithm cpu"),
         (["--algorithm", "best"], 2, "'best' is not one of 'cpu', 'gpu', 'curve'"),
     ],
 )

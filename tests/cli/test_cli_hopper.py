@@ -218,7 +218,7 @@ def test_wrong_options_are_refused(folder, arguments, said):
     ("away", "said"),
     [
         ("w1", "is not of the form"),
-        ("w1@5-3", "back before it is away"),
+        ("w1@5-3", "END must be after START"),
         ("w1@x", "not a duration"),
         ("w7@5", "there is no worker 'w7'"),
     ],

@@ -115,7 +115,7 @@ def examine(
 
 def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
     """Yield the finding for local jobs, which are processes."""
-    yield CheckResult("batch system", CheckStatus.OK, "jobs are processes of yours")
+    yield CheckResult("batch system", CheckStatus.OK, "jobs are local processes")
 
 
 def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
@@ -166,7 +166,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
         file.flush()
         answer = run_command(queue_info.dry_run_command(), Path(file.name))
     if answer.code != 0:
-        fix = "Slurm's own words say what it does not like: correct the site file, or ask your administrators"
+        fix = "correct in the site file what Slurm's message names, or ask your administrators"
         return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
     return CheckResult("dry run", CheckStatus.OK, answer.last_words.removeprefix("sbatch: "))
 

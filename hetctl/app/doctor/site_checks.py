@@ -52,9 +52,7 @@ def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator
         yield CheckResult("commands", CheckStatus.OK, ", ".join(entry.commands))
     for name, use in entry.helpful.items():
         if not which(name):
-            yield CheckResult(
-                f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it would tell {use}"
-            )
+            yield CheckResult(f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it reports {use}")
     if site.launcher != NO_LAUNCHER:
         yield _launcher_finding(site.launcher, which)
 
@@ -77,9 +75,7 @@ def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -
         return CheckResult(check, bad, "; ".join(problems), "correct max_nodes and max_wall in `queues`")
     if not facts.open:
         return CheckResult(check, CheckStatus.WARNING, "it is closed", "jobs wait until it is opened again")
-    return CheckResult(
-        check, CheckStatus.OK, f"open, {_limits(facts)}, as far as the site file goes or further"
-    )
+    return CheckResult(check, CheckStatus.OK, f"open, {_limits(facts)}, no less than in the site file")
 
 
 def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
@@ -161,7 +157,7 @@ def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
     if site.batch_system == "local" or kind.startswith(SHARED):
         return CheckResult(FOLDER, CheckStatus.OK, found)
     fix = "compute nodes must see it: set HETCTL_HOME to a shared folder, or let --job show that they do"
-    return CheckResult(FOLDER, CheckStatus.WARNING, f"{found}, which looks like this machine's own", fix)
+    return CheckResult(FOLDER, CheckStatus.WARNING, f"{found}, which seems to be local to this machine", fix)
 
 
 def ability_finding(path: Path) -> CheckResult:

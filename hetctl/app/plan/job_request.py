@@ -100,7 +100,7 @@ def _refuse_more_than_all(site: Site, gpus: int) -> None:
     if gpus > site.gpus:
         raise InfeasibleError(
             f"{gpus} {DEVICES[site.device]} are more than the {site.gpus} of site {site.name}",
-            "ask for fewer with --gpus, or choose another site",
+            "lower --gpus, or choose another site",
         )
 
 
@@ -108,7 +108,7 @@ def _refusal(site: Site, bins: Sequence[Bin], nodes: int, wall_s: int) -> Infeas
     limits = "; ".join(_describe(b) for b in bins)
     return InfeasibleError(
         f"no queue of site {site.name} takes {nodes} nodes for {format_duration(wall_s)}: {limits}",
-        "ask for less with --gpus or --time, or choose a queue with --queue",
+        "lower --gpus or --time, or choose a queue with --queue",
     )
 
 

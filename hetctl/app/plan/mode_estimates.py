@@ -84,7 +84,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
     samples_per_epoch = next((samples for samples in known if samples), None)
     if samples_per_epoch is None:
         raise BadInputError(
-            f"no profile says how many samples an epoch of {name} has",
+            f"the number of samples in an epoch of {name} is unknown",
             "set samples_per_epoch in the ensemble file, or run hetctl profile for a member that fits a GPU",
         )
     return PipelineMember(
@@ -116,7 +116,7 @@ def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
         raise InfeasibleError(
             f"{len(members):,} members times {question.partitions:,} partitions times {question.gpus:,} GPUs"
             f" are more than {MOST_TIMES:,} unit times",
-            "have fewer partitions, or plan with --mode data-parallel",
+            "lower `partitions`, or plan with --mode data-parallel",
         )
     units = unit_times(members, question.partitions, cluster)
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)

@@ -97,7 +97,7 @@ def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], roo
         if demand.member not in layers:
             raise InfeasibleError(
                 does_not_fit(demand.member, demand, room),
-                "give a profile of its layers (`layers` in the ensemble file), lower its batch_size, or take"
+                "give a profile of its layers (`layers` in the ensemble file), lower its batch_size, or use"
                 " GPUs with more memory",
             )
 

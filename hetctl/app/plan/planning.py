@@ -151,7 +151,7 @@ def _data_parallel(
     choice = chosen(request.planner, [Arrival(member) for member in members], world, options)
     if world.lockstep and not choice.planner.shares:
         raise BadInputError(
-            f"planner {choice.planner.name} forms no flotillas, whose members could train in lockstep",
+            f"planner {choice.planner.name} forms no flotillas, which lockstep needs",
             "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
         )
     _refuse_unknown_nodes(request)
@@ -166,7 +166,7 @@ def _refuse_unknown_nodes(request: PlanRequest) -> None:
     if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
         raise BadInputError(
             f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
-            " must know who is on their node",
+            " must know which members share their node",
             "choose --launch nodes, or --sharing cached",
         )
 

@@ -89,7 +89,7 @@ class Attending:
         """Cancel the jobs, or let them continue."""
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)
-            leave(interruption, naming(ids, "is cancelled", "are cancelled"), "what was measured is kept")
+            leave(interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept")
         leave(
             interruption,
             naming(ids, "goes on measuring", "go on measuring"),

@@ -72,15 +72,15 @@ def profile(
             session.measure(session.missing(profiled_gpus(site.gpus_per_node)))
             session.measure(session.missing(session.most_gpus()))
         except Interruption as interruption:
-            leave(interruption, "the command ended", "`hetctl profile` goes on from here")
+            leave(interruption, "the command ended", "`hetctl profile` continues from here")
         return session.outcome()
 
 
 def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
     if site.max_queued_jobs is not None and spread.jobs > site.max_queued_jobs:
         raise BadInputError(
-            f"--jobs {spread.jobs}: site {site.name} lets a user have {site.max_queued_jobs} jobs queued",
-            f"ask for at most --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
+            f"--jobs {spread.jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
+            f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
         )
 
 

@@ -368,7 +368,7 @@ def test_a_group_that_cannot_meet_says_why(project):
 def test_a_framework_goes_with_a_job(project):
     result = project.here("doctor", "--framework", "pytorch")
     assert result.code == 2
-    assert "--framework goes with --job" in result.stderr
+    assert "--framework requires --job" in result.stderr
 
 
 RIGHT = """\

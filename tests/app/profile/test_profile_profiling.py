@@ -56,7 +56,7 @@ def test_more_jobs_than_the_site_lets_a_user_queue_are_refused(project):
     (project.path / "site-configs").mkdir()
     (project.path / "site-configs" / "small.yaml").write_text("extends: local\nmax_queued_jobs: 2\n")
     done = project.here("profile", "--site", "small", "--jobs", "3")
-    assert (done.code, "--jobs 3: site small lets a user have 2 jobs queued" in done.stderr) == (2, True)
+    assert (done.code, "--jobs 3: site small permits 2 queued jobs per user" in done.stderr) == (2, True)
     assert not project.home.path.exists()
 
 
