@@ -165,7 +165,7 @@ def _rows(outcome: PlanOutcome | SimulationOutcome) -> list[StageRow]:
             receive_s=stage.receive_s,
             bytes=stage.bytes,
             memory_bytes=stage.memory_bytes,
-            busy=stage.busy_fraction,
+            busy=stage.gpu_busy_fraction,
         )
         for number, worker in enumerate(outcome.virtual_workers)
         for stage in worker.stages

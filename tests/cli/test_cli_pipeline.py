@@ -22,7 +22,7 @@ FILES = ("--layers", "layers.csv", "--cluster", "cluster.yaml")
 POLICIES = ("np", "ed", "hd", "best")
 STAGE_KEYS = {
     "first", "last", "first_layer", "last_layer", "node", "gpu", "gpu_type", "forward_s", "backward_s",
-    "receive_s", "seconds", "bytes", "memory_bytes", "busy_fraction",
+    "receive_s", "seconds", "bytes", "memory_bytes", "gpu_busy_fraction",
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
     assert result["throughput"] == pytest.approx(len(rates) * min(rates))
     in_flight = result["in_flight"]
     assert (result["local_staleness"], result["global_staleness"]) == (in_flight - 1, 2 * in_flight - 2)
-    assert all(0 < s["busy_fraction"] <= 1 for w in result["virtual_workers"] for s in w["stages"])
+    assert all(0 < s["gpu_busy_fraction"] <= 1 for w in result["virtual_workers"] for s in w["stages"])
 
 
 def test_one_in_flight_is_slower_and_completes_all_minibatches(folder):

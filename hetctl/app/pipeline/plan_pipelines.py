@@ -47,7 +47,7 @@ class PipelineRequest:
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """A stage and its use of a GPU; `busy_fraction` is None without simulation."""
+    """A stage and its use of a GPU; `gpu_busy_fraction` is None without simulation."""
 
     first: int
     last: int
@@ -62,7 +62,7 @@ class StageOutcome:
     seconds: float
     bytes: int
     memory_bytes: int
-    busy_fraction: float | None = None
+    gpu_busy_fraction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def outcomes_of(
 
 
 def _stage(
-    stage: Stage, layers: LayerProfile, cluster: PipelineCluster, busy_fraction: float | None
+    stage: Stage, layers: LayerProfile, cluster: PipelineCluster, gpu_busy_fraction: float | None
 ) -> StageOutcome:
     return StageOutcome(
         first=stage.first,
@@ -256,5 +256,5 @@ def _stage(
         seconds=stage.seconds,
         bytes=stage.bytes,
         memory_bytes=cluster.memory_bytes[stage.gpu_type],
-        busy_fraction=busy_fraction,
+        gpu_busy_fraction=gpu_busy_fraction,
     )
