@@ -56,7 +56,7 @@ class Balancing:
     ----------
     predictor : str or None
         Name of the predictor; None if the algorithm has none.
-    seconds : float
+    total_s : float
         Time of all iterations in seconds.
     """
 
@@ -64,7 +64,7 @@ class Balancing:
     predictor: str | None
     batch: int
     workers: tuple[str, ...]
-    seconds: float
+    total_s: float
     t_star_s: float
     ratio: float
     reached_at: int | None
@@ -105,7 +105,7 @@ def simulate_balancing(request: BalanceRequest) -> Balancing:
         predictor=request.predictor if request.algorithm == "cpu" else None,
         batch=request.batch,
         workers=tuple(worker.name for worker in workers),
-        seconds=iterations[-1].start_s + iterations[-1].seconds,
+        total_s=iterations[-1].start_s + iterations[-1].duration_s,
         t_star_s=found[-1].t_star_s,
         ratio=found[-1].ratio,
         reached_at=found[-1].reached_at,

@@ -163,7 +163,7 @@ class BalanceFields(TypedDict):
     predictor: str | None
     batch: int
     workers: Sequence[str]
-    seconds: float
+    total_s: float
     phases: Sequence[PhaseFields]
     iterations: Sequence[IterationFields]
     warnings: Sequence[str]
@@ -183,7 +183,7 @@ def _balance_header(fields: BalanceFields) -> Text:
     count = len(fields["iterations"])
     return Text.assemble(
         (f"{how}: {fields['batch']:,} samples on {len(fields['workers'])} workers", "bold"),
-        f"\n{count:,} iterations in {format_seconds(fields['seconds'])}",
+        f"\n{count:,} iterations in {format_seconds(fields['total_s'])}",
     )
 
 

@@ -232,7 +232,9 @@ def replay(quick: bool = False) -> Table:  # noqa: ARG001
     courses = {name: run(dropped(1), ALGORITHMS[name]) for name in names}
     (start, changed) = courses["curve"][1]
     rows = [(str(at), *(cell for name in names for cell in _at(courses[name][0][at]))) for at in SHOWN]
-    mean_s = {name: statistics.mean(one.seconds for one in course) for name, (course, _) in courses.items()}
+    mean_s = {
+        name: statistics.mean(one.duration_s for one in course) for name, (course, _) in courses.items()
+    }
     return Table(
         "LB-BSP, section 5.2: four types of GPU, Inception-V3",
         ("iteration", *(head for name in names for head in (f"{name}: {', '.join(PAPER)}", "seconds"))),
@@ -245,7 +247,7 @@ def replay(quick: bool = False) -> Table:  # noqa: ARG001
 
 
 def _at(iteration: Iteration) -> tuple[str, str]:
-    return ", ".join(map(str, iteration.batches)), f"{iteration.seconds:.3f}"
+    return ", ".join(map(str, iteration.batches)), f"{iteration.duration_s:.3f}"
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ k80,64,2.81,64
 """
 SLOWER = "worker,batch,seconds\nk80,8,1.9\nk80,64,5.6\n"
 KEYS = {
-    "schema_version", "algorithm", "predictor", "batch", "workers", "seconds", "t_star_s", "ratio",
+    "schema_version", "algorithm", "predictor", "batch", "workers", "total_s", "t_star_s", "ratio",
     "reached_at", "phases", "iterations", "warnings",
 }  # fmt: skip
 PHASE = {
@@ -60,9 +60,9 @@ def test_the_result_has_the_keys_that_were_promised(folder, algorithm):
     assert result["iterations"][0]["batches"] == [32, 32]
     assert {sum(one["batches"]) for one in result["iterations"]} == {64}
     last = result["iterations"][-1]
-    assert result["seconds"] == pytest.approx(last["start_s"] + last["seconds"])
-    assert [max(one["worker_seconds"]) for one in result["iterations"]] == [
-        one["seconds"] for one in result["iterations"]
+    assert result["total_s"] == pytest.approx(last["start_s"] + last["duration_s"])
+    assert [max(one["worker_s"]) for one in result["iterations"]] == [
+        one["duration_s"] for one in result["iterations"]
     ]
     (phase,) = result["phases"]
     assert all(phase[name] == result[name] for name in ("t_star_s", "ratio", "reached_at"))

@@ -59,7 +59,7 @@ class StageOutcome:
     forward_s: float
     backward_s: float
     receive_s: float
-    seconds: float
+    total_s: float
     bytes: int
     memory_bytes: int
     gpu_busy_fraction: float | None = None
@@ -253,7 +253,7 @@ def _stage(
         forward_s=stage.forward_s,
         backward_s=stage.backward_s,
         receive_s=stage.receive_s,
-        seconds=stage.seconds,
+        total_s=stage.seconds,
         bytes=stage.bytes,
         memory_bytes=cluster.memory_bytes[stage.gpu_type],
         gpu_busy_fraction=gpu_busy_fraction,

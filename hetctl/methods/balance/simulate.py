@@ -41,14 +41,14 @@ class Iteration:
     expected_s : float
         Time in seconds without jitter.
     batches : tuple of int
-        Batches by worker, in the order of `worker_seconds`.
+        Batches by worker, in the order of `worker_s`.
     """
 
     start_s: float
-    seconds: float
+    duration_s: float
     expected_s: float
     batches: tuple[int, ...]
-    worker_seconds: tuple[float, ...]
+    worker_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)

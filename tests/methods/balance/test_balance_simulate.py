@@ -37,9 +37,9 @@ class Recorder:
 def test_an_iteration_takes_as_long_as_the_slowest_worker():
     found = list(iterate(Recorder(2), [Conditions(0, (FAST, SLOW))], 4))
     assert [one.batches for one in found] == [EQUAL, EQUAL, BALANCED, BALANCED]
-    assert [one.seconds for one in found] == pytest.approx([2.4, 2.4, 1.2, 1.2])
+    assert [one.duration_s for one in found] == pytest.approx([2.4, 2.4, 1.2, 1.2])
     assert [one.start_s for one in found] == pytest.approx([0, 2.4, 4.8, 6.0])
-    assert found[0].worker_seconds == pytest.approx((0.8, 2.4))
+    assert found[0].worker_s == pytest.approx((0.8, 2.4))
 
 
 def test_observations_have_times_and_the_share_of_memory():
@@ -54,7 +54,7 @@ def test_observations_have_times_and_the_share_of_memory():
 def test_conditions_hold_from_their_iteration_on():
     conditions = [Conditions(0, (FAST, SLOW)), Conditions(2, (SLOW, FAST)), Conditions(3, (FAST, FAST))]
     found = list(iterate(Recorder(0), conditions, 5))
-    assert [one.seconds for one in found] == pytest.approx([1.2, 1.2, 3.6, 1.2, 1.2])
+    assert [one.duration_s for one in found] == pytest.approx([1.2, 1.2, 3.6, 1.2, 1.2])
     assert [(one.first, one.last) for one in phases(found, conditions)] == [(0, 1), (2, 2), (3, 4)]
 
 
@@ -79,7 +79,7 @@ def test_jitter_is_drawn_from_the_seed_and_left_out_of_the_ratio():
     conditions = [Conditions(0, (FAST, SLOW))]
     once, again, other = (list(iterate(Recorder(0), conditions, 50, 0.1, seed)) for seed in (1, 1, 2))
     assert once == again != other
-    assert len({one.seconds for one in once}) == 50
+    assert len({one.duration_s for one in once}) == 50
     assert [one.expected_s for one in once] == pytest.approx([1.2] * 50)
     (phase,) = phases(once, conditions)
     assert (phase.ratio, phase.reached_at) == (pytest.approx(1.0), 0)
