@@ -119,7 +119,7 @@ def _cards(figures: HopperFigures) -> list[tuple[str, str, str]]:
         ("makespan", format_seconds(figures.makespan_s), f"{figures.ratio:.3f} of the bound"),
         ("lower bound", format_seconds(figures.lower_bound_s), "workers that never fail"),
         ("workers busy", format_percent(figures.gpu_busy_fraction), "until the makespan"),
-        ("undone by failures", format_seconds(figures.lost_s), "over all workers"),
+        ("lost to failures", format_seconds(figures.lost_s), "over all workers"),
         ("planning", f"{figures.plan_seconds:.3g} s", figures.scheduler),
     ]
 
