@@ -51,7 +51,7 @@ def plan_options(function: F) -> F:
             type=click.Choice(["np", "ed", "hd", "best"]),
             default="best",
             show_default=True,
-            help="GPUs of a virtual worker: a node (np), equal parts of all (ed), two types (hd), or the best.",
+            help="Virtual workers: of one node (np), equal parts of all (ed), two types (hd), or the best.",
         ),
         click.option(
             "--in-flight",
