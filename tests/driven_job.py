@@ -76,7 +76,11 @@ class Job:
     def drive(self, **how) -> str:
         """Run a job to its end; return what the driver said."""
         process = self.start(**how)
-        output, _ = process.communicate(timeout=120)
+        try:
+            output, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # or it would go on beside other tests
+            raise
         assert process.returncode == 0, output
         self.leaves_nothing_behind()
         return output

@@ -303,7 +303,10 @@ def train(task: TaskMessage, events, told) -> int:
             events.write("stopped", reason=reason, part_samples=0)
             return 0
         done += 1
-        state.write_text(str(done))
+        # Replaced at once: a trainer may be killed at any moment, and another one may read it.
+        written = state.with_name(f"epochs.{os.getpid()}")
+        written.write_text(str(done))
+        written.replace(state)
         gpus = training.allocation.gpus
         result = EpochResult(done, {"loss": 1 / done, "val_accuracy": done / 100}, 0.1, gpus, time.time())
         events.write("epoch", **encode(result), evaluate_s=0.0)

@@ -209,7 +209,8 @@ def test_a_rank_that_exceeds_its_share_is_ended_with_its_peak(tmp_path):
     found = re.fullmatch(
         r"out of memory: (\S+) GiB at its peak, and its share of the node is 0.20 GiB", end["cause"]
     )
-    assert 0.44 <= float(found[1]) < 0.6
+    # It may be ended while it still fills its memory: all ranks together have 95 % of 0.39 GiB then.
+    assert 0.25 < float(found[1]) < 0.6
     assert job.progress()["greedy"].failed == end["cause"]
     assert end["cause"] in job.run.log_of("greedy").read_text()
     assert job.progress()["good"].converged
