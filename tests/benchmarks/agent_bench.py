@@ -36,7 +36,7 @@ PRELOADED = {
 }
 BARS = {"pytorch": (1.5, 0.3), "tensorflow": (2.5, 1.2)}
 """Of the start over an import, and of seconds from a kill to the next rank."""
-START_NODES, START_RANKS = 4, 4
+START_NODES, START_RANKS = (4, 1), 16
 MANY_NODES, MANY_RANKS = 125, 8
 WATCHED_S, SETTLE_S = 20.0, 5.0
 REPEATS = 3
@@ -77,29 +77,29 @@ sys.exit(main())
 
 
 def start_table(quick: bool = False) -> Table:
-    """Start 16 ranks on four nodes, and kill one."""
+    """Start 16 ranks on four nodes and on one, and kill some."""
     rows, figures = [], []
     for framework, (start_bar, kill_bar) in BARS.items():
-        measured = [_start(framework) for _ in range(1 if quick else REPEATS)]
-        imports = [_import_s(framework) for _ in range(1 if quick else REPEATS)]
+        times = range(1 if quick else REPEATS)
+        imports = [_import_s(framework) for _ in times]
         import_s, cpu_s = (statistics.median(seconds) for seconds in zip(*imports, strict=True))
-        least_s = START_NODES * cpu_s / (os.cpu_count() or 1)
-        start_s = statistics.median(start for start, _ in measured)
-        kill_s = statistics.median(kill for _, kill in measured)
-        rows.append((framework, f"{import_s:.2f}", f"{least_s:.2f}", f"{start_s:.2f}", f"{kill_s:.3f}"))
-        figures += [
-            Figure(f"{framework}: start over one import", start_s / import_s, start_bar),
-            Figure(f"{framework}: seconds from a kill to the next rank", kill_s, kill_bar),
-        ]
+        kills = []
+        for nodes in START_NODES:
+            measured = [_start(framework, nodes) for _ in times]
+            start_s = statistics.median(start for start, _ in measured)
+            kills += [kill for _, kill in measured]
+            least_s = max(import_s, nodes * cpu_s / (os.cpu_count() or 1))
+            rows.append((framework, nodes, f"{import_s:.2f}", f"{least_s:.2f}", f"{start_s:.2f}"))
+            name = f"{framework}: start over one import, {nodes} node{'s' * (nodes > 1)}"
+            figures.append(Figure(name, start_s / import_s, start_bar))
+        kill_s = statistics.median(kills)
+        figures.append(Figure(f"{framework}: seconds from a kill to the next rank", kill_s, kill_bar))
     return Table(
-        f"{START_NODES * START_RANKS} ranks on {START_NODES} nodes",
-        (
-            *("framework", "one import, s", "all imports at least, s"),
-            *("start to last rank ready, s", "killed rank to next ready, s"),
-        ),
+        f"{START_RANKS} ranks on {' nodes and on '.join(map(str, START_NODES))}",
+        ("framework", "nodes", "one import, s", "all imports at least, s", "start to last rank ready, s"),
         tuple(rows),
         tuple(figures),
-        f"The nodes are {START_NODES} agents on this machine, whose templates import side by side on "
+        "The nodes are agents on this machine, whose templates import side by side on "
         f"{os.cpu_count()} cores: that takes at least the CPU time of so many imports, divided by the cores. "
         "A rank is ready when it waits for its first task.",
     )
@@ -137,9 +137,9 @@ def many_table(quick: bool = False) -> Table:
     )
 
 
-def _start(framework: str) -> tuple[float, float]:
+def _start(framework: str, nodes: int) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with _workers(START_NODES, START_RANKS, framework, sys.executable) as (workers, _):
+    with _workers(nodes, START_RANKS // nodes, framework, sys.executable) as (workers, _):
         began = time.monotonic()
         sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
         workers._agents.start_step(AGENTS, sets)
