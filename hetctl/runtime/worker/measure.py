@@ -53,6 +53,8 @@ def _measure_point(
 ) -> tuple[ProfilePoint, BuiltMember]:
     member, site = measurements.ensemble.member(point.member), measurements.site
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
+    # Ranks in a step of their own are started anew each time, framework included; others are forked once.
+    step_s = max(0.0, time.time() - assignment.launched_at) if assignment.own_step else 0.0
     context.load_resources(measurements.ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
@@ -82,7 +84,7 @@ def _measure_point(
         measured_at=time.time(),
         machine=Hardware(site.gpu_type or gpu_type, driver, built.framework.version()),
         samples_per_epoch=built.training.samples,
-        startup_s=built_s + once_s,
+        startup_s=step_s + built_s + once_s,
         evaluate_s=evaluate_s,
         checkpoint_s=_checkpoint_seconds(built, scratch),
         save_s=_save_seconds(built, member, context, times.mean_s, scratch) if point.gpus == 1 else None,

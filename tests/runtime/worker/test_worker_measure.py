@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -33,7 +34,7 @@ SITE = Site("here", "local", "local", 1, 1, 1, 2**30, (Queue("local"),), device=
 PAUSE_S = 0.1
 
 
-def measured(folder, framework, pause_s):
+def measured(folder, framework, pause_s, **launch):
     """Measure a network with a pause after each step, in batches that do not divide its 640 samples."""
     member = Member("m", {"pause_s": pause_s}, 96, 5, StopRule(metric="val_accuracy", mode="max"))
     functions = functions_of(framework, "fit_train_fn")
@@ -46,7 +47,7 @@ def measured(folder, framework, pause_s):
     with ExitStack() as keep:
         task = TaskMessage(MEASURE, str(folder), point.source)
         measure(
-            Assignment(task, RankInfo(0, 1), time.time()),
+            Assignment(task, RankInfo(0, 1), **{"launched_at": time.time(), **launch}),
             WorkerContext(Binding("localhost", 0, None, (0,)), keep),
         )
     (event,) = (event for event in read_folder(folder / "events") if event.kind == "point")
@@ -69,6 +70,14 @@ def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framew
     assert point.checkpoint_s > 0
     assert point.startup_s > 0
     assert list((tmp_path / "profile").glob("scratch/*/*")) == []
+
+
+@pytest.mark.training
+def test_the_start_of_a_step_of_its_own_counts_as_start_up(tmp_path):
+    launch = {"launched_at": time.time() - 1000.0, "own_step": True}
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        point = process.submit(partial(measured, **launch), tmp_path / "profile", "pytorch", PAUSE_S).result()
+    assert point.startup_s > 1000.0
 
 
 def feed_of(samples, chunk):
