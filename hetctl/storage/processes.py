@@ -98,10 +98,10 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _running() -> Iterator[list[str]]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+    for name in os.listdir("/proc"):  # noqa: PTH208 - of these files only the names are needed
+        if name.isdigit():
             try:
-                fields = _stat(int(entry.name))
+                fields = _stat(int(name))
             except OSError:
                 continue
             if fields[0] not in "ZX":

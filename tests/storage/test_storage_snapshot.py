@@ -157,7 +157,8 @@ def test_all_events_are_read_again_if_an_earlier_one_appears(run):
     begin(run)
     state_of(run)[0].keep()
     state, _ = state_of(run)
-    run.events_of("a").open("a").write('{"kind": "converged", "time": 1.0, "round": 1, "reason": "early"}\n')
+    with run.events_of("a").open("a") as events:
+        events.write('{"kind": "converged", "time": 1.0, "round": 1, "reason": "early"}\n')
     assert told(state, state.look()) == without_snapshot(run)
     assert state.progress["a"].converged == "early"
 
