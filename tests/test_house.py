@@ -208,3 +208,18 @@ def test_docstrings_open_with_a_verb_or_a_noun():
     opened = [(path, text.split()[0]) for path in modules() for text in docstrings_of(path)]
     assert len(opened) > 2000
     assert [(path.name, word) for path, word in opened if word.strip(",:") in QUESTIONS] == []
+
+
+LONGEST_NAME = 60
+
+
+def test_names_of_tests_are_short():
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    names = [
+        (path.name, node.name)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 1000
+    assert [one for one in names if len(one[1]) > LONGEST_NAME] == []
