@@ -286,6 +286,11 @@ class Catalog:
         row = self._first(select(RUNS).where(RUNS.c.name == name))
         return decode(RunRecord, row) if row else None
 
+    def run_state(self, run: str) -> str | None:
+        """Return the state of a run without its specification, which may be large; None: there is no run."""
+        row = self._first(select(RUNS.c.state).where(RUNS.c.name == run))
+        return str(row["state"]) if row else None
+
     def set_run_state(self, run: str, state: str, reason: str = "") -> None:
         """Store the state of a run; BadInputError if the run is not in the catalog."""
         with self._write_run(run) as connection:

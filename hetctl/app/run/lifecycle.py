@@ -300,7 +300,7 @@ def _settle(
 
 def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:
     """Store the state of a run that follows from its present one, with a text for the user."""
-    state = run_after(record_of(catalog, run).state, reason)
+    state = run_after(catalog.run_state(run), reason)
     catalog.set_run_state(run, state, text)
     return RunTransition(run, state, text)
 
