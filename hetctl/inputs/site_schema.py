@@ -162,6 +162,7 @@ class TimeoutsModel(Strict):
     leaders: Duration = _timeout(
         "leaders", "Time limit for the leaders of nodes to load the data and connect"
     )
+    command: Duration = _timeout("command", "Time limit for a command of the batch system to answer")
 
 
 def _limits_rise(queues: list[QueueModel]) -> list[QueueModel]:

@@ -119,6 +119,8 @@ class Timeouts:
         Time for members that share in lockstep to join the ring, and for their leaders to begin.
     leaders_s : float
         Time for the leaders of nodes to load the data and connect.
+    command_s : float
+        Time for a command of the batch system to answer.
     """
 
     hang_s: float = 900.0
@@ -130,6 +132,7 @@ class Timeouts:
     samples_s: float = 600.0
     lockstep_s: float = 60.0
     leaders_s: float = 300.0
+    command_s: float = 60.0
 
 
 USUAL_TIMEOUTS = Timeouts()

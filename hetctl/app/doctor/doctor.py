@@ -25,7 +25,7 @@ from hetctl.app.doctor.site_checks import (
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch import queue_info
-from hetctl.cluster.batch.command import run as run_command
+from hetctl.cluster.batch.command import USUAL_COMMANDS
 from hetctl.cluster.batch.queue_info import QueueFacts
 from hetctl.cluster.render import render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
@@ -164,7 +164,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        answer = run_command(queue_info.dry_run_command(), Path(file.name))
+        answer = USUAL_COMMANDS.run(queue_info.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "correct in the site file what Slurm's message names, or ask your administrators"
         return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
@@ -176,7 +176,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
     python = site.python or sys.executable
     code = IMPORTABLE.format(names=list(PACKAGES))
     script = "\n".join([*site.setup, 'exec "$@"'])
-    answer = run_command(["bash", "-c", script, "hetctl", python, "-c", code])
+    answer = USUAL_COMMANDS.run(["bash", "-c", script, "hetctl", python, "-c", code])
     try:
         seen = json.loads(answer.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
@@ -212,7 +212,7 @@ def _account(site: Site) -> CheckResult:
         return CheckResult(
             "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
         )
-    answer = run_command(queue_info.accounts_command(getpass.getuser()))
+    answer = USUAL_COMMANDS.run(queue_info.accounts_command(getpass.getuser()))
     if answer.code != 0:
         found = f"not checked: {answer.last_words}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
@@ -221,7 +221,7 @@ def _account(site: Site) -> CheckResult:
 
 def _answers(command: Sequence[str], well: str) -> CheckResult:
     try:
-        answer = run_command(command)
+        answer = USUAL_COMMANDS.run(command)
     except BatchSystemError as error:
         return CheckResult(
             "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
@@ -236,4 +236,4 @@ def _answers(command: Sequence[str], well: str) -> CheckResult:
 
 def _output(command: Sequence[str]) -> str:
     """Return the output of a query; a failed one gives output without facts."""
-    return run_command(command).stdout
+    return USUAL_COMMANDS.run(command).stdout

@@ -13,13 +13,9 @@ from typing import BinaryIO
 
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.errors import BatchSystemError
+from hetctl.model.site import USUAL_TIMEOUTS
 from hetctl.storage.processes import die_with_parent
 
-TIMEOUT_S = 60.0
-ASK_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Pauses in seconds before a query is repeated."""
-PATIENCE_S = 60.0
-"""Time in seconds after which a query is not repeated any more."""
 IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
 """Prefixes of the user's default options, removed since they could hide or rename jobs, or create arrays."""
 
@@ -43,34 +39,145 @@ class NoAnswerError(BatchSystemError):
     """Command that did not answer in time and was killed."""
 
 
-def run(argv: Sequence[str], stdin: Path | None = None) -> Answer:
-    """Run a command once, with the file `stdin` or an empty input.
+@dataclass(frozen=True)
+class CommandRunner:
+    """Runner of a batch system's commands.
 
-    Raises
-    ------
-    BatchSystemError
-        If the command or file does not exist; a `NoAnswerError` if it does not answer within a minute.
+    Parameters
+    ----------
+    timeout_s : float
+        Time limit of each command.
+    patience_s : float
+        Time after which a query that fails for a temporary reason is not repeated any more.
+    pauses_s : tuple of float
+        Pauses in seconds before the repetitions of a query.
     """
-    with _opened(stdin) as source:
+
+    timeout_s: float = USUAL_TIMEOUTS.command_s
+    patience_s: float = 60.0
+    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0)
+
+    def run(self, argv: Sequence[str], stdin: Path | None = None) -> Answer:
+        """Run a command once, with the file `stdin` or an empty input.
+
+        Raises
+        ------
+        BatchSystemError
+            If the command or file does not exist; a `NoAnswerError` if it does not answer in time.
+        """
+        with _opened(stdin) as source:
+            try:
+                done = subprocess.run(
+                    argv,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=self.timeout_s,
+                    stdin=source,
+                    env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
+                    preexec_fn=die_with_parent(signal.SIGKILL),
+                )
+            except (FileNotFoundError, PermissionError):
+                raise BatchSystemError(
+                    f"{argv[0]} is not on the PATH of this machine",
+                    "log in to the site, or choose another with --site; `hetctl sites` lists them",
+                ) from None
+            except subprocess.TimeoutExpired:
+                raise NoAnswerError(
+                    f"{argv[0]} did not answer in {self.timeout_s:g} s",
+                    "try again later, or raise `timeouts: command` in the site file",
+                ) from None
+        return Answer(done.stdout, done.stderr, done.returncode)
+
+    def run_with_retry(self, argv: Sequence[str], passing: Collection[str]) -> Answer:
+        """Run a repeatable command again with growing pauses while it fails for a temporary reason.
+
+        Parameters
+        ----------
+        passing : collection of str
+            Parts of the error messages of temporary failures.
+
+        Raises
+        ------
+        BatchSystemError
+            Same as in `run`. A command that still fails at the end returns its answer.
+        """
+        limit = time.monotonic() + self.patience_s
+        for pause in self.pauses_s:
+            try:
+                answer = self.run(argv)
+            except NoAnswerError:
+                if time.monotonic() + pause > limit:
+                    raise
+            else:
+                hopeful = answer.code != 0 and matches(answer, passing)
+                if not hopeful or time.monotonic() + pause > limit:
+                    return answer
+            time.sleep(pause)
+        return self.run(argv)
+
+    def check_output(
+        self, argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()
+    ) -> str:
+        """Run a repeatable command as `run_with_retry` does; return its output.
+
+        Parameters
+        ----------
+        harmless : collection of str
+            Parts of the error messages with which the output of a failed command is valid nevertheless.
+
+        Raises
+        ------
+        BatchSystemError
+            If the command fails; the message contains that of the batch system.
+        """
+        answer = self.run_with_retry(argv, passing)
+        if answer.code != 0 and not matches(answer, harmless):
+            hint = "try again when the batch system is back" if matches(answer, passing) else ""
+            raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}", hint)
+        return answer.stdout
+
+    def run_best_effort(self, argv: Sequence[str]) -> str:
+        """Run an optional command once; return its output, which is empty if the command cannot be run."""
         try:
-            done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                stdin=source,
-                env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
-                preexec_fn=die_with_parent(signal.SIGKILL),
-            )
-        except (FileNotFoundError, PermissionError):
-            raise BatchSystemError(
-                f"{argv[0]} is not on the PATH of this machine",
-                "log in to the site, or choose another with --site; `hetctl sites` lists them",
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise NoAnswerError(f"{argv[0]} did not answer in {TIMEOUT_S:g} s", "try again later") from None
-    return Answer(done.stdout, done.stderr, done.returncode)
+            return self.run(argv).stdout
+        except BatchSystemError:
+            return ""
+
+    def submit(self, argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:
+        """Run a command that submits a job, once; return its output.
+
+        The command is killed when this process ends, so that no job is submitted without a record.
+
+        Parameters
+        ----------
+        doubtful : collection of str
+            Parts of the error messages with which the job may have been taken despite the failure.
+
+        Raises
+        ------
+        BatchSystemError
+            If the batch system refuses; a `SubmissionInDoubtError` if it is unknown whether it did.
+        """
+        try:
+            answer = self.run(argv, stdin)
+        except NoAnswerError as error:
+            raise SubmissionInDoubtError(error.message, DOUBT) from None
+        if answer.code == 0:
+            return answer.stdout
+        message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
+        if answer.code < 0 or matches(answer, doubtful):
+            raise SubmissionInDoubtError(message, DOUBT)
+        raise BatchSystemError(message)
+
+
+USUAL_COMMANDS = CommandRunner()
+DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
+
+
+def matches(answer: Answer, parts: Collection[str]) -> bool:
+    """Return true if the output of a command contains any of these parts."""
+    return any(part in answer.stderr or part in answer.stdout for part in parts)
 
 
 def _opened(path: Path | None) -> BinaryIO:
@@ -78,94 +185,3 @@ def _opened(path: Path | None) -> BinaryIO:
         return Path(path or os.devnull).open("rb")
     except OSError as error:
         raise BatchSystemError(f"cannot read {path}: {error}") from None
-
-
-def run_with_retry(argv: Sequence[str], passing: Collection[str]) -> Answer:
-    """Run a repeatable command again with growing pauses while it fails for a temporary reason.
-
-    Parameters
-    ----------
-    passing : collection of str
-        Parts of the error messages of temporary failures.
-
-    Raises
-    ------
-    BatchSystemError
-        Same as in `run`. A command that still fails at the end returns its answer.
-    """
-    limit = time.monotonic() + PATIENCE_S
-    for pause in ASK_AGAIN_S:
-        try:
-            answer = run(argv)
-        except NoAnswerError:
-            if time.monotonic() + pause > limit:
-                raise
-        else:
-            hopeful = answer.code != 0 and matches(answer, passing)
-            if not hopeful or time.monotonic() + pause > limit:
-                return answer
-        time.sleep(pause)
-    return run(argv)
-
-
-def check_output(argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()) -> str:
-    """Run a repeatable command as `run_with_retry` does; return its output.
-
-    Parameters
-    ----------
-    harmless : collection of str
-        Parts of the error messages with which the output of a failed command is valid nevertheless.
-
-    Raises
-    ------
-    BatchSystemError
-        If the command fails; the message contains that of the batch system.
-    """
-    answer = run_with_retry(argv, passing)
-    if answer.code != 0 and not matches(answer, harmless):
-        hint = "try again when the batch system is back" if matches(answer, passing) else ""
-        raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}", hint)
-    return answer.stdout
-
-
-def run_best_effort(argv: Sequence[str]) -> str:
-    """Run an optional command once; return its output, which is empty if the command cannot be run."""
-    try:
-        return run(argv).stdout
-    except BatchSystemError:
-        return ""
-
-
-def submit(argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:
-    """Run a command that submits a job, once; return its output.
-
-    The command is killed when this process ends, so that no job is submitted without a record.
-
-    Parameters
-    ----------
-    doubtful : collection of str
-        Parts of the error messages with which the job may have been taken despite the failure.
-
-    Raises
-    ------
-    BatchSystemError
-        If the batch system refuses; a `SubmissionInDoubtError` if it is unknown whether it did.
-    """
-    try:
-        answer = run(argv, stdin)
-    except NoAnswerError as error:
-        raise SubmissionInDoubtError(error.message, DOUBT) from None
-    if answer.code == 0:
-        return answer.stdout
-    message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
-    if answer.code < 0 or matches(answer, doubtful):
-        raise SubmissionInDoubtError(message, DOUBT)
-    raise BatchSystemError(message)
-
-
-DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
-
-
-def matches(answer: Answer, parts: Collection[str]) -> bool:
-    """Return true if the output of a command contains any of these parts."""
-    return any(part in answer.stderr or part in answer.stdout for part in parts)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.local_records import Claim, claim_file, read_claim, read_end
 from hetctl.cluster.batch.slots import FOLDER_VARIABLE, lock_folder
 from hetctl.cluster.batch.submitit_jobs import write_call
@@ -47,7 +48,7 @@ class LocalBatch:
         Folder in which supervisors store their identities and the results of their jobs.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, _commands: CommandRunner = USUAL_COMMANDS) -> None:
         self._folder = folder
 
     def submit(self, request: JobRequest) -> str:

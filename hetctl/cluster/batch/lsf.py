@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
-from hetctl.cluster.batch.command import check_output, run_best_effort, run_with_retry, submit
+from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.lsf_commands import (
     AMBIGUOUS,
     NOTHING_FOUND,
@@ -40,15 +40,15 @@ FIRST_ELEMENT = 1
 class LsfBatch:
     """LSF, used through its commands."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._folder, self._commands = folder, commands
 
     def submit(self, request: JobRequest) -> str:
         """Run bsub, which reads the script unless the command names it; the script has all options."""
         if not request.script.is_file():  # bsub would take its name for a command
             raise BatchSystemError(f"cannot read {request.script}: no such file")
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(self._commands.submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with hetctl's own executor for submitit; the function starts steps itself.
@@ -75,18 +75,19 @@ class LsfBatch:
         """Query bjobs, then bhist for jobs that bjobs no longer has; jobs unknown to both are UNKNOWN."""
         if not ids:
             return {}
-        found = parse_bjobs(check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
+        found = parse_bjobs(self._commands.check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
         if missing := [job for job in ids if job not in found]:
-            found |= parse_bhist(run_best_effort(bhist_command(missing)))
+            found |= parse_bhist(self._commands.run_best_effort(bhist_command(missing)))
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """Query bjobs, then bhist for jobs that bjobs no longer has."""
         if not names:
             return {}
-        found = parse_found(check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
+        found = parse_found(self._commands.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
         if missing := [name for name in names if name not in found]:
-            found |= parse_found_gone(check_output(find_gone_command(missing), TRANSIENT, NOTHING_FOUND))
+            command = find_gone_command(missing)
+            found |= parse_found_gone(self._commands.check_output(command, TRANSIENT, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ class LsfBatch:
         """Run bkill."""
         if not ids:
             return
-        answer = run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
+        answer = self._commands.run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
         lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
         if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
-from hetctl.cluster.batch.command import check_output, run_best_effort, submit
+from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.slurm_commands import (
     AMBIGUOUS,
     GONE,
@@ -40,13 +40,13 @@ FIRST_ELEMENT = 0
 class SlurmBatch:
     """Slurm, used through its commands."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._folder, self._commands = folder, commands
 
     def submit(self, request: JobRequest) -> str:
         """Run sbatch, which reads the script unless the command names it; the script has all options."""
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(self._commands.submit(request.command, stdin, AMBIGUOUS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
@@ -80,11 +80,11 @@ class SlurmBatch:
         """Query squeue, then sacct for jobs that squeue no longer has (UNKNOWN without accounting)."""
         if not ids:
             return {}
-        records = parse_squeue(check_output(squeue_command(ids), TRANSIENT, GONE))
+        records = parse_squeue(self._commands.check_output(squeue_command(ids), TRANSIENT, GONE))
         if missing := [job for job in ids if record_of(job, records) is None]:
-            records |= parse_sacct(run_best_effort(sacct_command(missing)))
+            records |= parse_sacct(self._commands.run_best_effort(sacct_command(missing)))
         found = {job: record_of(job, records) for job in ids}
-        return {job: _status(record) for job, record in found.items()}
+        return {job: self._status(record) for job, record in found.items()}
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """Query squeue, then sacct for jobs that squeue no longer has.
@@ -93,10 +93,10 @@ class SlurmBatch:
         """
         if not names:
             return {}
-        found = parse_found(check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
+        found = parse_found(self._commands.check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
         if missing := [name for name in names if name not in found]:
             command = find_gone_command(missing, os.getuid())
-            found |= parse_found(check_output(command, TRANSIENT, NO_ACCOUNTING))
+            found |= parse_found(self._commands.check_output(command, TRANSIENT, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:
@@ -107,17 +107,16 @@ class SlurmBatch:
     def cancel(self, ids: Sequence[str]) -> None:
         """Run scancel."""
         if ids:
-            check_output(["scancel", *ids], TRANSIENT, OVER_ALREADY)
+            self._commands.check_output(["scancel", *ids], TRANSIENT, OVER_ALREADY)
 
-
-def _status(record: JobRecord | None) -> JobStatus:
-    """Return a job's state, completed by data of the nodes themselves."""
-    if record is None:
-        return JobStatus(JobState.UNKNOWN)
-    if record.status.state != JobState.NODE_FAILED or not record.nodes:
-        return record.status
-    failed = parse_failed_nodes(run_best_effort(sinfo_command(record.nodes)))
-    return replace(record.status, failed_nodes=failed)
+    def _status(self, record: JobRecord | None) -> JobStatus:
+        """Return a job's state, completed by data of the nodes themselves."""
+        if record is None:
+            return JobStatus(JobState.UNKNOWN)
+        if record.status.state != JobState.NODE_FAILED or not record.nodes:
+            return record.status
+        failed = parse_failed_nodes(self._commands.run_best_effort(sinfo_command(record.nodes)))
+        return replace(record.status, failed_nodes=failed)
 
 
 def _directives(lines: Sequence[str]) -> dict[str, object]:

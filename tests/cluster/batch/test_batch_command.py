@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
 from hetctl.model.errors import BatchSystemError
 from hetctl.storage.processes import Process
 
@@ -36,53 +36,50 @@ def fails_first(tmp_path):
     return command
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr(process, "ASK_AGAIN_S", (0.0, 0.01, 0.02))
+QUICK = CommandRunner(pauses_s=(0.0, 0.01, 0.02))
 
 
 def test_output_and_exit_code_are_kept():
-    answer = process.run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
-    assert answer == process.Answer("out\n", "err\n", 3)
+    answer = QUICK.run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
+    assert answer == Answer("out\n", "err\n", 3)
 
 
 def test_a_missing_command_is_named_with_the_next_step():
     with pytest.raises(BatchSystemError, match="no-such-command is not on the PATH") as caught:
-        process.run(["no-such-command"])
+        QUICK.run(["no-such-command"])
     assert "--site" in caught.value.hint
 
 
 def test_a_file_that_cannot_be_run_is_a_batch_system_error(tmp_path):
     (tmp_path / "sbatch").write_text("text")
     with pytest.raises(BatchSystemError, match="sbatch"):
-        process.run([str(tmp_path / "sbatch")])
+        QUICK.run([str(tmp_path / "sbatch")])
 
 
 def test_a_missing_script_is_not_taken_for_a_missing_command(tmp_path):
     with pytest.raises(BatchSystemError, match=r"cannot read .*gone\.sh"):
-        process.run(["cat"], tmp_path / "gone.sh")
+        QUICK.run(["cat"], tmp_path / "gone.sh")
 
 
-def test_a_command_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(process, "TIMEOUT_S", 0.2)
-    with pytest.raises(process.NoAnswerError, match=r"did not answer in 0\.2 s"):
-        process.run(["sleep", "30"])
+def test_a_command_that_hangs_is_given_up():
+    with pytest.raises(NoAnswerError, match=r"did not answer in 0\.2 s"):
+        CommandRunner(timeout_s=0.2).run(["sleep", "30"])
 
 
 def test_output_that_is_no_text_is_read_all_the_same():
-    assert process.run(["printf", r"a\377b"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
+    assert QUICK.run(["printf", r"a\377b"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
 
 
 def test_a_command_may_read_a_file_and_else_reads_nothing(tmp_path):
     (tmp_path / "job.sh").write_text("the script\n")
-    assert process.submit(["cat"], tmp_path / "job.sh", ()) == "the script\n"
-    assert process.submit(["cat"], None, ()) == ""
+    assert QUICK.submit(["cat"], tmp_path / "job.sh", ()) == "the script\n"
+    assert QUICK.submit(["cat"], None, ()) == ""
 
 
 def test_the_users_own_defaults_for_the_commands_are_not_heeded(monkeypatch):
     for name in ("SQUEUE_PARTITION", "SACCT_FORMAT", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "mine")
-    assert process.run(["bash", "-c", "env | grep -E '^(SQUEUE|SACCT|SBATCH)_'"]).stdout == (
+    assert QUICK.run(["bash", "-c", "env | grep -E '^(SQUEUE|SACCT|SBATCH)_'"]).stdout == (
         "SBATCH_ACCOUNT=mine\n"
     )
 
@@ -90,67 +87,67 @@ def test_the_users_own_defaults_for_the_commands_are_not_heeded(monkeypatch):
 def test_the_last_words_of_a_failing_order_are_quoted():
     code = "import sys; print('\\n'.join('line %d' % n for n in range(9)), file=sys.stderr); sys.exit(2)"
     with pytest.raises(BatchSystemError, match=r"failed \(2\): line 6 / line 7 / line 8$"):
-        process.check_output(python(code))
+        QUICK.check_output(python(code))
 
 
 def test_an_order_that_fails_without_a_word():
     with pytest.raises(BatchSystemError, match=r"failed \(1\): no output"):
-        process.check_output(["false"])
+        QUICK.check_output(["false"])
 
 
 def test_an_order_returns_what_was_printed():
-    assert process.check_output(["echo", "12"]) == "12\n"
+    assert QUICK.check_output(["echo", "12"]) == "12\n"
 
 
 def test_a_question_is_asked_again_until_it_is_answered(fails_first):
-    assert process.run_with_retry(fails_first(2), AWAY).stdout == "here\n"
+    assert QUICK.run_with_retry(fails_first(2), AWAY).stdout == "here\n"
     assert fails_first.runs() == 3
 
 
 def test_the_last_refusal_is_the_answer(fails_first):
-    assert process.run_with_retry(fails_first(9), AWAY).code == 1
+    assert QUICK.run_with_retry(fails_first(9), AWAY).code == 1
     assert fails_first.runs() == 4
 
 
 def test_a_refusal_that_stays_is_not_asked_again(fails_first):
-    assert process.run_with_retry(fails_first(9, "invalid user"), AWAY).stderr == "invalid user\n"
+    assert QUICK.run_with_retry(fails_first(9, "invalid user"), AWAY).stderr == "invalid user\n"
     assert fails_first.runs() == 1
 
 
-def test_nobody_is_asked_longer_than_patience_lasts(fails_first, monkeypatch):
-    monkeypatch.setattr(process, "ASK_AGAIN_S", (30.0,))
-    monkeypatch.setattr(process, "PATIENCE_S", 1.0)
-    assert process.run_with_retry(fails_first(1), AWAY).code == 1
+def test_nobody_is_asked_longer_than_patience_lasts(fails_first):
+    assert CommandRunner(patience_s=1.0, pauses_s=(30.0,)).run_with_retry(fails_first(1), AWAY).code == 1
     assert fails_first.runs() == 1
 
 
-def test_a_command_that_hung_is_asked_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "TIMEOUT_S", 0.3)
+def test_a_command_that_hung_is_asked_again(tmp_path):
+    hasty = CommandRunner(timeout_s=1.0, pauses_s=(0.0, 0.01, 0.02))
     again = f"[ -e {tmp_path}/asked ] && echo here && exit; touch {tmp_path}/asked; sleep 30"
-    assert process.run_with_retry(["bash", "-c", again], ()).stdout == "here\n"
+    assert hasty.run_with_retry(["bash", "-c", again], ()).stdout == "here\n"
 
 
 def test_a_submission_is_tried_once_and_its_doubt_is_by_message(fails_first):
     with pytest.raises(SubmissionInDoubtError, match="the controller is away"):
-        process.submit(fails_first(1), None, AWAY)
+        QUICK.submit(fails_first(1), None, AWAY)
     assert fails_first.runs() == 1
 
 
-def test_a_submission_that_hangs_is_in_doubt(monkeypatch):
-    monkeypatch.setattr(process, "TIMEOUT_S", 0.2)
+def test_a_submission_that_hangs_is_in_doubt():
     with pytest.raises(SubmissionInDoubtError, match="did not answer"):
-        process.submit(["sleep", "30"], None, ())
+        CommandRunner(timeout_s=0.2).submit(["sleep", "30"], None, ())
 
 
 def test_a_submission_that_was_killed_is_in_doubt():
     with pytest.raises(SubmissionInDoubtError, match="-9"):
-        process.submit(["bash", "-c", "kill -9 $$"], None, ())
+        QUICK.submit(["bash", "-c", "kill -9 $$"], None, ())
 
 
 def test_a_command_does_not_outlive_the_one_that_ran_it(tmp_path):
     """Else a submission could still go through after hetctl was killed and looked for."""
     slow = f"echo $$ >{tmp_path}/pid; sleep 100; touch {tmp_path}/submitted"
-    code = f"from hetctl.cluster.batch import command; command.run(['bash', '-c', {slow!r}])"
+    code = f"""
+from hetctl.cluster.batch.command import CommandRunner
+CommandRunner().run(['bash', '-c', {slow!r}])
+"""
     hetctl = subprocess.Popen(python(code))
     child = _pid_in(tmp_path / "pid")
     hetctl.kill()

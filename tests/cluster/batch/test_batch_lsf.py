@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from hetctl.cluster.batch import batch_system_of
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import Answer
+from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
 from hetctl.cluster.batch.lsf import LsfBatch
 from hetctl.cluster.batch.lsf_commands import (
     REASONS,
@@ -134,27 +133,30 @@ def test_the_id_of_a_submitted_job():
         parse_job_id("Job not submitted.")
 
 
-@pytest.fixture
-def answers(monkeypatch):
-    """Answer each command with what is next for it; keep what was asked."""
-    monkeypatch.setattr(process, "ASK_AGAIN_S", (0.0,))
-    asked, prepared = [], {}
+class Prepared(CommandRunner):
+    """Answers each command with what is next for it, and keeps what was asked."""
 
-    def run(argv, _stdin=None):
-        asked.append([*argv])
-        answer = prepared[argv[0]].pop(0)
+    def __init__(self, answers):
+        super().__init__(pauses_s=(0.0,))
+        answers["asked"] = []
+        vars(self)["answers"] = answers
+
+    def run(self, argv, _stdin=None):
+        self.answers["asked"].append([*argv])
+        answer = self.answers[argv[0]].pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(process, "run", run)
-    prepared["asked"] = asked
-    return prepared
+
+@pytest.fixture
+def answers():
+    return {}
 
 
 @pytest.fixture
-def batch(tmp_path):
-    return LsfBatch(tmp_path)
+def batch(tmp_path, answers):
+    return LsfBatch(tmp_path, Prepared(answers))
 
 
 def test_what_bjobs_forgot_is_looked_up_once_in_bhist(batch, answers):
@@ -173,7 +175,7 @@ def test_what_bjobs_forgot_is_looked_up_once_in_bhist(batch, answers):
     assert answers["asked"][1] == ["bhist", "-l", "303", "304[2]", "305", "999"]
 
 
-@pytest.mark.parametrize("trouble", [NOBODY, AWAY, process.NoAnswerError("late")])
+@pytest.mark.parametrize("trouble", [NOBODY, AWAY, NoAnswerError("late")])
 def test_without_history_a_forgotten_job_is_unknown(batch, answers, trouble):
     answers.update(bjobs=[Answer("", "Job <12> is not found\n", 255)], bhist=[trouble])
     assert batch.statuses(["12"]) == {"12": JobStatus(JobState.UNKNOWN)}

@@ -10,8 +10,8 @@ import pytest
 import submitit
 from workbench import alive, wait_for
 
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import CommandRunner
 from hetctl.cluster.batch.lsf import LsfBatch
 from hetctl.cluster.batch.lsf_executor import LsfJobEnvironment
 from hetctl.model.errors import BatchSystemError
@@ -36,7 +36,7 @@ def batch(tmp_path):
 def submit(batch, tmp_path):
     """Submit a script with `#BSUB` lines, read by bsub as a file or from its input."""
 
-    def submit_script(text, *directives, stdin=False, name="job"):
+    def submit_script(text, *directives, stdin=False, name="job", batch=batch):
         script = tmp_path / f"{name}.sh"
         lines = "".join(
             f"#BSUB {line}\n" for line in (f"-J {name}", f"-o {tmp_path}/{name}.log", *directives)
@@ -189,13 +189,11 @@ def test_a_requeued_job_runs_again(cluster, batch, submit, tmp_path):
     assert end_of(batch, job).state is JobState.FINISHED
 
 
-def test_a_submission_is_in_doubt_when_bsub_cannot_reach_lsf(cluster, batch, submit, monkeypatch):
+def test_a_submission_is_in_doubt_when_bsub_cannot_reach_lsf(cluster, batch, submit, tmp_path):
     (cluster.folder / "away").touch()
-    monkeypatch.setattr(process, "TIMEOUT_S", 0.5)
     with pytest.raises(SubmissionInDoubtError):
-        submit("true", name="doubt")
+        submit("true", name="doubt", batch=LsfBatch(tmp_path, CommandRunner(timeout_s=0.5)))
     (cluster.folder / "away").unlink()
-    monkeypatch.setattr(process, "TIMEOUT_S", 20)
     assert batch.find(["doubt"]) == {}
 
 
@@ -209,7 +207,7 @@ def test_nothing_of_a_job_outlives_it_nor_the_cluster(cluster, batch, submit):
     cluster.stop()
     wait_for(lambda: not alive(f"601.{mark}"))
     with pytest.raises(BatchSystemError, match="Connection refused"):
-        process.check_output(["bjobs"])
+        CommandRunner().check_output(["bjobs"])
 
 
 @pytest.mark.usefixtures("cluster")

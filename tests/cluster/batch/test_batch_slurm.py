@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hetctl.cluster.batch import batch_system_of
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import Answer
+from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
 from hetctl.cluster.batch.slurm import SlurmBatch
 from hetctl.cluster.batch.slurm_commands import (
     STATES,
@@ -402,15 +401,15 @@ def test_commands_query_all_jobs_at_once_and_an_array_once():
     assert sinfo_command("n[1-3]")[-1] == "--nodes=n[1-3]"
 
 
-class FakeSlurm:
+class FakeSlurm(CommandRunner):
     """Answers by the first word of the command, with one answer after the other; the last one stays."""
 
     def __init__(self, **answers):
-        self.answers = {name: [a] if isinstance(a, Answer) else list(a) for name, a in answers.items()}
-        self.asked = []
-        self.read = []
+        super().__init__(pauses_s=(0.0, 0.0))
+        prepared = {name: [a] if isinstance(a, Answer) else list(a) for name, a in answers.items()}
+        vars(self).update(answers=prepared, asked=[], read=[])
 
-    def __call__(self, argv, stdin=None):
+    def run(self, argv, stdin=None):
         self.asked.append(list(argv))
         self.read.append(stdin)
         answers = self.answers[argv[0]]
@@ -425,12 +424,10 @@ class FakeSlurm:
 
 
 @pytest.fixture
-def slurm(monkeypatch):
+def slurm():
     def with_answers(**answers):
         fake = FakeSlurm(**answers)
-        monkeypatch.setattr(process, "run", fake)
-        monkeypatch.setattr(process, "ASK_AGAIN_S", (0.0, 0.0))
-        return SlurmBatch(Path("unused")), fake
+        return SlurmBatch(Path("unused"), fake), fake
 
     return with_answers
 
@@ -480,7 +477,7 @@ def test_the_nodes_that_failed_are_asked_for_only_when_one_has(slurm):
 
 
 def test_a_controller_that_is_away_for_a_while_is_asked_again(slurm):
-    batch, fake = slurm(squeue=[AWAY, process.NoAnswerError("late"), Answer("1|RUNNING|0|None|n1|", "", 0)])
+    batch, fake = slurm(squeue=[AWAY, NoAnswerError("late"), Answer("1|RUNNING|0|None|n1|", "", 0)])
     assert states_of(batch, "1") == {"1": JobState.RUNNING}
     assert fake.names == ["squeue"] * 3
 
@@ -543,7 +540,7 @@ def test_sbatch_that_refuses_is_quoted(slurm):
         Answer("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", 1),
         Answer("", "", -9),
         Answer("something else\n", "", 0),
-        process.NoAnswerError("sbatch did not answer in 60 s"),
+        NoAnswerError("sbatch did not answer in 60 s"),
     ],
 )
 def test_a_submission_is_never_repeated_and_may_be_in_doubt(slurm, answer):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 import pytest
 from batch_benches import SlurmBench
 
-from hetctl.cluster.batch import command as process
 from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import Answer, CommandRunner
+from hetctl.cluster.batch.slurm import SlurmBatch
 from hetctl.model.job import JobState
 
 pytestmark = pytest.mark.slurm
@@ -42,13 +43,13 @@ def controller_away(cluster, seconds):
 @pytest.fixture
 def counted(monkeypatch):
     """The names of the commands that were run."""
-    names, run = [], process.run
+    names, run = [], CommandRunner.run
 
-    def counting(argv, *arguments):
+    def counting(runner, argv, *arguments):
         names.append(argv[0])
-        return run(argv, *arguments)
+        return run(runner, argv, *arguments)
 
-    monkeypatch.setattr(process, "run", counting)
+    monkeypatch.setattr(CommandRunner, "run", counting)
     return names
 
 
@@ -61,12 +62,11 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(bench):
     assert time.monotonic() - began > 10
 
 
-def test_a_submission_to_a_silent_controller_is_found_later(bench, monkeypatch):
-    monkeypatch.setattr(process, "TIMEOUT_S", 3.0)
+def test_a_submission_to_a_silent_controller_is_found_later(bench):
+    hasty = SlurmBatch(bench.folder, CommandRunner(timeout_s=3.0))
     request = bench.request("doubt", "sleep 600")
     with controller_away(bench.cluster, 5), pytest.raises(SubmissionInDoubtError):
-        bench.batch.submit(request)
-    monkeypatch.setattr(process, "TIMEOUT_S", 60.0)
+        hasty.submit(request)
     bench.wait(lambda: bench.batch.find([request.name]))
     bench.jobs.append(bench.batch.find([request.name])[request.name])
     names = bench.cluster.run("squeue", "--noheader", "--states=all", "--format=%j").split()
@@ -104,12 +104,12 @@ def test_the_accounting_tells_the_same_when_squeue_has_forgotten(bench, monkeypa
     by_squeue = {job: status.state for job, status in bench.batch.statuses(bench.jobs).items()}
     names = [bench.named("seven"), bench.named("call")]
     found = bench.batch.find(names)
-    run = process.run
+    run = CommandRunner.run
 
-    def forgetful(argv, *arguments):
-        return process.Answer("", "", 0) if argv[0] == "squeue" else run(argv, *arguments)
+    def forgetful(runner, argv, *arguments):
+        return Answer("", "", 0) if argv[0] == "squeue" else run(runner, argv, *arguments)
 
-    monkeypatch.setattr(process, "run", forgetful)
+    monkeypatch.setattr(CommandRunner, "run", forgetful)
     bench.wait(lambda: {j: s.state for j, s in bench.batch.statuses(bench.jobs).items()} == by_squeue)
     assert list(by_squeue.values()) == (
         [JobState.FINISHED, JobState.FAILED, JobState.CANCELLED]
