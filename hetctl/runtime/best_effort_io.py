@@ -8,12 +8,15 @@ import os
 
 from hetctl.model.exit_reason import ExitReason
 
+# EDQUOT: the quota is used up. EFBIG: the limit of a file's size is reached (write(2), RLIMIT_FSIZE).
 DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def log_line(text: str) -> None:
     """Print a line to the log; errors of the disk are ignored."""
     with contextlib.suppress(OSError):
+        # print() would keep the text in its buffer after ENOSPC, and fail with it
+        # again at the next call or at the exit.
         os.writev(1, [f"{text}\n".encode()])
 
 

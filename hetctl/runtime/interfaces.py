@@ -71,6 +71,7 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
         If no interface matches.
     """
     for pattern in patterns:
+        # Shorter names first: hsn2 comes before hsn10.
         for name in sorted(fnmatch.filter(interfaces, pattern), key=lambda name: (len(name), name)):
             for address in sorted(filter(_reachable, interfaces[name]), key=lambda one: ":" in one):
                 return name, address

@@ -12,6 +12,7 @@ LONGEST_OUTPUT = 2**18
 
 def private_log(path: Path) -> BinaryIO:
     """Open a file for appending, with access for the owner alone."""
+    # O_APPEND keeps the lines of several processes apart, except on NFS (open(2)).
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 

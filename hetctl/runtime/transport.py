@@ -39,6 +39,7 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         if end.family != socket.AF_UNIX:
+            # Nagle's algorithm would hold back a small message until the last one is acknowledged (tcp(7)).
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
         self._end = end
@@ -59,6 +60,7 @@ class Connection:
 
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
+        # A rank's heartbeats come from a thread of their own: two messages at once would mix within a line.
         with self._sending:
             self._end.sendall(json.dumps(value).encode() + b"\n")
 
@@ -139,6 +141,7 @@ class Listener:
         """Accept no more connections."""
         self._closed = True
         with suppress(OSError):
+            # close(2) does not wake an accept(2) that another thread waits in; shutdown(2) does on Linux.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -160,7 +163,9 @@ class Listener:
         try:
             end.settimeout(HANDSHAKE_TIMEOUT_S)
             greeting = json.loads(_line(end))
+            # Any process that reaches the port may try keys: == would take longer the more of one is right.
             authorized = hmac.compare_digest(greeting["key"].encode(), self._key.encode())
+            # Timeouts stay with the socket, and would break later reads of the connection.
             end.settimeout(None)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             authorized = False
@@ -172,6 +177,7 @@ class Listener:
 
 def connect(address: Address, name: Any, timeout_s: float) -> Connection:
     """Connect to a listener and send a name; ConnectionError if it cannot be reached in time."""
+    # A node need not be able to resolve its own name.
     host = LOCALHOST if address.host == socket.gethostname() else address.host
     limit = time.monotonic() + timeout_s
     while True:
@@ -182,6 +188,7 @@ def connect(address: Address, name: Any, timeout_s: float) -> Connection:
                 raise ConnectionError(f"{host}:{address.port} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
         else:
+            # create_connection() leaves its timeout on the socket, which would end later waits.
             connection._end.settimeout(None)
             connection.send({"key": address.key, "who": name})
             return connection

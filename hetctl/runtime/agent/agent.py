@@ -78,6 +78,7 @@ class Agent:
     def __init__(
         self, address: Address, step: str, threads: int, preload: Callable[[], None], serve: Serve
     ) -> None:
+        # Before the template, since numerical libraries read these variables when they are loaded.
         _set_variables(threads)
         # Forked before the GPUs' management library is loaded; it imports while the agent connects.
         self._template = Template(preload, serve)
@@ -89,6 +90,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._next_heartbeat = 0.0
         self._released = False
+        # The counter covers the whole life of the control group, with kills before this agent.
         self._oom_kills = oom_kills()
         self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
         self._overuse: dict[int, Overuse] = {}
@@ -149,6 +151,8 @@ class Agent:
     def _start(self, gpu: int) -> None:
         binding = binding_of(self._welcome, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
+        # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
+        # one open, the rank's end would not show.
         with rank_end:
             self._template.fork(binding, rank_end)
         rank = self._ranks[gpu] = Connection(agent_end)
@@ -181,6 +185,7 @@ class Agent:
     def _receive_from_template(self) -> None:
         event = self._template.receive()
         if event is None:
+            # The kernel has killed all ranks with it: there is nothing left that could be continued here.
             raise ConnectionResetError("the template process has ended, and with it all ranks")
         if isinstance(event, RankStart):
             self._pids[event.gpu] = event.pid
@@ -199,6 +204,7 @@ class Agent:
         """Return the exit code, replaced if the kernel or this agent killed the rank for lack of memory."""
         if exit_code != 128 + signal.SIGKILL:
             return exit_code
+        # The kernel does not say which process it chose: a rise of the group's count and a SIGKILL must do.
         before, self._oom_kills = self._oom_kills, oom_kills()
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
 
@@ -216,6 +222,7 @@ def _set_variables(threads: int) -> None:
 def end_orphaned_job(patience_s: float) -> None:
     """End the job if its script does not, which would end this process: the script's node may be lost."""
     if command := cancel_command(os.environ):
+        # Agents ignore SIGTERM, but now it is how the batch system ends this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(patience_s)
         subprocess.run(command, check=False)

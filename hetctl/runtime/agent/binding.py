@@ -43,10 +43,15 @@ def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
     index = welcome.gpus.index(gpu)
     device = index if welcome.device == GPU else None
     confined = len(facts.cores) <= len(welcome.gpus) * welcome.cores_per_gpu
+    # In a member's own step the agent sees the member's cores alone: the numbers
+    # of GPUs on the node do not lead to them.
     cores, place = facts.cores, index if confined else gpu
     if device is not None and device < len(facts.gpus):
         near = facts.gpus[device].cores
+        # A job that shares its node may lack the cores near a GPU: any of its own are better than none.
         if usable := tuple(core for core in near if core in facts.cores):
+            # GPUs of one NUMA node list the same cores: each takes the share
+            # behind those of the GPUs before it.
             cores, place = usable, sum(other.cores == near for other in facts.gpus[:device])
     first = place * welcome.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + welcome.cores_per_gpu)}

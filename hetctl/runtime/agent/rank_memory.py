@@ -90,6 +90,7 @@ class MemoryWatch:
 
     def __init__(self, share: int, gpus: int) -> None:
         machine = machine_level().limit
+        # Version 1 writes a number near 2**63 where there is no limit, version 2 the word max.
         self._groups = tuple(group for group in limited_groups() if group.limit < machine)
         limits = (machine, *(group.limit for group in self._groups))
         self._share = min(share, *(limit // gpus for limit in limits))
@@ -102,6 +103,7 @@ class MemoryWatch:
         """
         machine = machine_level()
         levels = [machine, *(group.level() for group in self._groups)]
+        # All processes of the machine together are a bound of the ranks' memory that costs one file.
         whole = Level(machine.used, self._limit)
         if not any(level.nearly_full for level in (*levels, whole)):
             return None
@@ -113,6 +115,7 @@ def machine_level(processes: Path = PROCESSES) -> Level:
     """Return the memory of the whole machine."""
     meminfo = processes / "meminfo"
     total = _line(meminfo, "MemTotal:")
+    # MemAvailable counts caches that the kernel can drop; MemFree does not (proc(5)).
     return Level(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
 
 
@@ -122,6 +125,7 @@ def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
         _, resident, shared, *_ = (processes / str(pid) / "statm").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return 0
+    # Samples in the node's memory are mapped by all ranks: they count for none of them.
     return (int(resident) - int(shared)) * PAGE_BYTES
 
 
@@ -151,6 +155,8 @@ def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator
     """Yield the control groups that contain this process and have limits, from the inside out."""
     for version, own in _own_groups(membership, root):
         top = root / version.folder
+        # Slurm sets limits for the job, the step and the task in nested groups:
+        # any of them may be the tight one.
         for folder in (own, *own.parents):
             if limit := _number(folder / version.limit):
                 yield LimitedGroup(folder, version, limit)

@@ -64,6 +64,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Samples]:
         with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:
+            # Rank 0 decides for all: ranks that stop at different steps would
+            # leave others waiting in an all-reduce.
             while not self.complete and not self._group.broadcast(self._should_stop()):
                 samples, chunk = next(batches)
                 self.weight, self.order = chunk.weight, chunk.order
@@ -123,6 +125,7 @@ class TrainingData:
         If there are fewer samples, they are repeated; repetitions have weight 0, and samples weights with
         which the mean over the rows equals that over the samples. Batch normalisation ignores repetitions.
         """
+        # Measured with TensorFlow: the trace for a smaller last batch took 0.54 s among steps of 20 ms.
         rows = self._batch_size
         for samples in self._taken():
             yield self._convert((*pad(samples, rows), weights_of(self.samples, rows)))

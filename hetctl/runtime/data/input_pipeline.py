@@ -88,6 +88,7 @@ def open_pipeline(
         arrays = source
         return lambda stream, *_: ArrayLoader(arrays, stream)
     folder = stack.enter_context(node_folder(sharing.folder))
+    # The random part stays with each member, so what members share is the sample before it.
     shared = cached(source, folder, name) if sharing.mode == CACHED else source
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
@@ -180,6 +181,7 @@ class HeldOutSource:
     def prepare(self, number: int) -> tuple[Array, Array]:
         """Return one sample's x and y, after the random part."""
         x, y = self._source.prepare(number)
+        # Epochs count from 1: epoch 0 has random numbers that no training sample gets.
         return self._source.augment(x, sample_rng(0, 0, number)), y
 
     def augment(self, x: Array, _rng: np.random.Generator, _out: Array | None = None) -> Array:

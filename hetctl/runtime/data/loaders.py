@@ -146,6 +146,8 @@ class PreprocessorPool:
         patience_s = self.timeouts.samples_s
         limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
+            # A preprocessor that was killed publishes nothing: it must show
+            # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
                 return self.layout.views(_whole(ring.take(position, CHECK_EVERY_S)), samples)
@@ -188,6 +190,8 @@ class RingLoader:
     def _ring_at(self, order: Order, start: int) -> Ring:
         """Return the ring, filled from that position of the order on."""
         upcoming = self._stream.at(self._position)
+        # Preprocessors are ahead of the trainer, beyond the epoch's end:
+        # what they have is of use if it is next.
         if self._ring is None or (upcoming.order, upcoming.start) != (order, start):
             self.close()
             self._stream, self._position = self._own.beginning_at(order, start), 0
@@ -203,6 +207,8 @@ class RingLoader:
             self._pool.fill(name, self._stream)
         finally:
             with suppress(FileNotFoundError):
+                # Files in /dev/shm outlive killed processes; without a name, their memory
+                # goes with the last one (unlink(2)).
                 (self._pool.folder / name).unlink()
         return ring
 
@@ -246,6 +252,7 @@ class LockstepLoader:
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
         self.samples = stream.samples
         self.sample = pool.sample
+        # A rank without preprocessors at work needs one where no other process prepares for it.
         self._help_pool = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
         self._own_loader = RingLoader(stream, self._help_pool)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
@@ -269,6 +276,7 @@ class LockstepLoader:
             yield from self._own_loader.batches(epoch, start, order)
             return
         ring = self._joined_ring()
+        # A reader that joins late is somewhere in an epoch: it begins with the next one.
         while self._shared.at(self._position).start:
             self._position += 1
         yield from self._batches_from(ring, self._position)

@@ -115,6 +115,7 @@ def _world(nodes: int) -> Any:
     for name, value in IBCAST.items():
         os.environ.setdefault(name, value)
     try:
+        # The import itself calls MPI_Init_thread(), and MPI starts threads: nothing may be forked after it.
         from mpi4py import MPI
     except ImportError as error:
         raise BadInputError(
@@ -122,6 +123,7 @@ def _world(nodes: int) -> Any:
             "install it as docs/install.md says, or share with --sharing cached",
         ) from None
     world = MPI.COMM_WORLD
+    # A wrong srun --mpi shows here: Open MPI formed one world with pmix, but neither with pmi2 nor with none.
     if world.Get_size() != nodes:
         raise BadInputError(
             f"the launcher started {world.Get_size()} MPI ranks as leaders of {nodes} nodes",
@@ -138,6 +140,7 @@ def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int
     writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
         *(world, _outbox(pool, own), writer, stream, pool.layout, pool.preprocessors.check),
+        # Less than the trainers wait for a batch: they need time to go on alone.
         stall_s=pool.timeouts.samples_s / 2,
     )
 
@@ -173,6 +176,7 @@ def _end_the_others() -> None:
     """End the leaders of other nodes, which would otherwise wait for this one without end."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
+        # MPI_Abort ends this process at once: a traceback in the buffer would be lost.
         sys.stderr.flush()
         mpi.COMM_WORLD.Abort(1)
 

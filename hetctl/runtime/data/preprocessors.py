@@ -75,12 +75,15 @@ class Preprocessors:
     def __init__(self, source: SampleSource, layout: BatchLayout, count: int) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        # Forked rather than spawned: the source is not pickled, and its memory pages are shared.
         context = get_context("fork")
         for _ in range(count):
             parent_end, child_end = context.Pipe()
+            # multiprocessing ends daemons at the parent's exit; a parent that is killed has none.
             ends = die_with_parent(signal.SIGKILL)
             process = context.Process(target=_serve, args=(source, layout, child_end, ends), daemon=True)
             process.start()
+            # recv() raises EOFError after the child's death only if no copy of its end is open here.
             child_end.close()
             self._pipes.append(parent_end)
             self._processes.append(process)
@@ -132,6 +135,7 @@ class Preprocessors:
     def stop(self) -> None:
         """Kill all processes."""
         for process in self._processes:
+            # They ignore SIGTERM, and nothing is left to put in order: the kernel releases their claims.
             process.kill()
         for process in self._processes:
             process.join()
@@ -185,6 +189,7 @@ def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
 
     Readers may be slow, for example during an evaluation; this is no error.
     """
+    # A request for another ring must not wait for readers of this one, which may be slow or gone.
     while not pipe.poll():
         try:
             position = ring.claim(CLAIM_S)

@@ -108,6 +108,7 @@ def together(
         steps.append(
             Lockstep(
                 name=f"round-{round_index}.ring",
+                # hash() of a text differs from process to process (PYTHONHASHSEED), and ranks must agree.
                 seed=zlib.crc32(f"{run}/{round_index}".encode()),
                 chunk=common if common >= LEAST_CHUNK else min(sizes),
                 largest=max(sizes),
@@ -130,6 +131,7 @@ def _counts(
     """Return the number of preprocessors of each of a node's ranks."""
     demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
     total = preprocessors_needed(points, demand, cores)
+    # Where ranks have a core each, one that alone had a preprocessor would be the slowest, and set the pace.
     if sharing != LOCKSTEP or cores < 2 * len(ranks):
         total = max(total, len(ranks))
     return [total // len(ranks) + (index < total % len(ranks)) for index in range(len(ranks))]

@@ -23,6 +23,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
         order: Numbers = np.arange(samples)
     else:
         order = np.random.default_rng([seed, epoch]).permutation(samples)
+    # The cache gives the same array to all callers.
     order.flags.writeable = False
     return order
 
@@ -33,6 +34,7 @@ def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
     It is valid until the next call: to set a counter is much faster than to create a generator.
     """
     bits, fresh, generator = _counted(seed, epoch)
+    # The sample's number is the highest of four words: its stream of 2**192 steps meets no other.
     fresh["state"]["counter"][:] = (0, 0, 0, number)
     bits.state = fresh
     return generator
@@ -42,6 +44,7 @@ def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
 def _counted(seed: int, epoch: int) -> tuple[np.random.Philox, Any, np.random.Generator]:
     """Return the generator of an epoch, with a separate stream for each value of its counter."""
     key = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64)
+    # Counter-based, so that each sample has a stream without a generator of its own (Salmon et al., SC 2011).
     bits = np.random.Philox(key=key)
     return bits, bits.state, np.random.Generator(bits)
 

@@ -264,6 +264,7 @@ def _of_tensorflow(dataset: Any, name: str) -> ArraySource:
 
 
 def _is_images(value: Any) -> bool:
+    # An ImageFolder exists only where its module was imported: Pillow need not be, to find out.
     images = sys.modules.get("hetctl.images")
     return images is not None and isinstance(value, images.ImageFolder)
 

@@ -95,6 +95,7 @@ class ActiveRound:
         """
         del self.active[step.name]
         events = self._event_files[step.name].fresh()
+        # A trainer that outlives its driver for a moment may still write events of an earlier round.
         report = report_of(event for event in events if event.round == self.index)
         self.reports[step.name] = report
         why = self._why(step, report)
@@ -115,10 +116,13 @@ class ActiveRound:
         """Return why a step ended; a member that was told to stop may also be killed while it does."""
         if step.hung:
             return ExitReason.HUNG
+        # The signal was the driver's own: its exit code must not count as a failure of the member.
         if step.name in self.terminated:
             return ExitReason.TOLD
         if step.exit_code == 0 and report.left_as:
             return report.left_as
+        # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
+        # only with the trainer's last event.
         why = why_ended(step.exit_code, step.output, report.failed_by)
         if step.lost_nodes and why is ExitReason.KILLED:
             return ExitReason.NODE_FAILURE

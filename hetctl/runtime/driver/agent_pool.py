@@ -176,6 +176,7 @@ class AgentPool:
         self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None, events: RankEvents
     ) -> None:
         self.nodes = tuple(nodes)
+        # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
         self.site = site.yielding_to(os.environ)
         self._files = files
         self._framework = framework
@@ -264,6 +265,8 @@ class AgentPool:
             for agent in step.agents.values():
                 self._close(agent)
             self._events.on_loss(ended.name, ended.exit_code, output=step.output)
+        # After ended steps: an agent that ended with its step, which is
+        # started again, must not cost the node.
         self._watch_steps(time.monotonic())
 
     def leave(self) -> None:
@@ -273,6 +276,7 @@ class AgentPool:
             self.release(name)
             for agent in step.agents.values():
                 self._close(agent)
+            # Agents that have not connected cannot be told to leave.
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
         self._steps.end(LEAVE_S)
@@ -307,6 +311,8 @@ class AgentPool:
         except ConnectionError:
             self._selector.unregister(agent.connection)
             agent.closed = True
+            # If the whole step ends now, it is started again; the node is lost
+            # only if the step goes on without it.
             agent.lost_at = min(agent.lost_at, now + STEP_END_S)
 
     def _pass_on(self, agent: _Agent, message: Any) -> None:
@@ -339,6 +345,7 @@ class AgentPool:
 
     def _lose_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
+            # Kept for an agent that connects late: one slow start must not cost the node for the whole job.
             step.absent |= {each.name: each for each in self.nodes if each.name == node}
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
@@ -380,6 +387,8 @@ class AgentPool:
         self, held: ResourceSet, node: str, step: _AgentStep, found: AgentFacts, connection: Connection
     ) -> None:
         seen, given = len(found.gpus), len(held.gpus)
+        # The last node of a job may have GPUs that the run does not use;
+        # a member's step must see its own alone.
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
             connection.close()
@@ -414,6 +423,7 @@ class AgentPool:
         log_line(f"{MISPLACED}: {cause}")
         append(step.log, f"{MISPLACED}: {cause}\n")
         self.release(name)
+        # The words in the log decide, by which the member is tried again free of charge.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _lose_node(self, node: str) -> None:

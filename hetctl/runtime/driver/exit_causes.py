@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 
+# srun returns 253 for a step that ran out of memory, and 128 + n for one that signal n ended.
 SRUN_OUT_OF_MEMORY = 253
 GIBIBYTE = 2**30
 
@@ -81,6 +82,7 @@ def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
     """Return the nodes of a step that failed: those that the launcher names, or its only node."""
     nodes = tuple(nodes)
     lines = "\n".join(line for line in output.splitlines() if re.match(SLURM, line))
+    # A name counts only as a whole word: n1 must be found neither in n10 nor in rack-n1.
     named = tuple(node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", lines))
     return named if len(nodes) > 1 else nodes
 

@@ -43,6 +43,7 @@ class StepPool:
         environment = {**os.environ, **step.environment}
         with private_log(log) as output:
             start = output.seek(0, os.SEEK_END)
+            # srun(1) reads its standard input and passes it on to its tasks (--input).
             process = subprocess.Popen(
                 step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )

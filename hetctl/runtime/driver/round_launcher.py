@@ -107,6 +107,7 @@ class RoundLauncher:
     def _launch(
         self, opened: ActiveRound, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
     ) -> None:
+        # Before the group forms: GPUs of a step whose driver is killed are counted from this event on.
         opened.events.write(
             "step_started",
             member=member.name,
@@ -117,6 +118,7 @@ class RoundLauncher:
             batch_size=member.batch_size,
         )
         training = self._training(opened.index, allocation, member, shares)
+        # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
             self.workers.start(

@@ -186,7 +186,9 @@ class RunningTask:
         self.launcher_output = output or self.launcher_output
         if lost_node is not None:
             self.lost_nodes[lost_node] = None
+        # A rank that only lost a peer may be seen before the peer itself, whose exit code is the cause.
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
+            # srun exits with 0 after a node failure, which must not pass for success.
             self.exit_code = exit_code or LOST_PEER
         self.end()
 

@@ -183,6 +183,7 @@ class WorkerPool:
         if overuse and group:
             group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
         if exit_code == KILLED and group and gpu in self._slots:
+            # An agent's death kills its ranks, and a rank's death may be reported first.
             self._killed[gpu] = time.monotonic() + KILL_DOUBT_S
         else:
             self._lose_rank(gpu, exit_code)
@@ -240,6 +241,7 @@ class WorkerPool:
         if running.ending is None and now - running.heard_at > self._timeouts.hang_s:
             running.hung = True
             running.end()
+            # Without a sign of life it will not end by itself: it gets no time for that.
             running.ending = now - ending_s
         if running.ending is not None and now - running.ending >= ending_s:
             running.killed = not running.hung

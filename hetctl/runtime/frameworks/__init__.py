@@ -115,6 +115,7 @@ def load_framework(name: str) -> Framework:
 
 def framework_of_groups() -> str | None:
     """Return the first framework for which this Python has all packages of groups; None if there is none."""
+    # find_spec() finds a package without importing it, which would take seconds.
     installed = (entry.name for entry in FRAMEWORKS.values() if all(map(find_spec, entry.packages)))
     return next(installed, None)
 

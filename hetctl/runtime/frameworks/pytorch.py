@@ -151,6 +151,7 @@ class TorchNetwork:
 
         def on_batch(samples: int) -> None:
             if self._compiled and samples != self._samples:
+                # In place: a compiled step holds this very tensor.
                 self._is_sample[:samples] = 1
                 self._is_sample[samples:] = 0
                 self._samples = samples
@@ -213,6 +214,7 @@ class PyTorch:
             torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic = True
         random.seed(seed)
+        # NumPy's global generator refuses seeds of more than 32 bits.
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
 
@@ -231,6 +233,7 @@ class PyTorch:
                 part.to(device)
         if any(is_lazy(parameter) for parameter in parts.model.parameters()):
             with torch.no_grad():
+                # In eval mode, or this sample would enter the running statistics of batch norm.
                 parts.model.eval()(_tensor(sample[0][:1], device))
         return TorchNetwork(parts, member, functions.train_fn, group, device)
 
@@ -255,6 +258,7 @@ class PyTorch:
 
         def run() -> None:
             add_up(values)
+            # NCCL's operations return as soon as they are queued on the GPU.
             if values.is_cuda:
                 torch.cuda.synchronize()
 
@@ -268,6 +272,7 @@ class PyTorch:
 
     def clear(self) -> None:
         """Release unused memory of the GPU."""
+        # Reference cycles hold tensors until a collection, and empty_cache() returns unused blocks only.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -333,6 +338,7 @@ def _default_train_fn(
             loss.backward()
             optimizer.step()
             data.loss = loss.detach()
+            # A sum on the device: float() in each step would wait for the GPU.
             total = total + data.loss * data.samples
             samples += data.samples
         return float(total) / samples if samples else 0.0
@@ -341,6 +347,7 @@ def _default_train_fn(
 
 
 def _device() -> torch.device:
+    # Without an index this is the GPU that set_device() has chosen.
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

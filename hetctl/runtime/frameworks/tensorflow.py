@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+# TensorFlow reads it when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
@@ -106,6 +107,7 @@ class KerasNetwork:
     @property
     def _has_schedule(self) -> bool:
         schedule = keras.optimizers.schedules.LearningRateSchedule
+        # The public property has the rate of the current step instead of the schedule.
         return isinstance(self._optimizer._learning_rate, schedule)
 
     def _scale_schedule(self, factor: float) -> None:
@@ -128,11 +130,15 @@ class KerasNetwork:
         """
         hvd = _horovod()
         hvd.broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
+        # A variable, because a Python number would be a constant of the traced step.
         self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float32)
         apply = self._optimizer.apply
 
         def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
+            # Embeddings have sparse gradients, whose rows Horovod would gather
+            # from all ranks instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
+            # Horovod's own prescale_factor must be equal on all ranks, and shares of a last batch are not.
             weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
             return apply(hvd.grouped_allreduce(weighted, op=hvd.Sum), trainable_variables)
 
@@ -205,11 +211,13 @@ class TensorFlow:
 
     def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
         """Limit threads, choose the GPU and allocate its memory on demand, seed all generators."""
+        # After its first operation TensorFlow accepts no other numbers of threads.
         tf.config.threading.set_intra_op_parallelism_threads(len(cores))
         tf.config.threading.set_inter_op_parallelism_threads(len(cores))
         if device is not None and (gpus := tf.config.list_physical_devices("GPU")):
             # The others stay visible to NCCL, which would lose its fast paths without them.
             tf.config.set_visible_devices(gpus[device], "GPU")
+            # By default TensorFlow takes nearly all of a GPU's memory at its first operation.
             tf.config.experimental.set_memory_growth(gpus[device], True)
         keras.utils.set_random_seed(seed)
 
@@ -271,6 +279,7 @@ class TensorFlow:
 
         def run() -> None:
             _horovod().allreduce(values, op=_horovod().Sum, name="all_reduce")
+            # Operations on a GPU return before they are done.
             tf.test.experimental.sync_devices()
 
         return run
@@ -281,6 +290,7 @@ class TensorFlow:
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""
+        # It collects garbage itself: a second collection found nothing, and took 3 ms.
         keras.backend.clear_session()
 
     def _open_rendezvous(self, ranks: int) -> int:
@@ -349,6 +359,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
         losses, sizes = [], []
         for x, y, _ in data.padded():
             data.loss = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
+            # Kept as a tensor: to read its value in each step would wait for the GPU.
             losses.append(data.loss)
             sizes.append(data.samples)
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0

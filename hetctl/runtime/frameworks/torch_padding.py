@@ -31,6 +31,7 @@ def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
     """
     for part in model.modules():
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
+            # Another class rather than hooks, which would split the graph of a compiled module.
             part.__class__ = _masked(type(part))  # type: ignore[arg-type]
             part.is_sample = is_sample
 
@@ -114,10 +115,13 @@ def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
         share = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+        # PyTorch's running variance is the unbiased one, though a batch is normalised by the biased one.
         unbiased = variance * count / (count - 1).clamp(min=1)
         for running, current in ((norm.running_mean, mean), (norm.running_var, unbiased)):
             updated = running + share * (current.to(running.dtype) - running)
             running.copy_(torch.where(count > 1, updated, running))
+    # torch.where() rather than a branch on the value of a tensor, which would
+    # split the graph of a compiled module.
     several = count > 1
     return torch.where(several, mean, norm.running_mean), torch.where(several, variance, norm.running_var)
 

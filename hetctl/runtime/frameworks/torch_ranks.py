@@ -18,10 +18,12 @@ def meet(group: WiredGroup) -> None:
     """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port."""
     store = None
     if group.rank == 0:
+        # By default it would wait for the other ranks, which do not have the port yet.
         store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
     port = group.broadcast(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # Without it, PyTorch's own limits hold: 10 minutes with NCCL, 30 with Gloo.
     limit = timedelta(seconds=group.hang_s)
     with gloo_over("GLOO_SOCKET_IFNAME", group.interface):
         dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
@@ -31,6 +33,7 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
     """Set the tensors on every rank to rank 0's values."""
     with torch.no_grad():
         for tensor in tensors:
+            # Broadcasts refuse tensors that are not contiguous, such as transposed weights.
             values = tensor.contiguous()
             dist.broadcast(values, 0)
             tensor.copy_(values)
@@ -81,6 +84,8 @@ class Averaging:
     def _after_gradient(self, _parameter: torch.Tensor) -> None:
         if not self._queued:
             self._queued = True
+            # The engine calls it once, at the end of this backward pass; DistributedDataParallel
+            # relies on it, too.
             Variable._execution_engine.queue_callback(self._average)
 
     def _before_step(self, *_: Any) -> None:
@@ -96,6 +101,7 @@ class Averaging:
         self._averaged = True
         kinds: dict[Any, list[torch.Tensor]] = {}
         for parameter in self._parameters():
+            # A rank without samples runs its example batch only to take part: its gradients must not count.
             if not self.weight:
                 parameter.grad = None
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
@@ -105,6 +111,8 @@ class Averaging:
 
     def _average_together(self, parameters: list[torch.Tensor]) -> None:
         """Average all gradients in one message, with the number of ranks that have each gradient."""
+        # A parameter without a gradient on all ranks must keep none: with zeros, weight
+        # decay or momentum would change it.
         given = torch.tensor([parameter.grad is not None for parameter in parameters])
         message = torch.cat([*map(_flat_gradient, parameters), given.to(parameters[0])])
         message[: -len(parameters)] *= self.weight

@@ -144,6 +144,7 @@ class WorkerContext:
             Time limits of the group.
         """
         resources = self.load_resources(ensemble, sharing)
+        # An error while the group forms must not be blamed on the ranks of the last one.
         self.group = SingleRank()
         self.group = join_group(place, resources.framework, self.announce, interfaces, timeouts)
         self.sign()

@@ -50,6 +50,7 @@ class _Sender:
         self._seen: tuple[int, int, Any] | None = None
 
     def note(self, epoch: int, position: int, loss: Any) -> None:
+        # One assignment of one tuple: the other thread never sees half of an update.
         self._seen = (epoch, position, loss)
 
     def run(self, over: threading.Event) -> None:
@@ -61,6 +62,7 @@ class _Sender:
             if last[0]:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
+                # Reading the loss waits for the GPU: in this thread, and not in that of training.
                 heartbeat = Heartbeat(now, epoch, position, self._samples, rate, _number(loss), self._busy())
                 with contextlib.suppress(ConnectionError):
                     self._send(heartbeat)

@@ -43,6 +43,7 @@ def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
     """Return samples/s of ``input_fn`` in `cores` processes at once, each bound to a core, in total."""
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
         outcomes = list(pool.map(_preprocess, [ensemble] * cores, range(cores)))
+    # perf_counter() is CLOCK_MONOTONIC on Linux, so that times of several processes compare.
     seconds = max(end for _, _, end in outcomes) - min(start for _, start, _ in outcomes)
     return sum(count for count, _, _ in outcomes) / seconds
 

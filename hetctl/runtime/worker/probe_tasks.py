@@ -89,6 +89,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
 
 
 def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> float:
+    # NCCL opens its connections in the first operation that needs them.
     for _ in range(WARM_UPS):
         all_reduce()
     seconds = []

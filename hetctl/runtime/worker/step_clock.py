@@ -87,6 +87,7 @@ class EpochClock:
         is_last = self._samples - self._chunk < position <= self._samples
         if self._began is not None and not is_last:
             return
+        # Twice in an epoch: each wait leaves the GPU without queued work.
         if self._ended is None:
             wait_for_device(loss)
         mark = time.perf_counter(), position

@@ -54,6 +54,7 @@ class StopSignal:
 
     def __call__(self) -> bool:
         """Return true if training has to pause."""
+        # By the rank's own clock, too: the driver may hang.
         at_deadline = "deadline" if time.time() >= self._deadline else None
         self.reason = self.reason or self._requested() or at_deadline
         return self.reason is not None
@@ -124,10 +125,12 @@ class Trainer:
         self._rescale_learning_rate()
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
         while not (reason := self._reason_to_stop_for_good()):
+            # Clocks and measured times differ: rank 0's decision holds, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.leaves_room_for(self._epoch_seconds_left())):
                 break
             if not self._train_epoch():
                 break
+        # The events below say that the last state is in a checkpoint.
         self._saver.wait()
         if reason:
             self.events.write("converged", reason=reason)
@@ -197,6 +200,7 @@ class Trainer:
         return True
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
+        # A full disk must show before another epoch is trained in vain.
         self._saver.check()
         self.sign()
         self.note(epoch, position, loss)

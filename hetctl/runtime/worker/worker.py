@@ -52,7 +52,10 @@ STOPPED_BY_SIGTERM = frozenset({TRAIN})
 def serve(binding: Binding, channel: socket.socket) -> int:
     """Run tasks until the driver releases the rank; the exit code is 0 if nothing has failed."""
     name_process(PROCESS_NAME.format(binding.gpu))
+    # The template ignores SIGTERM, which a forked process inherits.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Before any library starts threads: they inherit it, but later changes reach
+    # one thread only (sched_setaffinity(2)).
     os.sched_setaffinity(0, binding.cores)
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
     connection = Connection(channel)
@@ -76,6 +79,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
                 return code
             connection.send({"done": True})
             # The driver plans the next round meanwhile.
+            # Releasing the last member takes TensorFlow 10 to 13 ms of CPU time.
             context.clear()
     return 0
 
@@ -114,6 +118,7 @@ class Inbox:
                 self._take(self._connection.receive())
         except ConnectionError:
             if not self._at_work.acquire(blocking=False):
+                # sys.exit() would end this thread alone, and the main thread may be stuck in native code.
                 os._exit(ORPHANED)
             self._queue.put(None)
 
@@ -161,6 +166,7 @@ class Stops:
         def on_sigterm(number: int, _frame: Any) -> None:
             nonlocal received
             if received or os.getpid() != rank_pid:
+                # So that the parent sees a death by SIGTERM, and no exit code of Python.
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             received = self._to_report = True
@@ -177,6 +183,7 @@ class Stops:
 def work(assignment: Assignment, context: WorkerContext) -> int:
     """Run one task with its output in its log; return the exit code, or 0 to continue."""
     with output_to(assignment.task.log):
+        # The process has trained other members before: their peak is not this one's.
         reset_peak_memory()
         try:
             WORK[assignment.task.kind](assignment, context)

@@ -28,9 +28,11 @@ def _base(name: str) -> Path:
         If the folder belongs to another user, or others can access it.
     """
     own = f"hetctl-{os.getuid()}"
+    # Members that start when memory has become short must still meet those that are there.
     in_use = (MEMORY / own / name).exists()
     folder = (MEMORY if in_use or _has_room(MEMORY) else Path(tempfile.gettempdir())) / own
     make_private_folder(folder)
+    # /dev/shm and /tmp are open to all users: one may have made a folder or a link of this name before.
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise BadInputError(
@@ -73,6 +75,7 @@ def _enter(folder: Path) -> int:
         make_private_folder(folder)
         with suppress(FileNotFoundError):
             users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # The kernel drops the lock with the process: a killed user does not keep the folder in use.
             fcntl.flock(users, fcntl.LOCK_SH)
             if _is_still(folder / USERS, users):
                 return users
@@ -97,6 +100,7 @@ def _sweep(base: Path, but: str) -> None:
 def _remove_unless_used(folder: Path, users: int) -> None:
     with suppress(BlockingIOError):
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and lock another process may have removed the folder, and a third one made it anew.
         if _is_still(folder / USERS, users):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -29,6 +29,7 @@ class ByteLocks:
         File on a local file system of this machine, with any content and length.
     """
 
+    # A default of the class: __del__ runs even if open(2) has failed in __init__.
     _descriptor = CLOSED
 
     def __init__(self, path: Path) -> None:
@@ -47,6 +48,7 @@ class ByteLocks:
     def take(self, byte: int) -> bool:
         """Lock a byte without waiting, unless this object holds it; return false if another object does."""
         try:
+            # With F_SETLK, closing any descriptor of the file would drop all locks of the process (fcntl(2)).
             self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)
         except BlockingIOError:
             return False

@@ -178,6 +178,7 @@ class Ring:
         wait = _Waiting(self._path, timeout_s)
         next_check = 0.0
         while True:
+            # First without locks, which cost system calls: all producers are taken to be alive here.
             cursors = self._cursors()
             outcome = choose(cursors, cursors.unpublished(), bool(self._claims), self._awaiting)
             if not isinstance(outcome, Wait) or time.monotonic() >= next_check:
@@ -204,6 +205,7 @@ class Ring:
             raise BadInputError(f"{used_bytes} bytes in a slot of {self.shape.slot_bytes} of {self._path}")
         slot = position % self.shape.slots
         self._used[slot] = used_bytes
+        # Processors such as ARM's may make the word visible before the bytes that it announces.
         self._locks.fence()
         self._published[slot] = position + 1
         self._give_up(position)
@@ -266,6 +268,7 @@ class Ring:
             wait.sleep(f"position {position} has not been published")
         if position >= self._head[END]:
             return None
+        # Such processors may also read the bytes before the word.
         self._locks.fence()
         self._taken.add(position)
         self._next = max(self._next, position + 1)
@@ -283,6 +286,7 @@ class Ring:
     def leave(self) -> None:
         """Stop being a reader; all views may change at any time from now on."""
         number = self._check_reader()
+        # Before the seat is released: a producer that saw an old word and a free seat would count it as dead.
         self._readers[number] = LEFT
         self._locks.drop(self._seat_lock(number))
         self._number = None
@@ -296,6 +300,7 @@ class Ring:
 
     @property
     def _awaiting(self) -> bool:
+        # CLOCK_MONOTONIC is the same in all processes of a machine, so that it may stand in shared memory.
         return time.monotonic_ns() < self._head[AWAITED_UNTIL]
 
     def _cursors(self) -> Cursors:
@@ -334,6 +339,7 @@ class Ring:
         slot = position % self.shape.slots
         if not self._locks.take(self._slot_lock(position)):
             return Wait(f"the slot of position {position} is not free yet")
+        # A producer that was taken for dead may have published between the choice and the lock.
         if self._published[slot] == position + 1:
             self._locks.drop(self._slot_lock(position))
             return Wait(f"position {position} was published at this moment")
@@ -416,6 +422,7 @@ def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
             file.write(head)
             file.truncate(shape.bytes)
         with suppress(FileExistsError):
+            # link(2) fails where the name exists; rename(2) would replace a ring that others have mapped.
             os.link(own, path)
     finally:
         own.unlink(missing_ok=True)
@@ -436,6 +443,8 @@ def _map(path: Path) -> mmap.mmap:
 
 def _set_aside(descriptor: int, size: int, path: Path) -> None:
     try:
+        # truncate(2) reserves no space: a write to a page without any would
+        # end the process by SIGBUS (mmap(2)).
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         raise BadInputError(

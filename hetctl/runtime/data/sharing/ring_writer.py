@@ -65,6 +65,7 @@ class RingWriter:
             claimed = self._ring.claim(0.0)
         except RingTimeoutError:
             self._retry_at = time.monotonic() + RETRY_S
+            # A claim of a full ring fails both while readers are slow and after the last one was killed.
             self._read = not self._ring.deserted
         else:
             self._read = claimed == position

@@ -204,6 +204,7 @@ def _fence() -> None:
 
     The state of a sample must be neither written before nor read after the sample itself.
     """
+    # Taking and releasing a lock are barriers in one direction each; two pairs in a row are one in both.
     for _ in range(2):
         with threading.Lock():
             pass
@@ -240,6 +241,7 @@ def _lock_file(path: Path) -> Path:
 def _create(path: Path, header: bytes, size: int) -> None:
     """Create the file with all of its space allocated, so that a full disk can show only here."""
     temporary = path.with_name(f".{path.name}.new")
+    # Left by a process that was killed here: the lock of the claims lets no other one be at work.
     temporary.unlink(missing_ok=True)
     free = _free_bytes(path.parent)
     if size > free:
@@ -247,6 +249,7 @@ def _create(path: Path, header: bytes, size: int) -> None:
     try:
         with temporary.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
+            # A mapped page for which there is no space ends the process by SIGBUS (mmap(2)).
             os.posix_fallocate(file.fileno(), 0, size)
             file.write(header)
         temporary.replace(path)
