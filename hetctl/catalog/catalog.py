@@ -93,6 +93,8 @@ class Catalog:
     def __init__(self, path: Path, engine: Engine) -> None:
         self._path = path
         self._reader = engine
+        # A transaction that reads first fails at once, without the timeout, if another process has begun to
+        # write: a wait could be a deadlock (https://www.sqlite.org/c3ref/busy_handler.html).
         self._writer = engine.execution_options(begin="BEGIN IMMEDIATE")
 
     @classmethod
@@ -187,6 +189,7 @@ class Catalog:
             .where(table.ensemble == ensemble, table.site == site)
             .order_by(table.member, table.gpus, table.measured_at, table.fingerprint, table.gpu_type)
         )
+        # The machine's fields are columns of the same row; decoding ignores those that are not its own.
         return [decode(ProfilePoint, {**row, "machine": row}) for row in rows]
 
     def profiled_sites(self, ensemble: str) -> list[str]:
@@ -408,6 +411,7 @@ def _has_run(connection: Connection, run: str) -> bool:
 
 
 def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[Event]:
+    # One query for all: one for each event would take seconds on a shared file system.
     rows = connection.execute(select(EVENTS.c.source, EVENTS.c.seq).filter_by(**key))
     seen = {(source, seq) for source, seq in rows}
     by_identity = {(event.source, event.seq): event for event in events}

@@ -21,6 +21,7 @@ from hetctl.catalog.schema import REVISION
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.storage.atomic_io import make_private_folder
 
+# SQLite retries for this long before it reports SQLITE_BUSY, "database is locked".
 BUSY_TIMEOUT_S = 5.0
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
@@ -79,6 +80,8 @@ def open_database(path: Path) -> Engine:
     """
     with translate_db_errors(path):
         _create_private(path)
+        # A write-ahead log needs memory shared by all processes, which network file systems do not
+        # offer (https://www.sqlite.org/wal.html).
         engine = _engine(URL.create("sqlite", database=str(path)), on_connect="PRAGMA journal_mode = DELETE")
         try:
             _migrate(engine, path)
@@ -119,6 +122,7 @@ def open_to_read(path: Path) -> Engine:
 
 
 def _read_only(path: Path) -> Engine:
+    # In a URI, ? and # would end the path (https://www.sqlite.org/uri.html).
     name = f"file:{quote(os.fspath(path))}"
     return _engine(URL.create("sqlite", database=name, query={"mode": "ro", "uri": "true"}))
 
@@ -128,11 +132,13 @@ def _copied(path: Path) -> Engine:
     memory = sqlite3.connect(":memory:", check_same_thread=False)
     with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
         copy = Path(folder) / path.name
+        # With its journal, SQLite rolls the copy back as the next writer will the file.
         for file in (path, path.with_name(f"{path.name}-journal")):
             with suppress(FileNotFoundError):
                 shutil.copyfile(file, copy.with_name(file.name))
         with closing(sqlite3.connect(copy)) as source:
             source.backup(memory)
+    # One connection for all: each further one to :memory: would see an empty database of its own.
     engine = _engine(URL.create("sqlite"), creator=lambda: memory, poolclass=StaticPool)
     _migrate(engine, path)
     return engine
@@ -186,6 +192,7 @@ def _engine(url: URL, *, on_connect: str = "", **how: Any) -> Engine:
         # Python's driver would begin only at the first write; `_begin` begins explicitly.
         connection.isolation_level = None
         connection.execute(on_connect)
+        # Off by default, for each connection anew (https://www.sqlite.org/foreignkeys.html).
         connection.execute("PRAGMA foreign_keys = ON")
 
     @event.listens_for(engine, "begin")
@@ -234,6 +241,7 @@ def _upgrade(connection: Connection) -> None:
     from alembic.config import Config
 
     config = Config()
+    # Alembic reads its options through configparser, which takes a single % for the start of a reference.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

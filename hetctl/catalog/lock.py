@@ -110,6 +110,7 @@ class ProjectLock:
     ) -> None:
         self._heartbeat.close()
         with suppress(FileNotFoundError):
+            # A process that was stopped for too long has lost the lock to another one.
             if _read(self._path.read_text(encoding="utf-8")) == self._holder:
                 self._path.unlink()
 
@@ -152,12 +153,15 @@ class ProjectLock:
         project's lock.
         """
         try:
+            # Open for writing, since NFS turns flock(2) into a byte-range lock that needs it.
             with self._path.open("r+", encoding="utf-8", errors="replace") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 holder = _read(file.read())
+                # Both times are those of the file server: clocks of hosts differ.
                 silent_s = own.stat().st_mtime - os.fstat(file.fileno()).st_mtime
                 if holder is not None and not (holder.gone if holder.here else silent_s > SILENT_S):
                     raise self._locked_by(holder)
+                # Another process may have replaced the file between open and lock.
                 if not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                     return False
                 own.replace(self._path)
@@ -182,6 +186,7 @@ def _touching(path: Path) -> Iterator[None]:
     def touch() -> None:
         while not over.wait(HEARTBEAT_S):
             with suppress(OSError):
+                # Without times, so that an NFS server sets its own.
                 os.utime(descriptor)
 
     thread = threading.Thread(target=touch, name="lock-heartbeat", daemon=True)

@@ -186,6 +186,7 @@ ALLOCATIONS = Table(
     Column("gpus", Integer),
     Column("mode", String),
     Column("rate", Float),
+    # By default None is stored as the JSON text null, which SQL does not treat as NULL.
     Column("placement", JSON(none_as_null=True)),
     Column("started_at", Float),
     Column("ended_at", Float),

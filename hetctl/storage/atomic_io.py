@@ -15,6 +15,7 @@ def make_private_folder(path: Path) -> Path:
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
+        # The umask may take bits from the mode of mkdir(2), hence chmod(2).
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
     return missing[0] if missing else path
@@ -29,6 +30,7 @@ def write_private(path: Path, text: str) -> None:
             os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
+            # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -38,4 +40,5 @@ def write_private(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file as `write_private` does."""
+    # Python would write NaN, which is no JSON and which other programs refuse.
     write_private(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

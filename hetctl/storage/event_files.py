@@ -65,11 +65,13 @@ class EventWriter:
             os.fchmod(descriptor, 0o600)
             if _ends_incomplete(descriptor):
                 line = b"\n" + line
+            # One write(2) with O_APPEND: lines of threads and processes that write at once do not mix.
             written = os.write(descriptor, line)
             if written < len(line):
                 # Remove the partial line, or the next event would be appended to it.
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            # An epoch that was reported counts as trained, whatever happens to the node afterwards.
             os.fsync(descriptor)
             return os.fstat(descriptor).st_size
         finally:
@@ -133,6 +135,7 @@ def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Ite
             kind, when, index = str(data.pop("kind")), float(data.pop("time")), data.pop("round", 0)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
+        # Python reads NaN and Infinity in JSON, and bool is a subclass of int.
         if math.isfinite(when) and type(index) is int and well_formed(kind, data):
             yield Event(source, seq, kind, when, data, index)
 

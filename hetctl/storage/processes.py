@@ -32,6 +32,7 @@ class Process:
         OSError
             If the process does not exist.
         """
+        # Field 22 of /proc/PID/stat (proc(5)): the first two, number and name, are cut off.
         return cls(pid, int(_stat(pid)[19]))
 
     @property
@@ -41,6 +42,7 @@ class Process:
             fields = _stat(self.pid)
         except OSError:
             return _is_hidden(self.pid)
+        # kill(pid, 0) would succeed for a zombie, and PID 1 of a container may reap slowly.
         return int(fields[19]) == self.started and fields[0] not in "ZX"
 
     @property
@@ -50,6 +52,7 @@ class Process:
             reused = int(_stat(self.pid)[19]) != self.started
         except OSError:
             reused = False
+        # fields[2] is the process group: its leader may be gone while others of the group run.
         return not reused and any(int(fields[2]) == self.pid for fields in _running())
 
 
@@ -63,6 +66,7 @@ class HostBoot:
     @classmethod
     def this(cls) -> HostBoot:
         """Return the identity of the current machine."""
+        # After a reboot the numbers and the start times of processes repeat.
         return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
 
 

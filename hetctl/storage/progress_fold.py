@@ -55,6 +55,7 @@ class ProgressFold:
         for name, (until, error, progress) in rows.items():
             member, epochs, *others, restarts_s = progress
             done = tuple([EpochResult(*epoch) for epoch in epochs])
+            # JSON has no tuples: with a list, this state would differ from one folded from all events.
             others = (*others, tuple(restarts_s))
             state = _State(Progress(member, done, *others), error)
             self._folds[name] = self._folds[name].onward(state, tuple(until))

