@@ -71,6 +71,7 @@ SLURM = BatchSystemEntry(
     title="Slurm",
     client="hetctl.cluster.batch.slurm:SlurmBatch",
     submit=("sbatch", "--parsable"),
+    # The variable is compressed, such as n[1-4,7]: Slurm itself expands it.
     node_list=NodeList("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
     commands=("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
     helpful={"sacct": "what became of jobs that squeue has forgotten", "sacctmgr": "accounts and QOSes"},
@@ -80,6 +81,7 @@ LSF = BatchSystemEntry(
     title="LSF",
     client="hetctl.cluster.batch.lsf:LsfBatch",
     submit=("bsub",),
+    # The file has a line for each core; at sites with jsrun the launch node is the first.
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
     commands=("bsub", "bjobs", "bkill", "bqueues"),
     helpful={"bhist": "what became of jobs that bjobs has forgotten"},

@@ -74,7 +74,10 @@ class CommandRunner:
                     errors="replace",
                     timeout=self.timeout_s,
                     stdin=source,
+                    # SQUEUE_FORMAT, for one, would change the output that is parsed here.
                     env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
+                    # A submission that outlives this process could succeed after
+                    # the next command has looked for the job.
                     preexec_fn=die_with_parent(signal.SIGKILL),
                 )
             except (FileNotFoundError, PermissionError):
@@ -166,6 +169,7 @@ class CommandRunner:
         if answer.code == 0:
             return answer.stdout
         message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
+        # A command that was killed by a signal may have sent its request.
         if answer.code < 0 or matches(answer, doubtful):
             raise SubmissionInDoubtError(message, DOUBT)
         raise BatchSystemError(message)

@@ -94,6 +94,7 @@ class LocalBatch:
         """Signal the supervisors; they give the scripts 20 s to write a checkpoint."""
         for job in ids:
             claimed = read_claim(self._folder, job)
+            # The numbers of processes are valid on one machine, between two boots.
             if claimed and claimed.machine == HostBoot.this():
                 _end(claimed)
 
@@ -123,6 +124,7 @@ class LocalBatch:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
+                    # Ctrl-C and the loss of the terminal do not reach a session of its own (setsid(2)).
                     start_new_session=True,
                 )
         except OSError as error:
@@ -133,6 +135,7 @@ class LocalBatch:
         """Return when the job can be found, whichever supervisor has claimed it."""
         limit = time.monotonic() + START_S
         while not claim_file(self._folder, job).exists():
+            # Looked for again: another supervisor may have claimed the job while this one ended.
             if supervisor.poll() is not None and not claim_file(self._folder, job).exists():
                 raise BatchSystemError(f"the supervisor of {job} did not start", f"see {log}")
             if time.monotonic() > limit:
@@ -209,4 +212,6 @@ def _function_script(folder: Path, job: str) -> str:
     variables = {**SUBMITIT_ENVIRONMENT, "SUBMITIT_LOCAL_JOB_ID": job}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     program = [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)]
+    # submitit 1.5.4 writes pickles with mode 0644 under the usual umask, and whoever can change one runs code
+    # as this user; exec lets SIGTERM reach Python instead of a waiting shell.
     return "\n".join(["#!/bin/bash", "umask 077", *lines, f"exec {shlex.join(program)}", ""])

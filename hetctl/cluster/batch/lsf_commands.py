@@ -100,6 +100,7 @@ def parse_job_id(text: str) -> str:
 
 def bjobs_command(ids: Sequence[str]) -> list[str]:
     """Return the query for jobs in LSF's memory; for an array, for all its elements."""
+    # -json is accepted only with -o; -a includes jobs that ended a short time ago.
     return ["bjobs", "-a", "-json", "-o", FIELDS, *dict.fromkeys(job.partition("_")[0] for job in ids)]
 
 
@@ -129,6 +130,7 @@ def find_command(names: Sequence[str]) -> list[str]:
 
 def parse_found(text: str) -> dict[str, str]:
     """Parse the output of `find_command`: the ids by name, the newest if there are several."""
+    # An array is named name[1-8].
     return _newest((record.get("JOB_NAME", "").partition("[")[0], job) for job, record in _records(text))
 
 
@@ -187,6 +189,7 @@ def _failed(code: int | None, reason: str, record: Mapping[str, str] | None = No
     state = REASONS.get(reason.partition(":")[0].strip(), JobState.FAILED)
     failed_nodes: tuple[str, ...] = ()
     if state == JobState.NODE_FAILED and record:
+        # EXEC_HOST has 16*host for 16 slots of a host.
         hosts = dict.fromkeys(h.rpartition("*")[2] for h in record.get("EXEC_HOST", "").split(":") if h)
         failed_nodes = tuple(hosts) if len(hosts) == 1 else ()  # of several, the failed one is unknown
     return JobStatus(state, code or None, reason.strip(" .;") or "EXIT", failed_nodes)

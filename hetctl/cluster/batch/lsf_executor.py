@@ -176,6 +176,7 @@ class LsfExecutor(core.PicklingExecutor):  # type: ignore[misc]
 
 def _options(wanted: dict[str, Any], folder: Path) -> Iterator[str]:
     """Yield bsub's options for parameters from `PARAMETERS`."""
+    # submitit looks for output by these names: JOB_TASK_log.out.
     name, log = wanted["job_name"], "%J_0_log"
     if wanted["map_count"]:
         at_once = wanted["array_parallelism"]

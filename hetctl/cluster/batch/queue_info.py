@@ -65,6 +65,8 @@ def parse_qos(text: str, name: str) -> QueueFacts | None:
 def nodes_command(partition: str | None) -> list[str]:
     """Return Slurm's query for the nodes of a partition, or for all; identical nodes share one line."""
     where = [f"--partition={partition}"] if partition else []
+    # --exact: without it, sinfo groups nodes of different sizes and prints
+    # the least of each resource with a +.
     return ["sinfo", "--noheader", "--exact", *where, "--format=%D|%c|%m|%G"]
 
 
@@ -124,6 +126,8 @@ def parse_slurm_time(text: str) -> int | None:
     numbers = [int(part) for part in parts]
     if dash:
         return int(days) * DAY_S + _weighted(numbers, (HOUR_S, MINUTE_S, 1))
+    # A single number is minutes, two are minutes and seconds; after days,
+    # hours come first (sbatch(1), --time).
     weights = {1: (MINUTE_S,), 2: (MINUTE_S, 1), 3: (HOUR_S, MINUTE_S, 1)}.get(len(numbers))
     return _weighted(numbers, weights) if weights else None
 

@@ -69,8 +69,10 @@ class Slots:
 
 def _lock(path: Path) -> int | None:
     """Return the descriptor of the file with the lock; None if another process holds it."""
+    # By default the folder lies in /tmp, where another user could place a link (O_NOFOLLOW).
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        # flock(2) rather than fcntl(2): it belongs to the open file, and so to all processes that inherit it.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

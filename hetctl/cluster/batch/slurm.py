@@ -69,6 +69,8 @@ class SlurmBatch:
             or None,
             "slurm_gres": f"gpu:{site.gpus_per_node}" if site.device == "gpu" else None,
             "slurm_additional_parameters": {
+                # Steps inherit most options of a job, --cpus-per-task among
+                # them, but not --mincpus and --gres.
                 "mincpus": site.gpus_per_node * site.cores_per_gpu,
                 **_directives(site.directives),
             },
@@ -95,6 +97,7 @@ class SlurmBatch:
             return {}
         found = parse_found(self._commands.check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
         if missing := [name for name in names if name not in found]:
+            # Unlike in `statuses`, a failure counts: a job that is not found is submitted again.
             command = find_gone_command(missing, os.getuid())
             found |= parse_found(self._commands.check_output(command, TRANSIENT, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
@@ -121,6 +124,7 @@ class SlurmBatch:
 
 def _directives(lines: Sequence[str]) -> dict[str, object]:
     """Convert ``--key=value`` lines to submitit's mapping."""
+    # hetctl submits the next job itself: a requeued one would come on top of it.
     parsed: dict[str, object] = {"no-requeue": True}
     for line in lines:
         key, separator, value = line.lstrip("-").partition("=")

@@ -79,6 +79,7 @@ class JobRecord:
 def squeue_command(ids: Sequence[str]) -> list[str]:
     """Return the query for jobs in Slurm's memory; for an array, for all its elements."""
     columns = "JobArrayID:|,State:|,exit_code:|,Reason:|,NodeList:|"
+    # --states=all: by default squeue hides ended jobs, which it keeps for MinJobAge.
     return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
 
 
@@ -116,6 +117,7 @@ def find_command(names: Sequence[str], user: int) -> list[str]:
 
 def find_gone_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query of the accounting for a user's jobs of these names."""
+    # By default sacct searches from midnight of this day on.
     since = f"--starttime=now-{MEMORY_DAYS}days"
     return ["sacct", "-X", "-P", "-n", f"--user={user}", since, "--format=JobID,JobName", _named(names)]
 

@@ -88,6 +88,7 @@ class _Supervisor:
         job = subprocess.Popen(
             ["bash", script],
             env={**os.environ, GIVEN_GPUS: ",".join(map(str, slots.numbers))},
+            # The script holds the slots, too, if this supervisor is killed.
             pass_fds=slots.descriptors,
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),

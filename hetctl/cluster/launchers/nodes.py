@@ -68,6 +68,7 @@ def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -
     host : str
         Name of the agent's machine, with or without a domain.
     """
+    # Variables first: nodes that are emulated on one machine share its host name.
     names = [*(environ[variable] for variable in NODE_VARIABLES if variable in environ), host]
     short = {node.partition(".")[0]: node for node in nodes}
     for name in names:

@@ -13,6 +13,8 @@ from hetctl.cluster.launchers.launch_spec import (
 )
 from hetctl.model.site import MEMBERS, NODES, Site
 
+# Slurm 22.05, 4 nodes, one without power: the agents of the other three went on, the job stayed RUNNING, and
+# srun exited with 0 when they had ended.
 BY_LAUNCH = {
     NODES: ("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
     MEMBERS: ("--exact", "--kill-on-bad-exit=1"),
@@ -35,8 +37,11 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
         *("srun", f"--job-name={name}", *BY_LAUNCH[site.launch]),
         *(f"--nodes={len(sets)}", f"--ntasks={len(sets)}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(each.node for each in sets)}", f"--cpus-per-task={share.cores}"),
+        # A control group for each rank costs NCCL its paths over NVLink (NVIDIA/nccl#1066,
+        # #129; open-mpi/ompi#11949).
         *((f"--gpus-per-node={share.gpus}", "--gpu-bind=none") if site.device == "gpu" else ()),
         *(f"--mem={share.memory_mib}", "--unbuffered"),
+        # On Slingshot --mpi=none would lose the credentials of the step (openpmix/prrte#2004).
         *((f"--mpi={site.mpi}",) if site.mpi else ()),
         *command,
     )
@@ -50,6 +55,7 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
     Sources: Slurm's srun(1), ``--overlap`` and ``--gres=none``.
     """
     argv = (
+        # --overlap is for steps without GPUs only: four steps with it all got GPU 0.
         *("srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
         *(f"--cpus-per-task={site.cores_per_node}", "--gres=none", f"--nodelist={','.join(nodes)}"),
         *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
