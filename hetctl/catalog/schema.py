@@ -2,7 +2,7 @@
 
 Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
 value encoded by `hetctl.model.serialization`; the columns beside it exist for queries. No command
-reads `members`, `plans`, `rounds`, `allocations` and `checkpoints`, which docs/files.md promises to users.
+reads `members`, `rounds`, `allocations` and `checkpoints`, which docs/files.md promises to users.
 Measurements and plans (points, plans) refer to their ensemble and site by name, without a foreign key, so
 that they survive changes of those.
 """
