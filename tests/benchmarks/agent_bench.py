@@ -89,7 +89,7 @@ def start_table(quick: bool = False) -> Table:
             start_s = statistics.median(start for start, _ in measured)
             kills += [kill for _, kill in measured]
             least_s = max(import_s, nodes * cpu_s / (os.cpu_count() or 1))
-            rows.append((framework, nodes, f"{import_s:.2f}", f"{least_s:.2f}", f"{start_s:.2f}"))
+            rows.append((framework, str(nodes), f"{import_s:.2f}", f"{least_s:.2f}", f"{start_s:.2f}"))
             name = f"{framework}: start over one import, {nodes} node{'s' * (nodes > 1)}"
             figures.append(Figure(name, start_s / import_s, start_bar))
         kill_s = statistics.median(kills)
