@@ -32,6 +32,7 @@ class Interruptions:
     def __enter__(self) -> Interruptions:
         for number in HEEDED:
             before = signal.getsignal(number)
+            # `nohup` ignores SIGHUP this way, and background jobs of some shells ignore SIGINT.
             if before is not signal.SIG_IGN:
                 self._before[number] = before  # type: ignore[assignment]
                 signal.signal(number, self._receive)
@@ -68,12 +69,14 @@ class Interruptions:
             If there is one.
         """
         if self._kept is not None:
+            # Cleared first: the signal is raised once, and a second one counts anew.
             number, self._kept = self._kept, None
             self._receive_heeded(number)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self._heeding:
             self._receive_heeded(number)
+        # Raised only where nothing is left half done, such as a submission without its ids on the disk.
         self._kept = number
 
     def _receive_heeded(self, number: int) -> None:

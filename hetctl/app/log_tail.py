@@ -13,6 +13,7 @@ def tail_of(path: Path) -> tuple[str, ...]:
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - READ_BYTES))
+            # Reading may begin within a character of several bytes.
             text = log.read().decode(errors="replace")
     except OSError:
         return ()

@@ -123,8 +123,10 @@ class Project:
         return batch_system_of(site, self.home.path / "local-jobs")
 
     def _site_of_this_machine(self) -> str:
+        # Imported on use: pydantic was a quarter of the import time of commands that read no file of a user.
         from hetctl.inputs.site_file import detect_site
 
+        # Patterns of sites contain domains, since login nodes of many sites are called `login1`.
         host = socket.getfqdn()
         if found := detect_site(host, [self.site(known) for known, _ in self.sites()]):
             return found

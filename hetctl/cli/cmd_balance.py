@@ -11,6 +11,7 @@ from hetctl.cli.options import given_options, json_option
 from hetctl.cli.output import print_json, print_table
 from hetctl.model.serialization import encode
 
+# Written out: importing the managers would import NumPy for `--help`; a test compares the names.
 ALGORITHMS = ("cpu", "gpu", "curve")
 PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
 MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000

@@ -54,6 +54,7 @@ def command(
     Measurements are kept in the catalog, also when this is interrupted, and are not repeated. A job of
     an earlier command that is still measuring is followed.
     """
+    # Click would silently drop options that stand before a sub-command.
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return

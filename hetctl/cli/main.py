@@ -88,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     try:
+        # Click would otherwise print its errors itself and exit, without a JSON object for --json.
         code = cli.main(given, prog_name="hetctl", standalone_mode=False)
     except click.exceptions.Exit as leave:
         code = leave.exit_code
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in given:
             raise
         code = _bug(error, as_json=wants_json(given))
+    # Without standalone mode click returns the value of the command's function.
     sys.exit(code if isinstance(code, int) else 0)
 
 

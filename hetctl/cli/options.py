@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DAY_S = 86400
+# Written out: importing the planners would slow down `--help`; a test compares the names.
 PLANNERS = (
     "Planner: doubling, doubling-exploratory, fixed-K (K GPUs), flotilla, flotilla-local, fluid,"
     " homogeneous, independent, optimus, static, or auto (the best of all in a simulation)."
@@ -90,6 +91,7 @@ class OutputFile(click.Path):
 
 def said_options(context: click.Context) -> set[str]:
     """Return the names of the parameters that were given, on the command line or by a variable."""
+    # Defaults must not count: an unfinished run keeps what is not given now.
     said = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return {name for name in context.params if context.get_parameter_source(name) in said}
 
@@ -215,6 +217,7 @@ def planner_options(command: F) -> F:
         click.option(
             "--mix-types",
             is_flag=True,
+            # None means not given, which for an unfinished run differs from false.
             default=None,
             help="Let a member train on several types of GPU at once, at the rate of the slowest.",
         ),
@@ -313,6 +316,7 @@ def _who_and_where(
 
 
 def _add(options: Sequence[Callable[[Any], Any]], command: F) -> F:
+    # Click lists options of decorators from the last one applied to the first.
     for option in reversed(options):
         command = option(command)
     return command

@@ -48,6 +48,7 @@ def print_json(value: Any, failure: HetctlError | None = None) -> None:
     body = fields_of(value)
     keys: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
+    # NaN and Infinity are no JSON: better an error here than in the program that reads it.
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
 
 
@@ -82,6 +83,7 @@ def console() -> Console:
     """Return the console on stdout; files and pipes get 120 columns."""
     from rich.console import Console
 
+    # Rich would take 80 columns for a pipe and fold names that programs search for.
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
 
 

@@ -97,6 +97,7 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
             status = watch.look(_room(quiet))
             if not quiet:
                 live.update(_table(status))
+    # The looks before were limited to what fits the terminal, or to nothing.
     return watch.look(most_shown(as_json=as_json))
 
 

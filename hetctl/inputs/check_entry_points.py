@@ -23,6 +23,7 @@ def problem_with(function: str, folder: Path) -> str | None:
         return f"{file} cannot be read: {error.strerror}"
     except SyntaxError as error:
         return f"{file} is not Python: {error.msg} in line {error.lineno}"
+    # ast.parse raises ValueError for null bytes, and RecursionError or MemoryError for deeply nested code.
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{file} is not Python: {error}"
     if name in names or "*" in names:
@@ -32,7 +33,9 @@ def problem_with(function: str, folder: Path) -> str | None:
 
 def _top_level_names(source: bytes) -> set[str]:
     with warnings.catch_warnings():
+        # Parsing warns about, for example, invalid escapes in the user's module, which is not at issue here.
         warnings.simplefilter("ignore")
+        # Bytes, not text: Python then honours the encoding that the first lines of the file declare.
         tree = ast.parse(source)
     finder = _Finder()
     finder.visit(tree)
@@ -48,6 +51,7 @@ class _Finder(ast.NodeVisitor):
     def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self.names.add(node.name)
 
+    # These visitors do not visit the node's body, so that names inside of functions and classes do not count.
     visit_FunctionDef = _define  # noqa: N815
     visit_AsyncFunctionDef = _define  # noqa: N815
     visit_ClassDef = _define  # noqa: N815

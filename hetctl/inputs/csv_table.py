@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hetctl.inputs.input_errors import SourceLine, refusal, shown, suggestion
 
+# float() alone also accepts 'nan', 'inf', '1_000' and digits of other scripts.
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 Line = tuple[SourceLine, list[str]]
@@ -34,6 +35,7 @@ def csv_lines(path: Path, text: str) -> list[Line]:
     BadInputError
         If the file is not CSV.
     """
+    # newline="" accepts all line ends unchanged; without strict, text after a closing quote passes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         return [
@@ -71,6 +73,7 @@ def records_in(
 
 def is_count(text: str) -> bool:
     """Return true if the text is a whole number from 1 to a billion."""
+    # \d would also match digits of other scripts; nine digits keep later products small.
     return re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= 1
 
 

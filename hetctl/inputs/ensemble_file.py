@@ -56,6 +56,7 @@ def ensemble_schema() -> dict[str, Any]:
 
 
 def _located(data: str, folder: Path) -> str:
+    # normpath would collapse the two slashes of an address.
     return data if "://" in data else os.path.normpath(folder / data)
 
 

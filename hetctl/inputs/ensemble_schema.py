@@ -21,6 +21,7 @@ FunctionName = Annotated[
 def _distinct(values: list[Any]) -> list[Any]:
     seen: set[str] = set()
     for value in values:
+        # Compared as JSON: 1 and 1.0 or true are equal in Python, but different values in a config.
         text = json.dumps(value)
         if text in seen:
             raise ValueError(f"must not hold {shown(value)} twice")
@@ -208,6 +209,7 @@ class RandomEntry(Strict):
 
 
 def _kind_of(entry: Any) -> str:
+    # The choice by key gives errors of one kind only; a plain union would report those of all three kinds.
     written = entry if isinstance(entry, dict) else {}
     return next((f"<{kind}>" for kind in ("grid", "random") if kind in written), "<member>")
 
@@ -220,6 +222,7 @@ Entry: TypeAlias = Annotated[
 ]
 
 
+# A type checker cannot evaluate a Literal that is built from a table.
 if TYPE_CHECKING:
     FrameworkName = str
 else:

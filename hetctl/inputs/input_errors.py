@@ -57,9 +57,11 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+    # A path with a null byte raises ValueError instead of OSError.
     except ValueError as error:
         raise BadInputError(f"{shown(str(path))}: cannot be read: {error}") from None
     try:
+        # Excel writes a byte order mark, which would otherwise become part of the first column's name.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

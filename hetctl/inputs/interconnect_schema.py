@@ -14,6 +14,7 @@ from hetctl.model.site import InterNode, IntraNode, NodeLinks
 
 def _points(value: object) -> object:
     """Convert a point given as a list of two numbers, as in YAML."""
+    # The models are strict and would refuse YAML's lists where they have tuples.
     if not isinstance(value, list) or not all(isinstance(point, list) for point in value):
         return value
     return tuple(tuple(float(part) if _is_number(part) else part for part in point) for point in value)

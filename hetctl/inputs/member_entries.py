@@ -89,11 +89,14 @@ def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
         return values[int(share * len(values))]
     lower, upper = values
     if kind == "integer":
+        # For wide ranges the product may be rounded up to the number of values, one beyond the last.
         return min(upper, lower + int(share * (upper - lower + 1)))
     if kind == "log_uniform":
         value = math.exp((1 - share) * math.log(lower) + share * math.log(upper))
     else:
+        # In this form no difference of the bounds is needed, which could overflow.
         value = (1 - share) * lower + share * upper
+    # Rounding to six digits may leave the range.
     return float(min(upper, max(lower, float(f"{value:.6g}"))))
 
 
@@ -119,6 +122,7 @@ def _layers(point: MemberEntry, folder: Path) -> str | None:
 def _member(common: dict[str, Any], point: MemberEntry) -> Member:
     own = _own(point.settings)
     merged = {**common, **own}
+    # The built-in hash of text differs from process to process.
     seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())
     stop = _stop_rule(common["stop"], own.get("stop", {}))
     return Member(**{**merged, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
@@ -131,6 +135,7 @@ def _own(settings: Settings) -> dict[str, Any]:
 def _stop_rule(common: dict[str, Any], own: dict[str, Any]) -> StopRule:
     """Merge stop keys; a mode and a target for one metric are not inherited by another metric."""
     if own.get("metric", common["metric"]) != common["metric"]:
+        # A target of an accuracy would end a member that is judged by its loss at once.
         common = {**common, "mode": None, "target": None}
     merged = {**common, **own}
     more = any(word in merged["metric"].lower() for word in MORE_IS_BETTER)

@@ -15,6 +15,7 @@ LONGEST = 64
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit"
 MEMBER_RULE = f"{NAME_RULE}; '{DRIVER}' is reserved"
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# A member's events lie in a file of its name, beside `driver.jsonl`.
 MEMBER_NAME = re.compile(rf"(?!{DRIVER}$){SAFE_NAME.pattern}")
 
 SafeName = Annotated[str, Matching(SAFE_NAME.pattern, NAME_RULE)]

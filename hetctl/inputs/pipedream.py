@@ -142,6 +142,7 @@ def _number(text: str) -> float | None:
     """Return a number, or the sum of several in ``[1.0; 2.0]``; None if it is invalid."""
     parts = text.strip("[]").split(";") if text.startswith("[") else [text]
     numbers = [float(part) if NUMBER.fullmatch(part.strip()) else math.nan for part in parts]
+    # NaN marks an invalid part and fails this comparison.
     return math.fsum(numbers) if all(0 <= number <= MOST_BYTES for number in numbers) else None
 
 

@@ -68,6 +68,7 @@ def write_rates(rows: Iterable[RateRow], file: TextIO) -> None:
     rows = list(rows)
     used = [name for name in OPTIONAL if any(getattr(row, name) is not None for row in rows)]
     columns = (*REQUIRED, *used)
+    # The csv module writes CRLF by default, on every system.
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([getattr(row, name) for name in columns] for row in rows)

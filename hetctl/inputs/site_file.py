@@ -120,6 +120,7 @@ class _SiteSearch:
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files of each name, the one of highest precedence first."""
+        # The folder `site-configs` at the top level is installed as a package of its own under this name.
         folders = [Path(str(resources.files("hetctl_site_configs")))]
         if self.home is not None:
             folders.insert(0, self.home / ".config" / "hetctl" / FOLDER)
@@ -154,6 +155,7 @@ class _SiteSearch:
             base_path = self.locate(base, path.parent, chain)
         except BadInputError as error:
             raise source.refusal([(("extends",), error.message)]) from None
+        # Resolved paths: a cycle through symbolic links would otherwise not be noticed.
         if base_path.resolve() in chain:
             raise source.refusal([(("extends",), f"forms a cycle with {base_path}")])
         return source.extending(self.load(base_path, chain))
@@ -194,5 +196,6 @@ def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:
             rule = f"must be at least {least}, since a sign of life comes every {often}, got {texts[key]}"
             yield ("timeouts", key), rule
     for key in WITHOUT_A_SIGN:
+        # In these waits ranks are silent, so a shorter `hang` would end them as hung while they only wait.
         if values[key] > values["hang"]:
             yield ("timeouts", key), f"must be at most hang, which is {texts['hang']}, got {texts[key]}"

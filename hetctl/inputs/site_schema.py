@@ -17,6 +17,7 @@ from hetctl.model.site import USUAL_TIMEOUTS
 
 T = TypeVar("T")
 
+# Control characters and line ends would break out of a line of the script that the value is put into.
 BREAKS = r"\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029"
 Line = Annotated[
     str,
@@ -25,6 +26,7 @@ Line = Annotated[
     ),
 ]
 Value = Annotated[str, Matching(rf"[^{BREAKS}]*", "must be one line of text without control characters")]
+# A directive must not begin with '#': the template adds #SBATCH or #BSUB itself.
 Directive = Annotated[
     str,
     Matching(
@@ -46,6 +48,7 @@ Template = Annotated[
 Interface = Annotated[
     str,
     Matching(
+        # The kernel limits names of network interfaces to 15 characters (IFNAMSIZ).
         r"[A-Za-z0-9_.:-]{1,15}|[A-Za-z0-9_.:*?\[\]!-]*[*?\[][A-Za-z0-9_.:*?\[\]!-]*",
         "must be the name of a network interface (at most 15 characters) or a pattern such as hsn*",
     ),
@@ -64,6 +67,7 @@ def _converting(parse: Callable[[Any], T]) -> BeforeValidator:
 
 
 def _duration(value: Any) -> int | None:
+    # As text even if YAML has a number, for the message that says which unit is missing.
     return None if value is None else parse_duration(str(value))
 
 

@@ -42,6 +42,7 @@ RULES = {
 class Strict(BaseModel):
     """Model that accepts only its own keys, and only values of exactly their types."""
 
+    # Without strict, pydantic converts "3" to 3 and 1.0 to 1: a typing error in a file would pass silently.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -54,6 +55,7 @@ class Matching:
 
     def check(self, text: str) -> str:
         """Return the text; ValueError with the rule if it does not match."""
+        # Python's own engine: pydantic's has no look-ahead, which the pattern of member names uses.
         if re.fullmatch(self.pattern, text) is None:
             raise ValueError(self.rule)
         return text
@@ -84,6 +86,7 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
 
 def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
     *around, last = details["loc"] or [""]
+    # Pydantic adds the tags of unions to the location, which the file does not contain.
     around = [key for key in around if key not in UNION_MARKS]
     if details["type"] == "extra_forbidden":
         return (*around, last), f"unknown key '{last}'" + suggestion(
@@ -103,6 +106,7 @@ def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:
     models = [kind]
     for step in around:
         fields = [model.model_fields[step] for model in models if step in model.model_fields]
+        # A list index is no field: then the models of the enclosing step still hold.
         models = [model for field in fields for model in _models_in(field.annotation)] or models
     return {name for model in models if key not in model.model_fields for name in model.model_fields}
 

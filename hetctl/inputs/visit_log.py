@@ -74,6 +74,7 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
 
 
 def _lines(path: Path) -> list[tuple[SourceLine, str]]:
+    # splitlines() would also split at U+2028 and others, which may stand within JSON strings.
     lines = read_text(path).split("\n")
     return [(SourceLine(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
 
@@ -88,6 +89,7 @@ def _visit(line: str) -> LoggedVisit | list[str]:
     """Return the visit of a line, or the errors of the line."""
     try:
         data = json.loads(line)
+    # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError):
         return ["is not JSON"]
     if not isinstance(data, dict):

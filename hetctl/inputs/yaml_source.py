@@ -22,12 +22,14 @@ Location = tuple[str | int, ...]
 
 MOST_VALUES = 200_000
 TAG = "tag:yaml.org,2002:"
+# In YAML 1.1 2:00:00 is 7200 (base 60), `no` is false, and 1e-3 without a dot is text.
 SCALARS = (
     ("null", r"~|null|Null|NULL|", "~nN"),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    # Tagged so that merge keys are refused; as plain text `<<` would be an unknown key.
     ("merge", r"<<", "<"),
 )
 
@@ -74,6 +76,7 @@ def read_yaml(path: Path) -> YamlSource:
     """
     text = read_text(path)
     try:
+        # Nodes, not values: they have line numbers, and a key that is given twice is still there twice.
         root = yaml.compose(text, Loader=_Loader)
         if not isinstance(root, yaml.MappingNode):
             raise refusal([(SourceLine(path, 1), "must be a mapping (key: value)")])
@@ -88,11 +91,14 @@ def read_yaml(path: Path) -> YamlSource:
 
 
 class _Loader(yaml.SafeLoader):
+    # An empty table of its own: SafeLoader's has the types of YAML 1.1.
     yaml_implicit_resolvers = {}  # noqa: RUF012
 
 
 for _name, _pattern, _first in SCALARS:
+    # PyYAML looks resolvers up by the first character, and by "" for an empty value, which is null.
     _starts = [*_first, ""] if _name == "null" else list(_first)
+    # `\Z` and not `$`, which also matches before a final line break.
     _Loader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _starts)
 
 
@@ -109,6 +115,7 @@ def _reason_of(error: yaml.YAMLError) -> str:
 
 
 def _text(text: str) -> str:
+    # Escapes in quotes can produce these; no file name can hold a null, and no UTF-8 file a surrogate.
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("has an invalid character")
     return text
@@ -116,8 +123,10 @@ def _text(text: str) -> str:
 
 def _integer(text: str) -> int:
     digits = text.lstrip("+-")
+    # Python needs quadratic time for the conversion of very many digits, and refuses more than 4300.
     if len(digits) > 20:
         raise ValueError("does not fit into 64 bits")
+    # With base 0 Python would refuse leading zeros, as in 007, which YAML permits.
     value = int(text, 0) if digits[:2] in ("0o", "0x") else int(text)
     if not -(2**63) <= value < 2**63:
         raise ValueError("does not fit into 64 bits")
@@ -147,6 +156,7 @@ class _Builder:
 
     def build(self, node: yaml.Node, at: Location) -> Any:
         self.places.setdefault(at, self._place(node))
+        # Aliases are expanded here: nested ones grow exponentially, from a file of a few lines.
         if len(self.places) > MOST_VALUES:
             raise self._refusal(node, f"must have at most {MOST_VALUES:,} values, with aliases expanded")
         if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
@@ -161,6 +171,7 @@ class _Builder:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self._key(key_node)
+            # PyYAML itself would silently keep the last one.
             if key in values:
                 first = self.places[(*at, key)].line
                 raise self._refusal(key_node, f"key '{key}' is given twice, first in line {first}")

@@ -90,6 +90,7 @@ class _SearchRun:
         if epoch + 1 < trial.epochs:
             self.hopper.config_joins(config, epoch + 1)
             return
+        # It leaves before its report, after which the procedure may ask for the same trial again.
         self.hopper.config_stops(config)
         self._procedure.tell(Report(trial.number, trial.epochs, self._loss(trial)))
         self._ask()

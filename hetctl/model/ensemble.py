@@ -56,6 +56,7 @@ class StopRule:
             return f"{self.metric} reached {self.target:g}"
         best, best_epoch = float("-inf"), 0
         for epoch, score in enumerate(scores, start=1):
+            # The first epoch is the best so far even if its metric is NaN, for which no comparison holds.
             if score > best + self.min_delta or best_epoch == 0:
                 best, best_epoch = score, epoch
         if len(scores) - best_epoch >= self.patience:
@@ -79,6 +80,7 @@ class StopRule:
         return self.reason_to_stop(history) if self._raised_since(reason) else reason
 
     def _raised_since(self, reason: str) -> bool:
+        # Only the text of the reason is stored with the event; it tells the limit in force at that time.
         ended_by = {key: pattern.fullmatch(reason) for key, pattern in RAISABLE.items()}
         return any(found and getattr(self, key) > int(found[1]) for key, found in ended_by.items())
 
@@ -137,6 +139,7 @@ class Member:
     @property
     def fingerprint(self) -> str:
         """Return a digest of all that a measured rate depends on: the network and its batch size."""
+        # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
         text = json.dumps([encode(self.config), self.batch_size], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -41,6 +41,7 @@ class Event:
     @property
     def order(self) -> Order:
         """Sort key: time; for equal times source and line number."""
+        # Clocks of nodes differ and times may be equal; source and line then settle the order.
         return self.time, self.source, self.seq
 
 

@@ -42,6 +42,7 @@ FREE_NODE_FAILURES = 3
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other step of the job, too."""
 
+# 71 and 74 are EX_OSERR and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
 EXIT_CODES = {ExitReason.PROGRAM_ERROR: 1, ExitReason.OUT_OF_MEMORY: 71, ExitReason.DISK_FULL: 74}
 """Exit codes of ranks by reason."""
 

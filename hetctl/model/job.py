@@ -19,6 +19,7 @@ class JobState(enum.Enum):
     job must have ended.
     """
 
+    # Stored before the submit command runs, so that a crash in between leaves a job in doubt, not a lost one.
     SUBMITTING = "submitting"
     PENDING = "pending"
     RUNNING = "running"

@@ -90,6 +90,7 @@ JOB_TRANSITIONS = (
     JobRule((None,), "it is entered into the catalog before it is submitted", JobState.SUBMITTING),
     JobRule((JobState.SUBMITTING,), "the batch system refuses it, or does not have it", None),
     JobRule((JobState.SUBMITTING,), "the batch system has it", JobState.PENDING),
+    # A running job waits again after the batch system has requeued it.
     JobRule((JobState.RUNNING, JobState.UNKNOWN), "it waits, or waits again", JobState.PENDING),
     JobRule((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
     JobRule(
@@ -149,6 +150,7 @@ def moved(job: Job, state: JobState, **fields: Any) -> Job:
     ValueError
         If the table has no such transition.
     """
+    # Repeated reports of one state are normal: a job is queried as long as it is alive.
     if state is not job.state and (job.state, state) not in JOB_REASONS:
         raise ValueError(f"job {job.number} is {job.state.value} and cannot become {state.value}")
     return replace(job, state=state, **fields)

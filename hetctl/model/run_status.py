@@ -25,6 +25,7 @@ def foremost(states: Mapping[str, str], most: int) -> Mapping[str, str]:
     if len(states) <= most:
         return states
     ranks = [FOREMOST.index(state) for state in states.values()]
+    # The sort is stable: members of equal rank are chosen in the ensemble's order, the same at each look.
     chosen = set(sorted(range(len(ranks)), key=ranks.__getitem__)[:most])
     return {name: state for number, (name, state) in enumerate(states.items()) if number in chosen}
 

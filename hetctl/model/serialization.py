@@ -26,6 +26,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
+        # JSON has text keys only; `_mapping_of` restores the numbers of GPUs that are keys of rates.
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
@@ -131,6 +132,7 @@ def _plain(kind: type) -> Decoder:
 
 
 def _expect(kind: type, data: Any, wanted: Any) -> Any:
+    # In Python true is an instance of int, so a boolean would pass as a number.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise ValueError(f"expected {wanted}, got {data!r}")
     return data

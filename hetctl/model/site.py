@@ -233,12 +233,14 @@ class Site:
     def type_of(self, node: str) -> str | None:
         """Return the GPU type of a node, if the site has several types."""
         for node_type in self.node_types:
+            # The first type that matches counts: exceptions can be listed before a general pattern.
             if any(fnmatch.fnmatch(node, pattern) for pattern in node_type.hosts):
                 return node_type.gpu_type
         return None
 
     def yielding_to(self, environment: Mapping[str, str]) -> Site:
         """Return the site with the user's values of the variables of communication libraries."""
+        # The script must not export these: it submits the next job, which would take them for the user's own.
         set_by_user = {n: environment[n] for n in self.environment if yields(n) and n in environment}
         return replace(self, environment={**self.environment, **set_by_user})
 

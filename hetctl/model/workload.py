@@ -47,6 +47,7 @@ class Workload:
     @property
     def overhead_s(self) -> float:
         """Seconds of each epoch beyond its samples at the rate."""
+        # Without a known length of epochs their number is unknown too, and so is the total of such times.
         of_epoch_s = self.epoch_s + self.evaluate_s if self.samples_per_epoch else 0.0
         return of_epoch_s + (self.checkpoint_s if self.save_s is None else self.save_s)
 
@@ -83,6 +84,7 @@ class Workload:
         if not self.rates_by_type:
             return self
         curves = [self.rates_by_type.get(gpu_type, self.rates) for gpu_type in gpu_types]
+        # Curves of types may end at different numbers of GPUs: each is cut at its own peak.
         shared = set.intersection(*(set(curve) for curve in curves))
         rates = {gpus: min(curve[gpus] for curve in curves) for gpus in sorted(shared)}
         return replace(self, rates=rates, rates_by_type={})

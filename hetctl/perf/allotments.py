@@ -44,6 +44,7 @@ class Allotments:
         thriftiest = [len(gpus) - 1]
         for at in reversed(range(len(gpus) - 1)):
             best = thriftiest[-1]
+            # Equal areas differ by rounding; the tolerance then prefers fewer GPUs.
             thriftiest.append(at if areas[at] <= areas[best] * (1 + PRECISION) else best)
         return cls(tuple(gpus), tuple(seconds[m] for m in gpus), tuple(reversed(thriftiest)))
 

@@ -110,12 +110,14 @@ def fit_speed(measured: Mapping[int, float], algorithm: str) -> SpeedModel:
     BadInputError
         If no rate is above zero.
     """
+    # Imported on use: every driver imports this module with the planners, and most never fit a speed.
     import numpy as np
     from scipy.optimize import nnls
 
     points = usable_rates(measured)
     if not points:
         raise BadInputError("no measured rate is above zero", hint="run hetctl profile")
+    # Rows times rate have the target 1, so that the residuals are relative errors.
     rows = np.array([[rate * term for term in TERMS[algorithm](gpus)] for gpus, rate in points.items()])
     theta, residual = nnls(rows, np.ones(len(points)))
     return SpeedModel(algorithm, tuple(theta.tolist()), float(residual) / math.sqrt(len(points)))
@@ -171,6 +173,7 @@ def fitted_rates(
 
 
 def _near(model: SpeedModel, points: Mapping[int, float], gpus: int) -> float:
+    # Nearest in the ratio of the numbers, not in their difference: 8 is nearer to 16 than to 1.
     known = min(points, key=lambda m: abs(math.log(m / gpus)))
     return model.rate(gpus) * points[known] / model.rate(known)
 

@@ -123,9 +123,11 @@ def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float
     fastest = 1 / max(work / envelope.highest for work, envelope in works)
     pace = fastest
     if near_s > 0:
+        # The sum is convex in 1/T: a Newton step from either side never lands below the root.
         pace = min(_newton(works, gpus, min(1 / near_s, fastest)), fastest)
     for _ in range(NEWTON_STEPS):
         lower = _newton(works, gpus, pace)
+        # Near the root rounding errors move the result in both directions.
         if lower >= pace * (1 - 1e-13):
             break
         pace = lower
@@ -156,6 +158,7 @@ class _Identity:
         self.rates = rates
 
     def __hash__(self) -> int:
+        # The key holds the mapping itself, so its id is not given to another object while it is cached.
         return id(self.rates)
 
     def __eq__(self, other: object) -> bool:
@@ -167,6 +170,7 @@ def _envelope(key: _Identity, limit: int) -> Envelope:
     corners: list[tuple[int, float]] = [(0, 0.0)]
     for gpus in sorted(m for m in key.rates if m <= limit):
         corner = (gpus, key.rates[gpus])
+        # Upper convex hull, as in Andrew's monotone chain.
         while len(corners) > 1 and _slope(corners[-1], corner) > _slope(corners[-2], corners[-1]):
             corners.pop()
         if corner[1] > corners[-1][1]:

@@ -146,9 +146,11 @@ def _fit(histories: Sequence[Sequence[float]]) -> list[Likelihood | None]:
     with np.errstate(all="ignore"):  # NaN and infinite results are discarded below
         floors = (observed.min(axis=-1) * (1 - _shares()))[:, :, None]
         above = observed - floors
+        # d(1/above) = -d(loss)/above^2, and the noise of a loss is proportional to it: hence these weights.
         slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
         expected = 1 / (slope[..., None] * epochs + start[..., None]) + floors
         squares = (((observed - expected) / observed) ** 2).sum(axis=-1)
+    # Divisions by a slope near 0 would overflow later.
     usable = (slope > 1e-9) & (start >= 0) & np.isfinite(squares)
     free = observed.shape[-1] - LEAST_POINTS
     rows = zip(slope, start, floors[..., 0], squares, usable, strict=True)
@@ -272,6 +274,7 @@ def weighted_epochs(
         Logarithms of the curves' likelihoods, and of their epochs to convergence.
     """
     log_weights = [fit + _log_prior(log, guess) for fit, log in zip(fits, logs, strict=True)]
+    # Subtracting the largest logarithm keeps exp() from underflowing for all curves at once.
     largest = max(log_weights)
     weights = [math.exp(log_weight - largest) for log_weight in log_weights]
     possible = [(w, log) for w, log in zip(weights, logs, strict=True) if math.exp(log) > done]
@@ -295,6 +298,7 @@ def _beyond(guess: Guess, done: int) -> float:
 
     normal = NormalDist(math.log(guess.epochs), guess.spread)
     above = 1 - normal.cdf(math.log(done))
+    # So far in the tail, 1 - cdf is mostly rounding error, and inv_cdf(1) would raise.
     if above < 1e-6:
         return done * 1.1 + 0.5
     return max(math.exp(normal.inv_cdf(1 - above / 2)), done + 0.5)
@@ -315,4 +319,5 @@ def errors_as_losses(values: Sequence[float], stop: StopRule) -> tuple[list[floa
 
 
 def _mean(values: Sequence[float]) -> float:
+    # Divided first: the sum of very large losses would overflow.
     return math.fsum(value / len(values) for value in values)

@@ -37,6 +37,7 @@ class CurveTable:
             self._names.append(name)
         row = self._rows[name]
         fits_column, logs_column, done_column = self._with_room()
+        # Rows of fewer curves are padded with curves of likelihood 0.
         fits_column[row], logs_column[row], done_column[row] = -math.inf, 0.0, done
         fits_column[row, : len(fits)], logs_column[row, : len(logs)] = fits, logs
 
@@ -93,6 +94,7 @@ def weighted_rows(fits: Array, logs: Array, done: Array | float, guess: Guess | 
     done = np.broadcast_to(done, len(fits))
     far = 0.0 if guess is None else ((logs - math.log(guess.epochs)) / guess.spread) ** 2 / 2
     weights = fits - far
+    # As in `weighted_epochs`: exp() must not underflow for all curves of a row.
     weights -= weights.max(axis=1, keepdims=True)
     np.exp(weights, out=weights)
     weights *= np.exp(logs) > done[:, None]

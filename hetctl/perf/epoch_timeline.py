@@ -53,6 +53,7 @@ class EpochTimeline:
     def __init__(self, workload: Workload, rate: float, left: float | None = None) -> None:
         left = workload.samples_left if left is None else left
         self.each = float(workload.samples_per_epoch or left or 1.0)
+        # Work left is a difference of floats: 3.0000000001 epochs are three.
         self.count = max(1, math.ceil(left / self.each - TOLERANCE)) if left else 0
         self.first = left - max(self.count - 1, 0) * self.each
         self.left = left
@@ -73,6 +74,7 @@ class EpochTimeline:
         """Return the number of epochs that end within a number of seconds."""
         period_s = self.each / self.rate + self.overhead_s
         further = (seconds - self.end_of(1)) / period_s + TOLERANCE
+        # The minimum comes before int(), which raises for an infinite time.
         return 0 if further < 0 else 1 + int(min(self.count - 1, further))
 
     def left_after(self, epochs: int) -> float:

@@ -128,6 +128,7 @@ class Outlook:
 
     def _in_whole(self, epochs: Mapping[str, float], how: str) -> Epochs:
         limits = {name: self._members[name].stop.max_epochs for name in epochs}
+        # The tolerance keeps rounding errors of exp() and log() from adding an epoch.
         whole = {name: min(math.ceil(count - 1e-6), limits[name]) for name, count in epochs.items()}
         return {name: (count, f"{count} epochs in all {how}") for name, count in whole.items()}
 
@@ -177,4 +178,5 @@ class _Logs:
         middle = self._sorted[(count - 1) // 2] + self._sorted[count // 2]
         variance = (count * self._squares - self._sum**2) / (count * (count - 1))
         median, deviation = middle / 2 / UNIT, math.sqrt(variance) / UNIT
+        # If all others took equally long the spread would be 0, by which the prior is divided.
         return Guess(math.exp(round(median, GUESS_DIGITS)), max(round(deviation, GUESS_DIGITS), 0.1))

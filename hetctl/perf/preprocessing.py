@@ -25,6 +25,7 @@ def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most:
     """
     known: list[tuple[int, float]] = [(0, 0.0)]
     for point in sorted(points, key=lambda point: point.cores):
+        # More cores may measure slower; a falling curve would have no least number for a demand.
         known.append((point.cores, max(point.rate, known[-1][1])))
     for cores in range(1, most):
         if _throughput(known, cores) >= demand:

@@ -14,6 +14,7 @@ LEAST_SHARE = 1e-9
 def gpus_needed(single_rates: Iterable[float]) -> int:
     """Return M_a of the paper: GPUs with which the slowest member has the fastest one's single-GPU rate."""
     rates = [rate for rate in single_rates if _usable(rate)]
+    # A ratio of 3.0000000000000004 must not become 4 GPUs.
     return math.ceil(max(rates) / min(rates) - 1e-9) if rates else 1
 
 
@@ -103,6 +104,7 @@ def _beyond(
     if loss > 1:
         notes.append(f"proportional above {_gpus(last)}: superlinear up to {anchor}")
     least = LEAST_SHARE * points[anchor]
+    # Deviation from Equation 5: a bracket above 1 would grow without limit, and a small one underflow to 0.
     return {m: max(m * per_gpu * min(loss, 1.0) ** (m - anchor), least) for m in wanted}
 
 

@@ -30,6 +30,7 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
     """
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for epoch in epochs:
+        # A member that ran out of memory trains with smaller batches since then, at another rate.
         if epoch.rate and epoch.batch_size == batch_size:
             found[epoch.gpu_type or "", epoch.gpus].append(epoch.rate)
     rates: dict[str, dict[int, float]] = defaultdict(dict)
@@ -74,6 +75,7 @@ def _with_overhead(profile: MemberProfile, overhead_s: float | None) -> MemberPr
     seen_s = profile.seen_overhead_s if overhead_s is None else overhead_s
     if seen_s is None:
         return profile
+    # The overhead that was seen includes evaluation and checkpoint, so both must not be added again.
     return replace(profile, epoch_s=max(0.0, seen_s - profile.evaluate_s), save_s=0.0)
 
 
@@ -93,6 +95,7 @@ def _corrected(gpus: int, rate: float, profiled: Rates, seen: Rates) -> float:
     known = [other for other in seen if other in profiled]
     if not known:
         return rate
+    # Of two equally near numbers the smaller one, whatever the order of the mapping.
     nearest = min(known, key=lambda other: (abs(other - gpus), other))
     factor = seen[nearest] / profiled[nearest]
     in_proportion = seen[nearest] * gpus / nearest

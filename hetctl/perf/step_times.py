@@ -57,7 +57,9 @@ def step_times(runs: Sequence[float]) -> StepTimes:
     """
     steady = runs[min(math.ceil(WARM_UP_SHARE * len(runs)), len(runs) - 1) :]
     median = statistics.median(steady)
+    # The median absolute deviation times 1.4826 estimates a normal distribution's standard deviation.
     deviation = 1.4826 * statistics.median(abs(seconds - median) for seconds in steady)
+    # Both limits: with very steady steps five deviations are a tiny part of the median.
     limit = median + max(OUTLIER_SPREADS * deviation, OUTLIER_SHARE * median)
     counted = [seconds for seconds in steady if seconds <= limit]
     mean = statistics.fmean(counted)

@@ -163,6 +163,7 @@ def _untrained(
 
 
 def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
+    # max() returns the first of equal rates, which is the one with the fewest GPUs.
     peak = max(rates, key=lambda gpus: rates[gpus])
     return {gpus: rate for gpus, rate in rates.items() if gpus <= peak}
 
@@ -177,5 +178,6 @@ def _samples_left(
     notes = (how,) if how and profile.samples is None else ()
     left = expected - len(progress.epochs) * epoch
     if left <= 0:
+        # No work left would mean converged, which only the stop rule decides.
         left, notes = epoch, (*notes, "longer than expected: one more epoch is assumed")
     return max(float(left - progress.part_samples), 0.0), notes

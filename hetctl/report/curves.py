@@ -50,6 +50,7 @@ def _draw_metric(axes: Axes, status: RunStatus, metric: str, colours: Mapping[st
             _draw_curve(axes, member, points, colours[member.member], member.member in prominent, tips)
             seen += [value for _, value in points]
     positive = bool(seen) and min(seen) > 0
+    # A logarithmic axis needs values above 0; on a linear one small losses could not be told apart.
     if metric == LOSS and positive and max(seen) > 20 * min(seen):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -18,11 +18,13 @@ from hetctl.report.palette import GREY, INK, RULE
 
 WIDTH = 11.2  # inches
 STYLE: dict[Any, Any] = {
+    # Text stays text: smaller than outlines, and readable for search and screen readers.
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "hatch.linewidth": 0.8,
     "text.color": INK,
+    # Names may contain dollar signs, between which Matplotlib would typeset formulas.
     "text.parse_math": False,
     "axes.edgecolor": RULE,
     "axes.labelcolor": GREY,
@@ -78,10 +80,13 @@ def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips]
     draw : callable
         A function that draws on the empty figure.
     """
+    # Matplotlib salts the ids in a figure at random by default; a fixed salt keeps pages reproducible.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, tips, buffer = Figure(figsize=(WIDTH, height)), Tips(), io.StringIO()
+        # Without pyplot, which would choose a backend and change the caller's Matplotlib.
         FigureCanvasSVG(figure)
         draw(figure, tips)
+        # Without the date and the version, equal data give equal files.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _inline(buffer.getvalue(), title, height, tips)
 

@@ -133,6 +133,7 @@ def _layout(spans: Spans) -> ChartLayout:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
+    # node-10 comes after node-9; pairs, since numbers and texts cannot be compared.
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -165,6 +166,7 @@ def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
 def _draw_steps(
     axes: Axes, spans: Spans, colours: Mapping[str, str], layout: ChartLayout, tips: Tips, wording: Wording
 ) -> None:
+    # Steps with equal tips are joined to one shape, which keeps the page of a large run small.
     detailed = len(spans.steps) <= DETAILED_STEPS
     numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
     shapes: dict[Look, list[Box]] = {}

@@ -130,10 +130,12 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
     environment = Environment(
         loader=DictLoader({"base": BASE}),
         autoescape=True,
+        # A name that is missing in the values is an error, not an empty place on the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # Markup is a subclass of str whose text must stay as it is.
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {
         "seconds": format_seconds,

@@ -21,4 +21,5 @@ def colours_of(members: Iterable[str]) -> dict[str, str]:
 def ink_on(colour: str) -> str:
     """Return the text colour, dark or white, that is readable on a ``#rrggbb`` background."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    # Luma of ITU-R BT.601, which weighs colours as the eye does.
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"

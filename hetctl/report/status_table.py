@@ -98,6 +98,7 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
     for member in status.members:
         best, rate = format_metric(member.best), member.last_rate
         table.add_row(
+            # A plain string would be parsed for Rich's markup in brackets.
             Text(printable(member.member)),
             Text(member.state, MEMBER_STYLES.get(member.state, "")),
             gpus_by_round(member.gpus_by_round, rounds_width),

@@ -106,6 +106,7 @@ def busy_fraction(status: RunStatus) -> float | None:
     held = spans.gpus * sum(end - start for start, end in job_spans(spans).values())
     now = now_s(spans)
     busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in spans.steps)
+    # Clocks of nodes differ, so that steps may seem to exceed their job.
     return min(busy / held, 1.0) if held > 0 else None
 
 

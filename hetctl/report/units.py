@@ -15,6 +15,7 @@ def format_seconds(seconds: float | None) -> str:
     """Return a time as ``4.2 s``, ``42 s``, ``1:23 min``, ``2:05 h`` or ``3 d 04 h``."""
     if seconds is None:
         return NONE
+    # 9.95 and more would be rounded to 10.0, which is written without decimals.
     if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -63,5 +64,6 @@ def device_word(device: str, count: int = 2) -> str:
 
 def printable(text: str) -> str:
     """Remove characters that move a terminal's cursor or colour it; keep the end of a redrawn line."""
+    # A progress bar redraws its line after a carriage return: only what is last drawn is shown.
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return CONTROL.sub("", "\n".join(lines)).expandtabs(4)

@@ -154,6 +154,7 @@ class Core:
         ended_round.running.discard(event.name)
         ended_round.released = True
         ended_round.failed |= event.why not in CLEAN_EXITS
+        # A member that was told to leave still needs training, so alpha counts its GPUs as active.
         if event.why is not ExitReason.TOLD:
             del ended_round.held[event.name]
         # The planner stopped this member itself: its exit is no new information for it.
@@ -202,6 +203,7 @@ class Core:
         released = [number for number, opened in self._rounds.items() if opened.released]
         for number in released:
             self._rounds[number].released = False
+        # Only an end of a task can make a round too small; `left` of a large run takes long.
         if not self._alpha or not released:
             return
         left = self._observer.left(now_s)
@@ -248,6 +250,7 @@ class Core:
             return
         decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
         self._defer(left_out, now_s)
+        # Stored with the next round's start, so that a later job continues from a decision in force.
         self._planner_state = decision.planner_state
         self._replan_at_s = math.inf if decision.again_s is None else decision.again_s
         self._pending = list(decision.start)
@@ -277,6 +280,7 @@ class Core:
             return True
         workload = left[allocation.member]
         start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
+        # It left by its own clock; on as many GPUs it would start, restore and leave again.
         more = allocation.gpus > self._no_room.get(workload.name, 0)
         if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._longest_s):
             return True
@@ -322,6 +326,7 @@ class Core:
             return
         self._pending = waiting
         left = self._observer.left(now_s)
+        # Time has passed since the decision: GPUs may have been waited for, or a member may have converged.
         starting = [a for a in ready if a.member in left and self._fits(left, a, now_s)]
         self._changed |= len(starting) < len(ready)
         if starting and (limit := self._observer.used_up()):

@@ -136,6 +136,7 @@ def _prospect(
     if usable_s <= 0 or not b.takes(nodes, longest_s):
         return None
     jobs = max(1, math.ceil(makespan_s / usable_s))
+    # The grace depends on the time that is being chosen, so the longest one is assumed.
     wanted_s = SLACK * makespan_s / jobs + start_s + LONGEST_GRACE_S
     asked_s = wall_s or min(longest_s, max(LEAST_WALL_S, _round_up(wanted_s)))
     size = JobSize(b.queue, held, nodes, asked_s, grace_of(asked_s))

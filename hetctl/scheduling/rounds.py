@@ -60,6 +60,7 @@ class OpenRound:
         """Reason of the end of the round; trainers notice the deadline themselves."""
         if self.stopped_by or self.failed:
             return self.stopped_by or "failed"
+        # Members without a reason left by their own clocks, before the driver stopped anything.
         reasons = [self.reasons.get(name, DEADLINE) for name in self.held]
         return reasons[-1] if reasons else "converged"
 

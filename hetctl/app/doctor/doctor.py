@@ -40,6 +40,7 @@ PACKAGES = {
     "horovod": "TensorFlow members with more than one GPU need it",
     "mpi4py": "lockstep on several nodes needs it",
 }
+# find_spec imports nothing, which for TensorFlow would take seconds.
 IMPORTABLE = """
 import importlib.util, json, platform
 found = {{name: importlib.util.find_spec(name) is not None for name in {names!r}}}
@@ -178,6 +179,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
     script = "\n".join([*site.setup, 'exec "$@"'])
     answer = USUAL_COMMANDS.run(["bash", "-c", script, "hetctl", python, "-c", code])
     try:
+        # Lines of `setup` may print before Python does.
         seen = json.loads(answer.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         found = f"{python} does not run here: {answer.last_words}"
@@ -226,6 +228,7 @@ def _answers(command: Sequence[str], well: str) -> CheckResult:
         return CheckResult(
             "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
         )
+    # A controller that is down is named in the output, whatever the exit code is.
     if answer.code != 0 or " is DOWN" in answer.stdout:
         fix = "try again later, or ask your administrators"
         return CheckResult(

@@ -81,6 +81,7 @@ def _detour(within: AllReduce, between: AllReduce | None, ranks: Sequence[RankTi
         numbers = ", ".join(map(str, cut_off))
         return f"GPUs {numbers} of node {node} exchange through host memory ({compared})"
     linked = all(rank.links for rank in ranks)
+    # Over NVLink the GPUs of a node exchange faster than nodes do.
     if linked and between and within.bus_gb_per_s <= between.bus_gb_per_s:
         return f"GPUs of node {node} have NVLink, and exchange no faster than nodes do ({compared})"
     return ""

@@ -101,6 +101,7 @@ def _request(project: Project, site: Site, framework: str | None, folder: Path) 
         python,
         DRIVER.format(python=shlex.quote(site.python or sys.executable), folder=shlex.quote(str(folder))),
     )
+    # `write_private` writes files without the right to execute.
     python.chmod(0o700)
     order = ProbeOrder(replace(site, nodes=nodes), framework)
     write_json(folder / ORDER_FILE, encode(order))

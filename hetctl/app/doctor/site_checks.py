@@ -145,7 +145,9 @@ def filesystem_of(path: Path, mounts: str) -> str:
         fields, kinds = left.split(), right.split()
         if len(fields) < 5 or not kinds:
             continue
+        # The kernel writes blanks in mount points as octal escapes.
         point = Path(fields[4].replace("\\040", " "))
+        # The innermost mount counts, and of several on one point the last, which covers the others.
         if path.is_relative_to(point) and len(point.parts) >= best[0]:
             best = (len(point.parts), kinds[0])
     return best[1]
@@ -162,6 +164,7 @@ def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
 
 def ability_finding(path: Path) -> CheckResult:
     """Test writing, renaming, linking and locking in a temporary folder beside the future one."""
+    # The home may not exist yet, and checks must not create it.
     parent = next(each for each in (path, *path.parents) if each.is_dir())
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hetctl-doctor-", dir=parent))
@@ -183,6 +186,7 @@ def _failures(folder: Path) -> Iterator[str]:
     deeds: dict[str, Callable[[], object]] = {
         "write": lambda: first.write_text("hetctl\n"),
         "rename": lambda: first.replace(second),
+        # The lock of a project needs hard links, which not every file system has.
         "link": lambda: os.link(second, third),
         "lock": lambda: _lock(third),
     }
@@ -196,4 +200,5 @@ def _failures(folder: Path) -> Iterator[str]:
 
 def _lock(path: Path) -> None:
     with path.open("r+") as file:
+        # SQLite uses POSIX locks of this kind.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,6 +61,7 @@ def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | No
     rows = read_layers(Path(member.layers))
     profile = measured_profile(rows)
     types, known = types_in(site, cluster), sorted(profile.gpu_types)
+    # With one type on either side a missing name leaves no doubt about which type is meant.
     if len(types) == len(known) == 1 and UNNAMED in (*types, *known):
         profile, known = profile.derived({types[0]: 1.0}, known[0]), [types[0]]
     if lacking := [gpu_type for gpu_type in types if gpu_type not in known]:
@@ -157,6 +158,7 @@ class PipelineMember:
         except InfeasibleError as error:
             message = f"{self.member.layers}: {self.member.name}: {error.message}"
             raise InfeasibleError(message, error.hint) from None
+        # The last minibatch is padded, and takes as long as a full one.
         epoch_s = math.ceil(self.samples_per_epoch / self.member.batch_size) / rate
         if self.profile is not None:
             epoch_s += self.profile.evaluate_s + self.profile.checkpoint_s

@@ -145,6 +145,7 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
         return ()
     with project.reading() as catalog:
         profiles = {profile.member: profile for profile in member_profiles(catalog, ensemble, site)}
+    # A size for a part of the members would be too small for all.
     if set(profiles) < {member.name for member in ensemble.members}:
         return ()
     return active_workloads(ensemble, profiles, {}, site.gpus, site.gpus_per_node)

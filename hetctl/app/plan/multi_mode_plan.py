@@ -75,6 +75,7 @@ def _layers(question: PlanContext) -> dict[str, MemberLayers]:
 
 def _room(question: PlanContext) -> ModeLimits:
     memory = memory_in(question.site, question.world.cluster)
+    # An unknown memory counts as the smallest: nothing is then known to be too large for it.
     smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
     return ModeLimits(
         gpus=question.gpus,

@@ -81,6 +81,7 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
     """
     first = None
     if request.mode == AUTO and not project.home.catalog.exists():
+        # Planned before the catalog is created: an infeasible plan leaves no catalog behind.
         first = plan_from({}, request)
     with project.writing(create=first is not None) as catalog:
         plan = first or make_plan(catalog, request)
@@ -112,6 +113,7 @@ def _plan_from(profiles: Sequence[MemberProfile], request: PlanRequest) -> Plan:
 
 def _digest(profiles: Sequence[MemberProfile], request: PlanRequest) -> str:
     """Return the digest of all inputs of a plan, this version of hetctl included."""
+    # Explanations do not change a plan; another version of hetctl may.
     inputs = [__version__, encode(replace(request, explain=False)), encode(profiles)]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 

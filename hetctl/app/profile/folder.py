@@ -38,6 +38,7 @@ def last_sign_of(folder: Path) -> float | None:
     events = folder / "events"
     if not events.exists():
         return None
+    # A job that has made its folder has started, even before its first event.
     return max([events.stat().st_mtime, *(event.time for event in events_of(folder))])
 
 
@@ -60,6 +61,7 @@ def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarg
     """Return those points of a job whose members have not changed since."""
     now = {member.name: member.fingerprint for member in ensemble.members}
     then = {member.name: member.fingerprint for member in measurements.ensemble.members}
+    # A point of an edited member is still measured by its job, but is no result for the present one.
     return {point for point in measurements.points if now.get(point.member) == then[point.member]}
 
 

@@ -101,6 +101,7 @@ class ProfileJob:
         if status.state is not JobState.UNKNOWN:
             return status.state.over
         last = last_sign_of(self.folder)
+        # The batch system forgot the job: a job that has started may still measure until its limit.
         patience = START_PATIENCE_S if last is None else self.wall_s
         return time.time() > (last or self.submitted_at) + patience
 
@@ -150,6 +151,7 @@ class JobGroup:
 
     def close(self, catalog: Catalog) -> None:
         """Store the measurements of jobs that are over, and close the group: it is not queried again."""
+        # Stored before the group is closed: after a crash in between it is read again, and nothing is lost.
         self.ingest(catalog)
         self.noted(over=True)
 
@@ -179,8 +181,10 @@ def submit(batch: BatchSystem, profiles: Path, request: MeasureRequest) -> JobGr
     """
     group = _new_group(profiles, request)
     try:
+        # After the record of the name, by which the next command finds whatever a crash leaves from here on.
         _write(group, request)
         ids = batch.call(_call(group, request))
+    # The jobs may exist, so their files must stay; the next command searches for them.
     except SubmissionInDoubtError:
         raise
     except (HetctlError, OSError):
@@ -203,6 +207,7 @@ def unread_folders(profiles: Path) -> list[Path]:
 
 def ingest_all(catalog: Catalog, profiles: Path) -> None:
     """Store measurements that are not in the catalog; close the groups that have returned."""
+    # Determined before the folders are read: a group that returns meanwhile would be closed unread.
     returned = [group for group in open_groups(profiles) if group.has_returned]
     for folder in unread_folders(profiles):
         ingest(catalog, folder)
@@ -216,6 +221,7 @@ def groups_under_way(
     """Return the groups of an ensemble at a site with unfinished jobs; close the others."""
     groups = [g for g in open_groups(profiles) if (g.record.ensemble, g.record.site) == (ensemble, site)]
     groups = [found for found in (_with_ids(batch, group) for group in groups) if found]
+    # One query of the batch system for the jobs of all groups.
     alive = {job.folder for job in under_way(batch, [job for group in groups for job in group.jobs])}
     for group in groups:
         if alive.isdisjoint(group.folders):
@@ -231,6 +237,7 @@ def _with_ids(batch: BatchSystem, group: JobGroup) -> JobGroup | None:
     if group.record.ids:
         return group
     ids = batch.find_call(group.record.name, len(group.folders))
+    # A request of the killed process may still be on its way to the batch system.
     if "" in ids:
         time.sleep(SETTLE_S)
         ids = batch.find_call(group.record.name, len(group.folders))
@@ -260,6 +267,7 @@ def _groups(profiles: Path) -> list[JobGroup]:
 
 def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
     """Record the name under which the jobs are about to be submitted."""
+    # The name is unique at the batch system, where it is searched for after a crash.
     token = uuid.uuid4().hex[:12]
     record = ProfileJobs(
         name=f"hetctl-profile-{request.ensemble.name}-{token}",
@@ -271,6 +279,7 @@ def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
     )
     group = JobGroup(profiles, record)
     make_private_folder(group.folders[0])
+    # The ids are empty until the batch system has answered, which marks an interrupted submission.
     return group.noted()
 
 

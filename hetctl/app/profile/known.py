@@ -103,6 +103,7 @@ def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> lis
     return [
         epoch
         for epoch in epochs
+        # A measurement counts more than earlier epochs: the machine may have changed in between.
         if epoch.finished_at > measured.get((epoch.gpu_type or only, epoch.gpus), 0.0)
     ]
 

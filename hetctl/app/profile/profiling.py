@@ -56,9 +56,11 @@ def profile(
         After SIGINT, SIGTERM or SIGHUP.
     """
     _refuse_too_many(spread, site)
+    # Signals are kept from here on, so that none leaves a job without its record.
     with Interruptions() as interruptions, project.writing(create=True) as catalog:
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
+        # A command that was killed has left measured points on the disk.
         ingest_all(catalog, project.home.profiles)
         attending = Attending(
             project.batch_system(site),

@@ -263,6 +263,7 @@ def _contrast(one: Difference) -> str:
     was, now = encode(one.was), encode(one.now)
     if not isinstance(was, Mapping) or not isinstance(now, Mapping):
         return f"{_in_words(now)}, was {_in_words(was)}"
+    # A key with the value None differs from a key that is not there.
     keys = [key for key in {**was, **now} if (key in was, was.get(key)) != (key in now, now.get(key))]
     return "; ".join(f"{key}: {_of(now, key)}, was {_of(was, key)}" for key in keys)
 

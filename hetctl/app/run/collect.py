@@ -61,6 +61,7 @@ def current_jobs(
     events : sequence of Event
         Events as returned by `job_events`.
     """
+    # One query for all jobs: batch systems limit or discourage frequent ones.
     alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
     statuses = batch.statuses(alive)
     return tuple(_updated(job, statuses, events, ending) for job in jobs)
@@ -106,6 +107,7 @@ def ended_by_files(
 
 def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
     """Finish a job whose driver has reported its end, or that has started and has no work left."""
+    # A requeued job starts again under its number: the last event of each kind counts.
     own = {event.kind: event for event in events if event.data.get("job") == job.number}
     started, end = own.get("job_started"), own.get("job_ended")
     if started and end and end.time < started.time:
@@ -129,5 +131,6 @@ def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
         return JobState.FINISHED
     started = max((event.time for event in events), default=None)
     patience = job.wall_s if started is not None else START_PATIENCE_S
+    # No job outlives its limit; one that was never seen to start gets only the time to appear.
     gone = time.time() > (started or job.submitted_at) + patience
     return JobState.VANISHED if gone else JobState.UNKNOWN

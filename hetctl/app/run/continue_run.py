@@ -96,10 +96,12 @@ def continued(
         budget=asked.budget,
         given={**spec.given, **asked.given},
     )
+    # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
     size = job_size(site, asked.gpus or spec.gpus, asked.wall_s or spec.wall_s, _queue_now(spec, site, asked))
     now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
     changes = changes_among(differences(spec, now))
+    # Planning takes time, and only these can make it impossible to get anything done.
     if (now.site, now.gpus, now.wall_s, now.ensemble) != (spec.site, spec.gpus, spec.wall_s, spec.ensemble):
         _refuse_what_gets_nothing_done(project, now, size)
     return now, changes
@@ -155,6 +157,7 @@ def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
 def _same_place(then: str | None, now: str | None) -> str | None:
     if then is None or now is None or not (Path(then).exists() and Path(now).exists()):
         return now
+    # Compared by device and inode: automounters and symbolic links give a folder several names.
     return then if Path(then).samefile(now) else now
 
 

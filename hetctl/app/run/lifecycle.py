@@ -64,6 +64,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
     """
     with project.writing() as catalog:
         earlier = unfinished(catalog, request.plan.ensemble.name)
+        # An interrupted submission is finished before another one begins, or two jobs would train the run.
         if earlier and (settled := _settle(project, catalog, earlier)):
             return settled
         if earlier and not request.new:
@@ -121,6 +122,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         if settled := _settle(project, catalog, record):
             return settled
         jobs = catalog.jobs(run)
+        # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
         if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
@@ -191,6 +193,7 @@ def _restored_if_refused(project: Project, catalog: Catalog, before: RunSpec) ->
     except SubmissionInDoubtError:
         raise
     except BatchSystemError:
+        # `submit_last` removes the run if it had no other job.
         if catalog.run(before.run):
             _save(project, catalog, before)
         raise
@@ -203,11 +206,13 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
 
 def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> RunTransition:
     job = new_job(spec, catalog.identity, 0)
+    # Before anything is stored: a template that cannot be rendered must leave no run behind.
     submission = rendered(project, spec, [job])
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
         catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
+    # The run and its job in doubt are stored together, before the batch system gets the job.
     catalog.add_run(spec, plan, time.time(), job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))
 
@@ -264,6 +269,7 @@ def _submit_next(
     if taken_up:
         _take_up(project, catalog, spec)
     with _restored_if_refused(project, catalog, before) if taken_up else nullcontext():
+        # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
         catalog.save_job(spec.run, job)
         return _queued(catalog, spec, submit_last(project, catalog, spec, jobs, submission))
 

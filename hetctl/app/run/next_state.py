@@ -53,6 +53,7 @@ def reason_to_end(
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
     """Return why another job would fail as the last ones did; empty if it may succeed."""
+    # A slice, since there may be no ended job.
     if reasons_of_jobs(events)[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space, then `hetctl submit` goes on"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
@@ -66,6 +67,7 @@ def progressed_at(events: Iterable[Event]) -> list[float]:
     """Return the times of members' progress beyond all before, in seconds since the epoch."""
     furthest: dict[str, tuple[int, int]] = {}
     times = []
+    # A resumed member reports epochs again; only getting further than ever before is progress.
     for event in sorted(events, key=lambda event: event.time):
         if event.kind not in ("epoch", "checkpoint"):
             continue
@@ -93,6 +95,7 @@ def idle_jobs(jobs: Sequence[Job], progress: Iterable[float]) -> list[Job]:
         Times as returned by `progressed_at`.
     """
     last = max(progress, default=0.0)
+    # With --chain a job is submitted before the previous one makes progress, which then clears both.
     idle = [job for job in jobs if job.submitted_at >= last]
     failed = [job for job in idle if job.state is JobState.NODE_FAILED]
     forgiven = FREE if len(failed) > NODE_FAILURES else FREE | {JobState.NODE_FAILED}
@@ -108,4 +111,5 @@ def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, .
         Numbers of nodes of the site, and of the next job.
     """
     failed = sorted({node for job in jobs for node in job.failed_nodes})
+    # Excluding too many nodes would keep the job waiting forever.
     return tuple(failed[: max(0, nodes - needed)])

@@ -103,6 +103,7 @@ def render(project: Project, run: str, request: PlanRequest) -> Submission:
 def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
     """Return the specification of a new run, under an unused name."""
     ensemble = request.plan.ensemble
+    # A crash may have left a folder without an entry in the catalog.
     taken = {record.spec.run for record in catalog.runs()} | {
         path.name for path in project.home.runs.glob("*")
     }

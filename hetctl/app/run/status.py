@@ -73,6 +73,7 @@ class RunWatch:
         asking = (
             time.monotonic() - self._asked_at >= BATCH_SYSTEMS[record.spec.site.batch_system].asked_every_s
         )
+        # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.facts.jobs)
@@ -90,6 +91,7 @@ class RunWatch:
     def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
         """Read the catalog, if it has changed since the last call."""
         stamp = stamp_of(self._project.home.catalog)
+        # Reading the catalog of a large run takes longer than to see that its file has not changed.
         if self._known is None or stamp is None or stamp != self._stamp:
             with self._project.reading() as catalog:
                 record = record_of(catalog, self._run)
@@ -111,6 +113,7 @@ class RunWatch:
         try:
             return current_jobs(jobs, self._project.batch_system(record.spec.site), events), ""
         except BatchSystemError as error:
+            # Status must work while the batch system does not: the run's files say most of it.
             return jobs, f"state of the jobs as last seen: {error.message}"
 
 

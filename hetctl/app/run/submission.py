@@ -66,6 +66,7 @@ def new_job(spec: RunSpec, identity: str, number: int) -> Job:
     identity : str
         Identity of the catalog; the same job of the same catalog always has the same name.
     """
+    # The catalog's identity keeps jobs of other projects with runs of the same name apart.
     token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
     return Job(
         number=number,
@@ -176,11 +177,13 @@ def submit_last(
             after=_predecessor(jobs[:-1]),
         )
         batch_id = project.batch_system(spec.site).submit(request)
+    # A subclass of BatchSystemError: the job may exist, so its entry must stay.
     except SubmissionInDoubtError:
         raise
     except (BatchSystemError, OSError):
         _forget(project, catalog, spec.run, jobs)
         raise
+    # A crash before this line leaves SUBMITTING, and the next command adopts the job by its name.
     submitted = moved(job, JobState.PENDING, batch_id=batch_id, submitted_at=time.time())
     catalog.save_job(spec.run, submitted)
     return submitted
@@ -190,6 +193,7 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> 
     """Find a job whose submission was interrupted; return None if the batch system does not have it."""
     batch_id = _find(batch, folder, job)
     if not batch_id:
+        # A request of the killed process may still be on its way; a job of long ago is not waited for.
         time.sleep(max(0.0, min(SETTLE_S, job.submitted_at + SETTLE_S - time.time())))
         batch_id = _find(batch, folder, job)
     if not batch_id:
@@ -202,6 +206,7 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> 
 def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
     """Return the id of a job by its own claim file, if it has started, or by the batch system."""
     with suppress(FileNotFoundError):
+        # A job that has started may be over already, and unknown to the search by name.
         return folder.job(job.number).claim.read_text(encoding="utf-8").strip()
     return batch.find([job.name]).get(job.name, "")
 

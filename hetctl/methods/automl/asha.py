@@ -66,6 +66,7 @@ class Asha(Method):
 
     def _promoted(self, history: TrialHistory) -> Trial | None:
         """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
+        # Highest rung first, as `get_job` of Algorithm 2 does.
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())
             for number in history.ranked(epochs)[: reported // self.eta]:

@@ -54,10 +54,12 @@ class Hyperband(Method):
     def brackets(self) -> tuple[Bracket, ...]:
         """Return the brackets of Algorithm 1, from s_max to 0."""
         most = 0
+        # In whole numbers: log(243) / log(3) is 4.999999999999999 in floating point.
         while self.eta ** (most + 1) <= self.max_epochs:
             most += 1
         brackets, first = list[Bracket](), 0
         for s in range(most, -1, -1):
+            # Rounding up in whole numbers, as the ceiling in Algorithm 1.
             trials = -(-(most + 1) * self.eta**s // (s + 1))
             epochs = tuple(self.max_epochs // self.eta ** (s - rung) for rung in range(s + 1))
             brackets.append(Bracket(range(first, first + trials), epochs))
@@ -79,6 +81,7 @@ class Hyperband(Method):
         members = list(bracket.numbers)
         for rung, (epochs, more) in enumerate(pairwise(bracket.epochs), start=1):
             losses = history.rung(epochs)
+            # The barrier of successive halving; unlike in Algorithm 1, the next bracket goes on.
             if any(losses[number] is None for number in members):
                 return None
             members = history.ranked(epochs, members)[: len(bracket.numbers) // self.eta**rung]

@@ -51,6 +51,7 @@ class OptunaSource:
                 hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
             ) from None
         try:
+            # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
             return getattr(samplers, self.sampler)(seed=self.seed % 2**32)
         except (AttributeError, TypeError):
             raise BadInputError(
@@ -98,10 +99,12 @@ class _Study:
 
         if report.trial in self._drawn:
             state = TrialState.FAIL if report.loss is None else TrialState.COMPLETE
+            # A trial is reported again after more epochs, but Optuna takes a single result of it.
             self._study.tell(self._drawn[report.trial], report.loss, state, skip_if_finished=True)
 
     def _draw_again(self, trial: Trial) -> None:
         config = self._draw(trial.number)
+        # The history has the values that were trained: another draw would make Optuna learn from wrong ones.
         if config != trial.config:
             raise BadInputError(
                 f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",

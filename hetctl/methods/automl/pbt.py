@@ -48,6 +48,7 @@ class Mutation:
         step = self.steps[int(share * len(self.steps))]
         changed = value * step if self.multiply else value + step
         kept = min(max(changed, self.low), self.high)
+        # A factor such as 0.8 makes a float of a whole number, such as a number of layers.
         return round(kept) if isinstance(value, int) else kept
 
 
@@ -114,6 +115,7 @@ class Pbt(Method):
             return None
         if place < len(better):
             return replace(history.trials[better[place]], epochs=epochs)
+        # The draw depends on the number of the mutant alone, so that a restored search draws it again.
         number = len(history.trials)
         draw = draws(self.seed, number)
         parent = better[int(draw.random() * len(better))]

@@ -141,6 +141,7 @@ class Procedure:
         try:
             state = decode(State, data)
             history = TrialHistory(state.events)
+        # A history whose trials are not numbered in order raises IndexError.
         except (ValueError, IndexError) as error:
             raise BadInputError(f"the state of the search cannot be read: {error}") from None
         for part, saved in ((self._method, state.method), (self._source, state.source)):

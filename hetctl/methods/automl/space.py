@@ -67,6 +67,7 @@ class NumberRange:
 
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
+        # Rounded down below, so that the upper end is as likely as all others.
         high = self.high + 1 if self.whole else self.high
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(high) - math.log(self.low)))
@@ -74,6 +75,7 @@ class NumberRange:
             value = self.low + share * (high - self.low)
         if self.whole:
             value = math.floor(value)
+        # exp() of a logarithm may leave the range by rounding.
         return min(max(value, self.low), self.high)
 
     @property
@@ -87,4 +89,5 @@ Space = Mapping[str, Parameter]
 
 def draws(seed: int, number: int) -> random.Random:
     """Return the random generator of one trial, which depends only on the seed and the trial's number."""
+    # Seeded by text, which Python hashes with SHA-512: the same in every process.
     return random.Random(f"{seed}/{number}")

@@ -103,6 +103,7 @@ class TrialHistory:
         rung = self.rung(epochs)
         losses = {n: rung.get(n) for n in (rung if numbers is None else numbers)}
         known = [(loss, n) for n, loss in losses.items() if loss is not None and math.isfinite(loss)]
+        # Equal losses are ranked by number, whatever the order of the reports.
         return [n for _, n in sorted(known)]
 
     def ask(self, trial: Trial) -> None:
@@ -126,9 +127,11 @@ class TrialHistory:
             raise BadInputError(
                 f"a report names trial {report.trial} with {report.epochs} epochs, which was not requested"
             )
+        # A trial that was given up may report later after all; the decision that followed stands.
         if rung[report.trial] is not None:
             return False
         if report.loss is None or not math.isfinite(report.loss):
+            # The history is saved as JSON, which has neither NaN nor infinity.
             report = replace(report, loss=None)
         elif report.loss < self._least_loss:
             self.best, self._least_loss = report, report.loss

@@ -84,6 +84,7 @@ def whole_batches(times: Times, total: int, caps: Values) -> NDArray[np.int64]:
     shares = within(low)
     missing = total - shares.sum()
     room = np.minimum(within(high) - shares, missing)
+    # Workers that tie for the last samples get them in their order, so that the total is exact.
     shares += np.clip(missing - (np.cumsum(room) - room), 0, room)
     return shares.astype(np.int64)
 
@@ -107,6 +108,7 @@ def _bracket(
             low = middle
         else:
             high = middle
+        # Any time with exactly `total` whole samples gives the result; the least such time is not needed.
         if high - low <= NEAR * high or (stop_at_total and done == total):
             break
     return low, high

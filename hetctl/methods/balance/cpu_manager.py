@@ -77,4 +77,5 @@ def with_batches(
 def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:
     """Return integer batches with sum `total` and the least longest time x_i / v_i (lines 7 to 9)."""
     lines = Lines(np.zeros_like(speeds), 1 / speeds)
+    # Plain rounding of the fractions could give the slowest worker a sample that delays all.
     return tuple(whole_batches(lines, total, limits).tolist())

@@ -91,17 +91,21 @@ class CurveManager:
             self._history.add(batches, seconds, seconds)
             return
         expected = self._fit(batches)
+        # Slowdowns are factors: in the logarithm twice and half as long are equally far away.
         off = np.log(seconds / expected.seconds)
+        # The curve itself is uncertain, and must not be mistaken for a change of conditions.
         deviation = np.hypot(self._noise.deviation, expected.error)
         self._noise.observe(off / deviation)
         new = self._changes.observe(off / deviation)
         limit = PLAUSIBLE * deviation
+        # A single outlier would bend the curve; after a real change `restart` uses times as measured.
         self._history.add(batches, seconds, expected.seconds * np.exp(np.clip(off, -limit, limit)))
         self._history.restart(new)
         self._launch = np.where(new > 0, self._launch * seconds / expected.seconds, self._launch)
 
     def _batch_limits(self, batches: Values, memory: Values) -> Values:
         """Return the limits of the batches; memory grows at most in proportion, which is assumed here."""
+        # A memory of 0 means unknown, which gives a limit that is never reached.
         filled = np.floor(batches * FULL_MEMORY / np.maximum(memory, NEGLIGIBLE) + NEGLIGIBLE)
         return np.minimum(self._limits, np.maximum(filled, self.batches))
 
@@ -120,6 +124,7 @@ class CurveManager:
             return
         in_proportion = now * present.seconds[slowest] / present.seconds
         for growth in GROWTH_LIMITS:
+            # Far beyond the batches seen so far the curve is a guess, and an iteration could take very long.
             limits = np.minimum(most, np.maximum(now + 1, np.floor(growth * in_proportion)))
             there = self._fit(self._split(present, limits))
             split = self._split(there, limits)
@@ -157,6 +162,7 @@ class ChangeDetector:
         residuals : array of shape (workers,)
             Deviations of the last iteration, in standard deviations.
         """
+        # Below THRESHOLD, so that one odd iteration alone is no change.
         counted = np.clip(residuals, -OUTLIER, OUTLIER)
         self._recent = np.column_stack([counted, self._recent[:, :-1]])
         self._sums = np.maximum(self._sums + np.stack([counted, -counted]) - SLACK, 0)
@@ -169,6 +175,7 @@ class ChangeDetector:
 
 def _likeliest_lengths(recent: Values) -> NDArray[np.int64]:
     """Return by worker the most likely number of latest residuals with a mean other than 0."""
+    # Twice the log-likelihood ratio of a shifted mean over the last k residuals, whose variance is 1.
     likelihood = np.cumsum(recent, axis=1) ** 2 / np.arange(1, RECENT + 1)
     lengths: NDArray[np.int64] = 1 + likelihood.argmax(axis=1)
     return lengths

@@ -43,8 +43,10 @@ class GpuManager:
         """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
         seconds = np.array([seen.seconds for seen in observations])
         self._recent = [*self._recent, seconds][-FINE_WINDOW:]
+        # Line 12 compares with all past iterations, not with the window alone.
         self._ever_slower |= seconds[:, None] > seconds[None, :]
         leader, straggler = self._leader(observations), int(seconds.argmax())
+        # Lines 8 and 9: nothing moves, and a warning says that training is faster without the worker.
         if self.batches[straggler] <= self._step:
             self._warn(straggler)
         elif leader is not None and self._always_faster(leader, straggler):
@@ -58,6 +60,7 @@ class GpuManager:
         able = [
             worker
             for worker, seen in enumerate(observations)
+            # Line 5: a GPU with less than 5 % of its memory free might run out of it.
             if seen.memory <= FULL_MEMORY and self.batches[worker] + self._step <= self._limits[worker]
         ]
         return min(able, key=lambda worker: observations[worker].seconds, default=None)

@@ -61,6 +61,7 @@ class TimeCurve:
         at = bisect_right(starts, seconds) - 1
         if at < 0:
             return 0.0
+        # At a flat part bisect_right has passed to its end, so the slope is not 0.
         found = batches[at] + (seconds - starts[at]) / slopes[at]
         return found if self.cap is None else min(found, float(self.cap))
 

@@ -109,6 +109,7 @@ def fit_lines(history: StepTimeHistory, near: Values, noise: Values, launch: Val
     width -= total * middle**2
     rise = (np.einsum("ij,ij->i", by_batch, history.seconds) - total * middle * level) / width
     largest = np.maximum((history.batches * (history.counts > 0)).max(axis=1), middle)
+    # The upper limit keeps the launch overhead from being negative.
     rise = np.clip(rise, LEAST_RISE * level / largest, level / middle)
     expected = level + rise * (near - middle)
     error = np.sqrt(1 / total + (near - middle) ** 2 / width) / expected

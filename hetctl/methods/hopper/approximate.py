@@ -37,6 +37,7 @@ def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
     order = _order(level)
     starts, has_room = _circle(level[order])
     numbers = order[:, None] * matrix.shape[1] + np.arange(matrix.shape[1])
+    # lexsort sorts by its last key first: starts, and among equal starts the shorter unit.
     priorities = numbers.ravel()[np.lexsort((matrix[order].ravel(), starts.ravel()))]
     if has_room:
         return in_sequence(units, _places(priorities, units))
@@ -73,6 +74,7 @@ def _order(matrix: Matrix) -> Indices:
     """Return an order of the rows with the bound of `rearranged`: a fast greedy one if it meets the bound."""
     order = greedy(matrix)
     is_close = apart(matrix[order]) <= (matrix.shape[1] - 1) * matrix.max()
+    # The proof's order takes a linear programme for each configuration: it is made only where it is needed.
     return order if is_close else rearranged(matrix)
 
 
@@ -139,6 +141,7 @@ def _circle(matrix: Matrix) -> tuple[Matrix, bool]:
     """
     ends = np.cumsum(matrix, axis=0)
     begins = ends - matrix
+    # Unit times may all be 0.
     around_s = max(float(ends[-1].max()), TINY)
     behind_s = [0.0]
     for worker in range(1, matrix.shape[1]):

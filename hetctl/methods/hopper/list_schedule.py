@@ -82,6 +82,7 @@ def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
     absent = set(residual.absent)
     now_s = 0.0
     while True:
+        # Sets have no order of their own: sorting makes schedules repeatable.
         for worker in sorted(state.idle):
             ready = state.ready_for(worker)
             if not len(ready):
@@ -97,6 +98,7 @@ def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
             absent.clear()
         else:
             return Schedule(tuple(hops))
+        # All ends of a time come before the next choice, or it would depend on their order.
         while running and running[0][0] <= now_s:
             _, worker, config = heapq.heappop(running)
             state.end(worker, config)

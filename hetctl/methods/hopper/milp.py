@@ -28,6 +28,7 @@ def milp(units: UnitTimes, options: SearchOptions) -> Schedule:
     than `MOST_PAIRS` pairs.
     """
     until_s = options.clock() + options.seconds
+    # The paper's V is the sum of all unit times; a makespan is smaller, which makes the relaxation tighter.
     first = randomized(units, options)
     if _pairs(units) > MOST_PAIRS:
         return first
@@ -112,6 +113,7 @@ class _Programme:
 
     def solve(self, seconds: float) -> Schedule | None:
         """Return the solver's schedule with recomputed times, free of its tolerances; None if none."""
+        # SciPy's HiGHS, since the package highspy and OR-Tools cannot be loaded in one process.
         from scipy import optimize
         from scipy.sparse import coo_array
 
@@ -134,6 +136,7 @@ class _Programme:
             (values[self._starts[unit]], self._time(unit, worker), (*unit, worker))
             for unit, at in self._places.items()
             for worker, place in at.items()
+            # The solver's whole numbers are whole within a tolerance only.
             if values[place] > 0.5
         ]
         return in_sequence(self._units, [place for *_, place in sorted(places)])

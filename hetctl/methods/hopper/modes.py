@@ -111,4 +111,5 @@ def price(
         parts = groups(mode, units)
         times = units if mode == HOPPER else grouped(units, parts, efficiency)
         priced.append(ModeCost(mode, parts, times, schedule(times)))
+    # The sort is stable: at equal costs the mode that the paper's rule prefers stays first.
     return sorted(priced, key=lambda one: one.schedule.makespan_s)

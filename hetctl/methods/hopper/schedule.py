@@ -121,6 +121,7 @@ def _preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> list[str
         f"no preemption: {units.configs[config]} takes {units.seconds[config, partition, worker]:g} s on"
         f" {units.workers[worker]}, not from {start_s:g} to {end_s:g} s"
         for config, partition, worker, start_s, end_s in schedule.hops
+        # Written with `not`, so that a NaN time counts as a violation.
         if start_s < 0 or not abs(end_s - start_s - units.seconds[config, partition, worker]) <= slack_s
     ]
 

@@ -132,9 +132,11 @@ class HopClock:
         return HopTrace(tuple(sorted(self._stays, key=lambda stay: stay.visit.number)), self._hopper.log)
 
     def _expect(self, at_s: float, event: HopEvent, what: Any) -> None:
+        # The counter settles ties, since visits cannot be compared.
         heapq.heappush(self._events, (at_s, event, next(self._order), what))
 
     def _ends(self, visit: Visit) -> None:
+        # A worker that failed meanwhile has lost this visit: its end in the queue counts no more.
         if not self._hopper.unit_done(visit):
             return
         self._stays.append(VisitRecord(visit, self._since[visit.worker], self._now_s))

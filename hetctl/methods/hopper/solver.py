@@ -37,12 +37,14 @@ def refine(units: UnitTimes, schedule: Schedule, bound_s: float, options: Search
     bound_s : float
         Lower bound of the makespan; the search stops when it reaches it.
     """
+    # The import of OR-Tools counts as well.
     until_s = options.clock() + options.seconds
     from ortools.sat.python import cp_model
 
     model = _Model(units, schedule, bound_s)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(until_s - options.clock(), 0.0)
+    # The parameter is a signed number of 32 bits.
     solver.parameters.random_seed = options.seed % (1 << 31)
     solver.parameters.num_workers = 1 if units.is_open_shop else 2
     for name, value in PARAMETERS.items():
@@ -60,6 +62,7 @@ class _Model:
 
         self.model = cp_model.CpModel()
         tick_s = _tick_s(units, hint.makespan_s)
+        # The tolerance keeps a whole number of ticks from being rounded up by a floating-point error.
         self._ticks = replace(units, seconds=np.ceil(units.seconds / tick_s - 1e-6))
         hinted = in_sequence(self._ticks, hint.sequence)
         self._horizon = int(hinted.makespan_s)
@@ -112,4 +115,5 @@ class _Model:
 
 def _tick_s(units: UnitTimes, makespan_s: float) -> float:
     seconds = units.seconds[np.isfinite(units.seconds)]
+    # In ticks of 1 s whole times are exact, and an optimum can be proved.
     return 1.0 if (seconds == np.rint(seconds)).all() else makespan_s / TICKS

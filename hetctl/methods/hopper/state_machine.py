@@ -262,6 +262,7 @@ class Hopper:
             self.follow(self._reschedule(self.state, now_s))
         return tuple(
             self._start(unit, worker, now_s)
+            # In two passes, so that no drawn unit takes the configuration of a planned one.
             for choice in (self._planned, self._drawn)
             for worker in self._queue.homes
             if worker not in self._running and (unit := choice(worker)) is not None
@@ -303,6 +304,7 @@ class Hopper:
         return visit
 
     def _release(self, visit: Visit) -> bool:
+        # Compared with its number: the same unit may have been started anew on the same worker.
         if self._running.get(visit.worker) != visit:
             return False
         del self._running[visit.worker], self._since[visit.worker]

@@ -70,6 +70,7 @@ class UnitQueue:
         """Add a waiting unit."""
         self._waiting.add(unit)
         for row, entry in self._rows(unit):
+            # Sorted lists make draws independent of the order in which units were added.
             insort(row, entry)
 
     def remove(self, unit: Unit) -> None:

@@ -65,6 +65,7 @@ def fit_inter(points: Sequence[Point]) -> tuple[float, float]:
     offsets = sizes - sizes.mean()
     slope = float(offsets @ (seconds - seconds.mean()) / (offsets @ offsets))
     latency = float(seconds.mean() - slope * sizes.mean())
+    # Noise of measurements may tilt the line; a negative bandwidth or latency would be exploited by a plan.
     if slope < 0:
         return float(seconds.mean()), 0.0
     if latency < 0:

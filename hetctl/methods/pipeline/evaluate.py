@@ -118,6 +118,7 @@ class Assembly:
             return self._settled_with_waves(found)
         needed = max(min_depth(passes, found.period_s) for passes in found.passes)
         leaner = self._with(found, min(needed, found.in_flight))
+        # First come, first served has anomalies: the cyclic schedule's number may be slower there.
         return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
 
     def _settled_with_waves(self, found: Evaluated) -> Evaluated:

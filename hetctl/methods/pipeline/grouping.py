@@ -198,6 +198,7 @@ def improved(
         for trial in search.neighbours(best):
             if is_late():
                 return best
+            # Gains below the tolerance may be rounding errors, and each costs another pass over all changes.
             if (trial_rate := search.rate(trial)) > best_rate * (1 + 1e-9):
                 best, best_rate = trial, trial_rate
                 break

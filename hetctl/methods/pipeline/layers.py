@@ -72,6 +72,7 @@ class LayerProfile:
     @property
     def parameter_bytes(self) -> NDArray[np.int64]:
         """Bytes of one version of each layer's weights, shape (layers,)."""
+        # Explicitly 64 bits: sums of bytes exceed 32 bits, the default width on some systems.
         return np.array([layer.parameter_bytes for layer in self.layers], dtype=np.int64)
 
     @property

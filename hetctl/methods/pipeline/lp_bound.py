@@ -34,6 +34,7 @@ def lower_bound_s(profile: LayerProfile, gpu_types: Sequence[str], memory_bytes:
     counts = Counter(gpu_types)
     kinds, layers = sorted(counts), len(profile.layers)
     needed = least_bytes(profile)
+    # Scaled to about 1, since the solver's tolerances are absolute and bytes exceed seconds by far.
     most_bytes, most_s = max(1, int(needed.sum())), max(_seconds(profile, kind).sum() for kind in kinds)
     rows = []
     limits = []

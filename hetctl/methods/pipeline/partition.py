@@ -206,6 +206,7 @@ def parts_that_fit(
     for used in product(*(range(counts[size] + 1) for size in sizes)):
         if not any(used):
             continue
+        # Counted from the last stage, since a stage's memory depends on how many stages follow it.
         held = minibatches_held(sum(used) - 1, in_flight)
         found = (layers, -1)
         for at in (at for at, count in enumerate(used) if count):

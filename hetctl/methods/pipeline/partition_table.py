@@ -116,6 +116,7 @@ class PartitionTable:
             while lower := {without(p, head) for p in levels[-1] for head in self._heads(p)}:
                 levels.append(lower - self._best.keys())
             for level in reversed(levels):
+                # Stage times depend on the number of GPUs used, which is the same within a level only.
                 self._of_level.clear()
                 self._best.update((p, self._better_of_all(p)) for p in level)
         return self._best[pool]

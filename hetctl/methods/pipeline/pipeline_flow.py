@@ -152,6 +152,7 @@ class Flow:
     def _start(self, stage: int, now_s: float) -> None:
         """Start the first waiting task; forward passes are skipped while memory is full."""
         queue = self._queues[stage]
+        # A backward pass frees memory, so it may overtake forward passes that wait for some.
         at = next((at for at, waiting in enumerate(queue) if waiting[0] or self._capacities[stage]), None)
         if at is None or self._running[stage]:
             return
@@ -166,4 +167,5 @@ class Flow:
 
     def _end(self, at_s: float, stage: int, backward: bool, minibatch: int) -> None:
         self._number += 1
+        # The number settles ties by the order of starts: first come, first served.
         heappush(self._ends, (at_s, self._number, stage, backward, minibatch))

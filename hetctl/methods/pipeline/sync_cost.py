@@ -74,6 +74,7 @@ def _nearest_servers(workers: Sequence[VirtualWorker], sizes: Sequence[float], n
         votes[layer][stage.node] += 1
     servers, load = [], [0.0] * nodes
     for counts, size in zip(votes, sizes, strict=True):
+        # Ties go to the node with the least load so far, then to the first.
         servers.append(max(range(nodes), key=lambda node: (counts[node], -load[node])))
         load[servers[-1]] += size
     return servers

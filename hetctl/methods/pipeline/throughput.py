@@ -66,6 +66,7 @@ def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float
     """Return the seconds that a backward pass waits for the GPU between periodic forward passes."""
     forward_s, backward_s = task
     phase_s = since_s % period_s
+    # A pass that ends exactly when the next begins must not wait a whole period for a rounding error.
     slack_s = SAME * period_s
     if phase_s < forward_s - slack_s:
         return forward_s - phase_s
@@ -77,6 +78,7 @@ def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float
 def min_depth(passes: Passes, period_s: float) -> int:
     """Return the fewest minibatches in flight that reach a period."""
     periods = round_trip_s(passes, period_s) / period_s
+    # Rounded up, but not because of a rounding error of the quotient.
     return max(1, -int(-(periods - SAME) // 1))
 
 

@@ -142,6 +142,7 @@ class WspClock:
 
     def pull(self, waves: int) -> WspClock:
         """Adopt global weights with `waves` waves; weights older than the present ones change nothing."""
+        # Answers of the servers may overtake one another.
         return replace(self, pulled=max(self.pulled, waves))
 
 

@@ -220,6 +220,7 @@ def ask(
     left_out = set[str]()
     while True:
         decision = planner.decide(request)
+        # Each call leaves out one member at least, so the loop ends.
         unfit = [allocation.member for allocation in decision.start if not fits(allocation)]
         if not unfit:
             return decision, tuple(sorted(left_out))

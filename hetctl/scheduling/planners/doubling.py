@@ -44,6 +44,7 @@ def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, 
     counts = allot(jobs, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(jobs, counts, left)
+    # The exchange counts GPUs only; on nodes its result may not fit, unlike that of `allot`.
     return better if better == counts or _fit(better, nodes) else counts
 
 
@@ -84,6 +85,7 @@ def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: i
     """
     given = [job for job in jobs if job.name in counts]
     better = dict(counts)
+    # Each exchange saves at least LEAST_S, so the loop ends in spite of rounding errors.
     while changed := _best(_changes(given, better), left):
         for name, gpus in changed.items():
             better[name] += gpus

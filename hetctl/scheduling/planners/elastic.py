@@ -46,6 +46,7 @@ class ResizeCandidate:
 
     def seconds(self, gpus: int) -> float:
         """Return t_j = Q_j / f(w_j), plus a restart if it now holds another number of GPUs."""
+        # A waiting member starts in any case, so only a change of held GPUs costs a restart.
         restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
         return self.workload.samples_left / self.rates[gpus] + restart_s
 
@@ -117,6 +118,7 @@ def _grow(
         if after not in job.rates or after > kept.get(job.name, after):
             return []
         gain = job.gain(before, after)
+        # The number breaks ties by arrival, and keeps the heap from comparing anything else.
         return [(-gain, order, after)] if gain > 0 or job.name in kept else []
 
     steps = [entry for order in range(len(jobs)) for entry in following(order)]
@@ -124,6 +126,7 @@ def _grow(
     while steps and capacity.left:
         _, order, after = heapq.heappop(steps)
         name = jobs[order].name
+        # A step that does not fit is dropped for good: the capacity only shrinks.
         if capacity.change(counts[name], after):
             counts[name] = after
             for entry in following(order):

@@ -102,6 +102,7 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
         if job.fixed or not capacity.left or not capacity.change(0, 1):
             continue
         stage, key = stages[job.name], known.key(job.workload)
+        # Of a family the member that already holds its stage's GPUs goes on; one GPU is what all others have.
         if stage and (key not in explorers or job.holds == stage > 1):
             explorers[key] = job, stage
     # Members at their stage go first: if replaced at the next call, none would ever finish its stage.

@@ -45,6 +45,7 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
     delta = options.relative_delta * reference if options.delta is None else options.delta
     counts, left = {fastest.name: 1}, gpus - 1
     choices = sorted(
+        # Order and count settle ties, so that the same request gives the same flotilla.
         (abs(rate - reference), order, count, workload.name)
         for order, workload in enumerate(workloads)
         for count, rate in _near(workload, reference, delta, left)
@@ -74,6 +75,7 @@ def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: 
             left -= 1
             heapq.heapreplace(slowest, (faster, order, name))
         else:
+            # Deviation from Algorithm 2, which gives all GPUs away: these would make the member no faster.
             heapq.heappop(slowest)
 
 

@@ -126,8 +126,10 @@ def _mix(job: FluidCandidate, time_s: float) -> None:
     job.low, job.high = curve.gpus[at - 1], curve.gpus[at]
     slow, fast = curve.rates[at - 1], curve.rates[at]
     if job.holds == job.low:
+        # At its lower corner a member restarts only for its share, when it moves to `high`.
         work = left - slow * time_s + fast * start_s
     else:
+        # Any other member restarts now, which takes time from `low`.
         work = left - slow * max(time_s - start_s, 0.0)
     job.share_s = work / (fast - slow)
 
@@ -184,6 +186,7 @@ def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> flo
     ]
     if not changes:
         return None
+    # Changes that follow one another faster than restarts would cost more than they gain.
     spacing_s = 2 * max(job.workload.interruption_s for job in jobs)
     return now_s + max(min(changes), spacing_s, LEAST_SHARE_S)
 

@@ -29,6 +29,7 @@ def by_type(planner: Planner) -> Planner:
 
     def decide(request: Request) -> Decision:
         types = _types_of(_Same(request.all_nodes))
+        # Without any node left the types are unknown; a state by type is kept all the same.
         if types == ("",) and not _is_by_type(request.planner_state):
             return planner.decide(request)
         if request.options.mix_types:
@@ -61,6 +62,7 @@ class _Same:
         self.nodes = nodes
 
     def __hash__(self) -> int:
+        # The key holds the tuple itself, so its id is not given to another object while it is cached.
         return id(self.nodes)
 
     def __eq__(self, other: object) -> bool:
@@ -77,6 +79,7 @@ def _mixed(request: Request) -> Request:
     gpus = Counter[str]()
     for node in request.all_nodes:
         gpus[node.gpu_type or ""] += len(node.gpus)
+    # The unary plus drops types without GPUs, which would otherwise limit the rates.
     on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance)
     return replace(
         request,

@@ -38,6 +38,7 @@ def drawn(workload: Workload, options: Options) -> bytes:
 
 @lru_cache(maxsize=1 << 16)
 def _draw(seed: int, name: str) -> bytes:
+    # The built-in hash of text differs from process to process, and so between the jobs of a run.
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 

@@ -38,6 +38,7 @@ class JctCandidate:
     @property
     def work(self) -> float:
         """Least GPU-seconds of the work left."""
+        # At least one sample: gains are divided by the work.
         return max(self.workload.samples_left, 1.0) * self.envelope.gpus[1] / self.envelope.rates[1]
 
     def seconds(self, gpus: int) -> float:
@@ -77,6 +78,7 @@ def _jobs(request: Request) -> list[JctCandidate]:
         for h in request.held
     ]
     jobs += [JctCandidate(c, envelope_of(c.rates, request.gpus), 0, False) for c in request.workloads]
+    # Without the cost of the interruption, members of about equal work would replace each other in turn.
     return sorted(jobs, key=lambda job: job.work + (0.0 if job.holds else job.workload.interruption_s))
 
 
@@ -91,6 +93,7 @@ def _grow(jobs: list[JctCandidate], capacity: NodeCapacity) -> None:
             for entry in _growth(job, order):
                 heapq.heappush(queue, entry)
         elif gpus > job.gpus + 1:
+            # The next corner does not fit on the nodes; half of the step may.
             half = (job.gpus + gpus) // 2
             if job.gain(half) > 0:
                 heapq.heappush(queue, (-job.gain(half), order, half))

@@ -149,6 +149,7 @@ class _Packing:
         self.shares: dict[str, Shares] = {}
         self._nodes: defaultdict[int, list[int]] = defaultdict(list)
         for index, node in enumerate(nodes):
+            # Indices come in ascending order, so that each list already is a heap.
             self._nodes[len(node.gpus)].append(index)
         numbers = Counter(len(node.gpus) for node in nodes if node.gpus)
         self.free = _Free(numbers, list(accumulate(sizes)))
@@ -194,9 +195,11 @@ class _Orders:
 
     def _try(self, begun: Groups, rest: Groups, free: _Free, out: int) -> None:
         """Try orders that begin with `begun`, after which `free` is left and `out` GPUs were not placed."""
+        # Bound: at least so many GPUs stay unplaced, in any order of the rest.
         if out + max(_wanted(rest) - free.gpus, 0) >= self._best_out:
             return
         key = rest, free.key
+        # The same members are left on the same free GPUs: another order of the earlier ones gains nothing.
         if self._reached.get(key, out + 1) <= out:
             return
         self._reached[key] = out

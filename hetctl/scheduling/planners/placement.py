@@ -53,6 +53,7 @@ class _Board:
         self._placed: dict[str, tuple[Placement, ...]] = {}
         for held in request.held:
             self._settle(held)
+        # Dictionaries serve as sets that keep their order, so that placements are the same in every process.
         self._by_free: list[dict[str, None]] = [{} for _ in range(self._node_size + 1)]
         for place in self._places.values():
             self._by_free[len(place.free)][place.name] = None

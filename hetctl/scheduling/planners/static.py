@@ -129,6 +129,7 @@ def _heads(request: Request, state: StaticState) -> Heads:
     heads = []
     for node in request.all_nodes:
         held = len(node.gpus) - free.get(node.name, 0)
+        # A slice from -0 would be the whole list.
         last = sorted(ends[node.name])[-held:] if held else []
         if node.gpus:
             heads.append(tuple([0.0] * (len(node.gpus) - len(last)) + last))

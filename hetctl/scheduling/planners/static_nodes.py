@@ -41,6 +41,7 @@ def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: r
     """
     annealing = _Annealing(problem, runs, draw)
     if len(problem.heads) <= MOST_NODES:
+        # A number of steps and no clock, so that the same request gives the same plan on any machine.
         annealing.go(int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads))))
     return annealing.schedule()
 

@@ -168,6 +168,7 @@ class Skyline:
             ready_s, idle, node, version = heapq.heappop(heap)
             if node in taken:
                 passed.append((ready_s, idle, node, version))
+            # Entries of earlier states of a node stay in the heaps and are skipped here (lazy deletion).
             elif version == self._versions[node]:
                 break
         for entry in passed:
@@ -186,6 +187,7 @@ class Skyline:
             if part > len(free):
                 return
             ready_s = free[part - 1]
+            # At equal times the fewest idle GPUs come first (tightest fit), then the first node.
             yield part, (ready_s, bisect_right(free, ready_s), node, version)
 
 

@@ -87,6 +87,7 @@ def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
         limit_s = problem.bound_s * stretch
         runs = [_cheapest_run(i, member, limit_s) for i, member in enumerate(members)]
         found.append(_Listed(problem, sorted(runs, key=order)))
+        # Estimated, not measured, so that the same request gives the same result on any machine.
         seconds -= _effort_s(problem, found[-1])
         if seconds <= 0 or problem.is_solved(found[-1].cost):
             return
@@ -129,6 +130,7 @@ def _improved(problem: Problem, listed: _Listed, seconds: float, draw: random.Ra
         last = None if problem.mean or draw.random() < 0.5 else max(best.placed, key=_end).run
         trial = _Listed(problem, _changed(problem, best.runs, last, draw))
         seconds -= _effort_s(problem, trial)
+        # Equal costs are accepted: the search may have to cross a plateau.
         if trial.cost <= best.cost:
             best = trial
     return best

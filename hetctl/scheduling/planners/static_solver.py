@@ -45,6 +45,7 @@ def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, work
     model = Model(problem, schedule)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
+    # The parameter is a signed number of 32 bits.
     solver.parameters.random_seed = seed % (1 << 31)
     solver.parameters.num_workers = workers
     if workers == 1:
@@ -83,6 +84,7 @@ class Model:
         return self.model.new_int_var(0, self._horizon, name)
 
     def _ticks(self, seconds: float) -> int:
+        # A whole number of ticks must not be rounded up to the next one by a floating-point error.
         return math.ceil(seconds / self._tick_s - 1e-6)
 
     def _held(self, free_s: float) -> int:
@@ -150,6 +152,7 @@ class Model:
         if self._problem.mean:
             self.model.minimize(sum(self._ends))
             return
+        # Without both constraints the solver's own bound stays at 0, and it cannot prove an optimum.
         self.model.add(last >= math.floor(self._problem.bound_s / self._tick_s))
         self.model.add(sum(self._area) <= gpus * last)
         self.model.minimize(last)

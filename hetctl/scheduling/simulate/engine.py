@@ -69,6 +69,7 @@ class Engine:
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
         self._queue: list[tuple[float, WorldEvent, int, str]] = []
+        # Failures are drawn in the order of nodes and of time, so that a seed gives the same failures again.
         self._random = random.Random(scenario.failures.seed if scenario.failures else 0)
         for node in scenario.cluster.nodes:
             self._schedule_failure(node.name, 0.0)
@@ -103,6 +104,7 @@ class Engine:
         self._open_job()
         self._schedule()
         while self._ended is None:
+            # A planner may ask for a call in the past; time does not go back.
             self.now = max(min(self._next_s(), self._tick_at_s), self.now)
             self._send(Tick(self.now))
             for event in self._due_events():
@@ -186,6 +188,7 @@ class Engine:
         self._ended = command
 
     def _expect(self, index: int) -> None:
+        # The entry of the earlier end stays in the queue and is recognised as stale by its time.
         heapq.heappush(self._queue, (self.steps[index].end_s, WorldEvent.STEP_ENDS, index, ""))
 
     def _is_stale(self, due: tuple[float, WorldEvent, int, str]) -> bool:
@@ -217,6 +220,7 @@ class Engine:
         heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
         self._down.add(node)
+        # A list, since `_lose` changes the running steps.
         for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
             yield self._lose(index)
         yield NodeLost(self.now, node)

@@ -52,6 +52,7 @@ def choose(
             tried.append((_objective(result), result.restarts, planner))
     if not tried:
         raise refusals[0]
+    # Without the key, equal results would compare planners, which have no order.
     ranked = sorted(tried, key=lambda entry: entry[:2])
     figures = ", ".join(f"{planner.name} {_time(seconds)}" for seconds, _, planner in ranked)
     return PlannerChoice(ranked[0][2], f"simulated {options.objective} of each planner: {figures}")

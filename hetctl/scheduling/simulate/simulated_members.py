@@ -147,6 +147,7 @@ class WaitingQueue:
 
     def add(self, workload: Workload) -> None:
         """Insert a workload in order."""
+        # A member that comes back keeps its first number, and so its place before later arrivals.
         number = self._numbers.setdefault(workload.name, len(self._numbers))
         key = self._waiting[workload.name] = self._order(workload, self._options), number
         at = bisect_left(self._keys, key)

@@ -172,6 +172,7 @@ def kept_at(step: SimulatedStep, now: float) -> float:
         return step.workload.samples_left
     timeline = EpochTimeline(step.workload, step.rate, step.paced_left)
     left = timeline.left_after(timeline.epochs_within(now - step.paced_s))
+    # A step may have begun within an epoch, whose first part is in an earlier checkpoint.
     return min(math.ceil(left / epoch - TOLERANCE) * epoch, step.workload.samples_left)
 
 

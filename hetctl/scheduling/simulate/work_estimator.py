@@ -114,6 +114,7 @@ class WorkEstimator:
         """Return the members with their predicted remaining work."""
         trained = {c.name: self._members[c.name].trained(c) for c in workloads}
         for name, epochs in trained.items():
+            # Finished epochs are a quotient of floats: 2.9999999 are three.
             self._members[name].observe(int(epochs + 1e-9))
         guess = self._guess()
         for name in trained:
@@ -132,6 +133,7 @@ class WorkEstimator:
         if len(known) < LEAST_POINTS:
             return FIRST_GUESS
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
+        # Rounded, so that one member's epoch does not change the predictions of all others.
         return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
     def _seen(self, workload: Workload, trained: float) -> Workload:
@@ -162,6 +164,7 @@ def _slope(epochs: float, start: float) -> float:
         gain * start * (2 * epochs - 1) - 1,
         gain * start**2,
     )
+    # With one epoch the equation is linear.
     if square < 1e-12:
         return -constant / linear
     root = max(linear**2 - 4 * square * constant, 0.0)

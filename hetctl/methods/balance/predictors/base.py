@@ -58,6 +58,7 @@ class ObservedRange:
 
     def clip(self, values: Values) -> Values:
         """Return the predictions clipped to the range; NaN becomes the lowest value."""
+        # fmin and fmax return the other operand for NaN, unlike minimum and maximum.
         return np.fmin(np.fmax(values, self.lowest), self.highest)
 
 

@@ -99,6 +99,7 @@ class Fitting:
         """Take one step per worker; one that raises the training error is rejected and damping increased."""
         trial = self._weights + self._change()
         error, held_out = self._errors(trial)
+        # False for NaN as well, so that a diverged step is rejected.
         taken = error < self._error
         better = taken & (held_out < self.least)
         self._weights = np.where(taken[:, None], trial, self._weights)

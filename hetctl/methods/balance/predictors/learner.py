@@ -105,6 +105,7 @@ class Learner:
         """Add the observation, take one training step, and compute the next forecasts."""
         self._average.observe(speed, cpu, memory)
         logarithm = np.log(speed)
+        # A sum that forgets by 1 / HORIZON in each iteration stands for a window without its history.
         self._errors += (self._forecasts - logarithm) ** 2 - self._errors / HORIZON
         self._range.observe(logarithm)
         self._history.append(logarithm, cpu, memory)

@@ -55,6 +55,7 @@ class Lstm:
     @property
     def squash(self) -> Values:
         """Array q with gates = q tanh(q z) + 1 - q: three sigmoids and the candidate's tanh."""
+        # sigmoid(z) = tanh(z / 2) / 2 + 1 / 2: all four gates then take one call of tanh.
         return np.repeat([0.5, 1.0], [3 * self.hidden, self.hidden])
 
     @property

@@ -60,6 +60,7 @@ class SpeedHistory:
         centres = np.broadcast_to(mean.mean(axis=0), mean.shape).copy()
         centres[:, SPEED] = mean[:, SPEED]
         variance = (square - 2 * centres * mean + centres**2).mean(axis=0)
+        # A difference of squares may be negative by rounding.
         spread = np.sqrt(np.maximum(variance, 0.0))
         spread = np.where(spread > FLAT * np.abs(centres).max(axis=0), spread, 1.0)
         return centres, np.broadcast_to(spread, mean.shape)
