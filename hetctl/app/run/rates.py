@@ -17,17 +17,15 @@ def rates_of(
     member: Member, profile: MemberProfile | None, progress: Progress, site: Site
 ) -> tuple[MemberRate, ...]:
     """Return the rates on one GPU and on all numbers of GPUs that the member has trained on."""
-    seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size)
-    known = {(gpu_type, n): rate for gpu_type, rates in seen.items() for n, rate in rates.items()}
+    seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
     better = known_rates(profile) if profile and profile.seen_rates else profile
-    types = {gpu_type for gpu_type, _ in known} or {""}
-    points = sorted({*known, *((gpu_type, 1) for gpu_type in types)})
-    profiled = [_rate(profile, *point, site) for point in points]
-    planned = profiled if better is profile else [_rate(better, *point, site) for point in points]
-    return tuple(
-        MemberRate(count, gpu_type or None, measured, wanted, known.get((gpu_type, count)))
-        for (gpu_type, count), measured, wanted in zip(points, profiled, planned, strict=True)
-    )
+    found = []
+    for gpu_type in sorted(seen):
+        for count in sorted({1, *seen[gpu_type]}):
+            profiled = _rate(profile, gpu_type, count, site)
+            planned = profiled if better is profile else _rate(better, gpu_type, count, site)
+            found.append(MemberRate(count, gpu_type or None, profiled, planned, seen[gpu_type].get(count)))
+    return tuple(found)
 
 
 def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
