@@ -107,13 +107,9 @@ def ended_by_files(
 
 def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
     """Finish a job whose driver has reported its end, or that has started and has no work left."""
-    # A requeued job starts again under its number: the last event of each kind counts.
-    own = {event.kind: event for event in events if event.data.get("job") == job.number}
-    started, end = own.get("job_started"), own.get("job_ended")
-    if started and end and end.time < started.time:
-        end = None  # The batch system has requeued the job since.
-    if started and done:
-        end = end or events[-1]
+    own = [event for event in events if event.data.get("job") == job.number]
+    has_started = any(event.kind == "job_started" for event in own)
+    end = _reported_end(own) or (events[-1] if done and has_started else None)
     if job.state.over or end is None:
         return job
     return moved(job, JobState.FINISHED, ended_at=end.time)
@@ -127,10 +123,22 @@ def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]
 
 def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
     """Return the state, by the run's own files, of a job that the batch system has forgotten."""
-    if any(event.kind == "job_ended" for event in events):
+    if _reported_end(events):
         return JobState.FINISHED
     started = max((event.time for event in events), default=None)
     patience = job.wall_s if started is not None else START_PATIENCE_S
     # No job outlives its limit; one that was never seen to start gets only the time to appear.
     gone = time.time() > (started or job.submitted_at) + patience
     return JobState.VANISHED if gone else JobState.UNKNOWN
+
+
+def _reported_end(events: Sequence[Event]) -> Event | None:
+    """Return the report of a job's end; None if there is none, or the job was requeued and started since.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        Events about the job, in order of time.
+    """
+    told = [event for event in events if event.kind in ("job_started", "job_ended")]
+    return told[-1] if told and told[-1].kind == "job_ended" else None

@@ -340,6 +340,16 @@ def test_a_job_whose_driver_reported_its_end_is_finished(before):
     assert (job.state, job.ended_at) == (JobState.FINISHED, 5.0)
 
 
+def test_a_forgotten_job_that_was_requeued_may_be_alive():
+    now = time.time()
+    kinds = ("job_started", "job_ended", "job_started")
+    told = [Event(DRIVER, 0, kind, now + n, {"job": 0}) for n, kind in enumerate(kinds)]
+    (job,) = current_jobs([a_job(JobState.RUNNING)], Answer(JobState.UNKNOWN), told)
+    assert job.state is JobState.UNKNOWN
+    (job,) = current_jobs([a_job(JobState.RUNNING)], Answer(JobState.UNKNOWN), told[:2])
+    assert job.state is JobState.FINISHED
+
+
 @pytest.mark.parametrize("before", [state for state in JobState if state.over])
 def test_a_job_that_is_over_is_not_asked_about(before):
     (job,) = current_jobs([a_job(before)], Answer(JobState.RUNNING), [])
