@@ -25,7 +25,7 @@ from hetctl.app.doctor.site_checks import (
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.cluster.batch import queue_info
-from hetctl.cluster.batch.command import USUAL_COMMANDS
+from hetctl.cluster.batch.command import Answer, CommandRunner
 from hetctl.cluster.batch.queue_info import QueueFacts
 from hetctl.cluster.render import render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
@@ -121,7 +121,7 @@ def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa
 
 def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     """Query Slurm about itself, its queues, its nodes and the user's accounts, and test a script."""
-    answers = _answers(["scontrol", "ping"], "Slurm's controller answers")
+    answers = _answers(site, ["scontrol", "ping"], "Slurm's controller answers")
     yield answers
     if answers.outcome is CheckStatus.FAILED:
         return
@@ -133,7 +133,8 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     )
     yield from _queues(site, ask, read)
     used = _used_queue(site)
-    groups = queue_info.parse_nodes_of_partition(_output(queue_info.nodes_command(None if qos else used)))
+    nodes = _run(site, queue_info.nodes_command(None if qos else used))
+    groups = queue_info.parse_nodes_of_partition(nodes.stdout)
     yield node_finding(site, used, groups)
     yield _account(site)
     yield dry_run(project, site)
@@ -141,7 +142,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
 
 def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
     """Query LSF about itself and its queues; it cannot test a script without submitting it."""
-    answers = _answers(["bqueues"], "LSF answers")
+    answers = _answers(site, ["bqueues"], "LSF answers")
     yield answers
     if answers.outcome is not CheckStatus.FAILED:
         yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
@@ -165,7 +166,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        answer = USUAL_COMMANDS.run(queue_info.dry_run_command(), Path(file.name))
+        answer = _run(site, queue_info.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "correct in the site file what Slurm's message names, or ask your administrators"
         return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
@@ -177,7 +178,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
     python = site.python or sys.executable
     code = IMPORTABLE.format(names=list(PACKAGES))
     script = "\n".join([*site.setup, 'exec "$@"'])
-    answer = USUAL_COMMANDS.run(["bash", "-c", script, "hetctl", python, "-c", code])
+    answer = _run(site, ["bash", "-c", script, "hetctl", python, "-c", code])
     try:
         # Lines of `setup` may print before Python does.
         seen = json.loads(answer.stdout.strip().splitlines()[-1])
@@ -202,7 +203,8 @@ def _queues(
     read: Callable[[str, str], QueueFacts | None],
 ) -> Iterator[CheckResult]:
     for name in dict.fromkeys(queue.name for queue in site.queues):
-        yield queue_finding(site, name, name == _used_queue(site), read(_output(ask(name)), name))
+        # A query that fails gives output without facts.
+        yield queue_finding(site, name, name == _used_queue(site), read(_run(site, ask(name)).stdout, name))
 
 
 def _used_queue(site: Site) -> str:
@@ -214,16 +216,16 @@ def _account(site: Site) -> CheckResult:
         return CheckResult(
             "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
         )
-    answer = USUAL_COMMANDS.run(queue_info.accounts_command(getpass.getuser()))
+    answer = _run(site, queue_info.accounts_command(getpass.getuser()))
     if answer.code != 0:
         found = f"not checked: {answer.last_words}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
     return account_finding(site.account, queue_info.parse_accounts(answer.stdout))
 
 
-def _answers(command: Sequence[str], well: str) -> CheckResult:
+def _answers(site: Site, command: Sequence[str], well: str) -> CheckResult:
     try:
-        answer = USUAL_COMMANDS.run(command)
+        answer = _run(site, command)
     except BatchSystemError as error:
         return CheckResult(
             "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
@@ -237,6 +239,6 @@ def _answers(command: Sequence[str], well: str) -> CheckResult:
     return CheckResult("batch system", CheckStatus.OK, well)
 
 
-def _output(command: Sequence[str]) -> str:
-    """Return the output of a query; a failed one gives output without facts."""
-    return USUAL_COMMANDS.run(command).stdout
+def _run(site: Site, command: Sequence[str], stdin: Path | None = None) -> Answer:
+    """Run a command within the site's time limit."""
+    return CommandRunner(site.timeouts.command_s).run(command, stdin)
