@@ -78,6 +78,11 @@ class ImageFolder:
         """Return the number of files."""
         return len(self.files)
 
+    @property
+    def is_augmented(self) -> bool:
+        """True if an `augment` was given."""
+        return self.augment is not _unchanged
+
 
 def decode_and_crop(size: int) -> Prepare:
     """Return the default `prepare`: decode, convert to RGB, scale the shorter side, crop the centre.

@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.profile import Hardware, ProfilePoint
@@ -30,10 +31,13 @@ from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
 from hetctl.storage.progress_fold import events_in
 
+if TYPE_CHECKING:
+    from hetctl.app.project import Waits
+
 TINY = Path(__file__).parent / "ensembles"
 AGENT, DRIVER_MODULE = "hetctl.runtime.agent", "hetctl.runtime.driver"
 SIGNAL_DELAY = "TEST_SIGNAL_DELAY_S"
-"""Variable with a value for `SIGNAL_DELAY_S` of the driver, for tests on slow machines."""
+"""Variable with the `signal_delay_s` of the driver, for tests on slow machines."""
 TIMEOUT_S = 240
 
 ENSEMBLE = """\
@@ -79,11 +83,21 @@ class Result:
 
 @dataclass
 class ProjectFolder:
-    """A folder with an ensemble, and commands that are run in it."""
+    """A folder with an ensemble, and commands that are run in it.
+
+    Parameters
+    ----------
+    waits : Waits or None
+        Waits of the commands that are run in this process; None: the usual ones.
+    timeout_s : float
+        Seconds within which a command in a process of its own must end.
+    """
 
     path: Path
     python: Path | str = sys.executable
     environment: dict[str, str] = field(default_factory=dict)
+    waits: Waits | None = None
+    timeout_s: float = TIMEOUT_S
 
     @property
     def home(self) -> Home:
@@ -104,7 +118,7 @@ class ProjectFolder:
     def hetctl(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> Result:
         """Run a command; whatever happens, no traceback may be shown."""
         process = self.start(*arguments, prefix=prefix, **environment)
-        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = process.communicate(timeout=self.timeout_s)
         assert "Traceback" not in stdout + stderr, stderr
         return Result(process.returncode, stdout, stderr)
 
@@ -118,7 +132,7 @@ class ProjectFolder:
         os.chdir(self.path)
         try:
             with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-                main(arguments)
+                main(arguments, self.waits)
         except SystemExit as end:
             code = end.code
         finally:
@@ -203,9 +217,10 @@ def main(executable: str) -> None:
         frameworks.preload_framework = lambda _name: None
         worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
     if arguments[0] == DRIVER_MODULE:
-        from hetctl.runtime.driver import driver
+        from hetctl.runtime.driver.__main__ import SIGNAL_DELAY_S
+        from hetctl.runtime.driver.__main__ import main as drive
 
-        driver.SIGNAL_DELAY_S = float(os.environ.get(SIGNAL_DELAY, driver.SIGNAL_DELAY_S))
+        sys.exit(drive(float(os.environ.get(SIGNAL_DELAY, SIGNAL_DELAY_S))))
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
@@ -260,7 +275,7 @@ def measure(task: TaskMessage, events, _told) -> int:
         return 1
     result = ProfilePoint(
         point.member, point.gpus, 100.0 * point.gpus, member.fingerprint, member.batch_size, time.time(),
-        Hardware("fake", "fake", "fake"), samples_per_epoch=100,
+        Hardware(task.gpu_type or "fake", "fake", "fake"), samples_per_epoch=100,
     )  # fmt: skip
     events.write("point", **encode(result))
     return 0

@@ -31,18 +31,41 @@ LOCK_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
+class Waits:
+    """Times in seconds for which commands wait.
+
+    Parameters
+    ----------
+    settle_s : float
+        Time in which a request of a killed process may still reach the batch system.
+    run_poll_s : float
+        Time between two looks at a run that is shown until it ends.
+    profile_poll_s : float
+        Time between two reads of the files of a profiling job.
+    """
+
+    settle_s: float = 3.0
+    run_poll_s: float = 1.0
+    profile_poll_s: float = 0.5
+
+
+USUAL_WAITS = Waits()
+
+
+@dataclass(frozen=True)
 class Project:
-    """A folder with an ensemble file, and hetctl's own folder."""
+    """A folder with an ensemble file, hetctl's own folder, and the waits of commands."""
 
     folder: Path
     home: Home
+    waits: Waits = USUAL_WAITS
 
     @classmethod
-    def here(cls) -> Project:
+    def here(cls, waits: Waits | None = None) -> Project:
         """Return the project of the working directory; ``$HETCTL_HOME`` may be elsewhere."""
         folder = Path.cwd()
         home = Path(os.environ.get("HETCTL_HOME") or folder / ".hetctl")
-        return cls(folder, Home(home.resolve()))
+        return cls(folder, Home(home.resolve()), waits or USUAL_WAITS)
 
     @property
     def template_folders(self) -> tuple[Path, ...]:

@@ -21,6 +21,7 @@ from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
+"""Seconds between two touches of a held lock."""
 POLL_S = 0.2
 TOLD_AFTER_S = 1.0
 """Seconds of waiting for the lock after which the holder is named in a log message."""
@@ -76,11 +77,16 @@ class ProjectLock:
         Command, such as ``hetctl submit``, named in the errors of processes that find the project locked.
     patience_s : float
         Seconds to wait for another process to release the lock. Most hold it for a fraction of a second.
+    heartbeat_s : float
+        Seconds between two touches of the lock, far fewer than `SILENT_S`.
     """
 
-    def __init__(self, path: Path, command: str, patience_s: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, command: str, patience_s: float = 0.0, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
         self._path = path
         self._patience_s = patience_s
+        self._heartbeat_s = heartbeat_s
         self._holder = Holder(HostBoot.this(), Process.of(os.getpid()), command, time.time())
         self._heartbeat = ExitStack()
 
@@ -97,7 +103,7 @@ class ProjectLock:
         try:
             with self._own_file() as own:
                 self._wait(own)
-                self._heartbeat.enter_context(_touching(self._path))
+                self._heartbeat.enter_context(_touching(self._path, self._heartbeat_s))
         except OSError as error:
             raise BadInputError(
                 f"the project's lock {self._path} cannot be written: {error.strerror}",
@@ -178,13 +184,13 @@ class ProjectLock:
 
 
 @contextmanager
-def _touching(path: Path) -> Iterator[None]:
-    """Touch a file every few seconds through an open descriptor, and so never a file that replaced it."""
+def _touching(path: Path, every_s: float) -> Iterator[None]:
+    """Touch a file again and again through an open descriptor, and so never a file that replaced it."""
     descriptor = os.open(path, os.O_RDONLY)
     over = threading.Event()
 
     def touch() -> None:
-        while not over.wait(HEARTBEAT_S):
+        while not over.wait(every_s):
             with suppress(OSError):
                 # Without times, so that an NFS server sets its own.
                 os.utime(descriptor)

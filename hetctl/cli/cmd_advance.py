@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import print_json
 
 
@@ -22,15 +22,14 @@ def command(run: str | None, after_job: int | None, chain_behind: int | None, as
     Job scripts call this at their end, so that a run needs no login session; those of a run that was
     submitted with --chain call it at their start, too.
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.lifecycle import advance, chain
 
     if chain_behind is not None:
         if run is None:
             raise click.UsageError("--chain-behind needs RUN")
-        outcome = chain(Project.here(), run, chain_behind)
+        outcome = chain(this_project(), run, chain_behind)
     else:
-        outcome = advance(Project.here(), run, after_job=after_job)
+        outcome = advance(this_project(), run, after_job=after_job)
     if as_json:
         print_json(outcome)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import print_json
 
 
@@ -17,10 +17,9 @@ def command(run: str | None, as_json: bool) -> None:
     \b
     Example: hetctl cancel digits-001
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.lifecycle import cancel
 
-    outcome = cancel(Project.here(), run)
+    outcome = cancel(this_project(), run)
     if as_json:
         print_json(outcome)
     else:

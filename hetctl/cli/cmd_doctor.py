@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import leave, print_json, print_table
 from hetctl.model.frameworks import FRAMEWORKS
 
@@ -40,10 +40,9 @@ def command(
     if framework and not job:
         raise click.UsageError("--framework requires --job")
     from hetctl.app.doctor.doctor import examine
-    from hetctl.app.project import Project
     from hetctl.report.site_tables import findings_table
 
-    examination = examine(Project.here(), site, account, queue, job=job, framework=framework)
+    examination = examine(this_project(), site, account, queue, job=job, framework=framework)
     if as_json:
         print_json(examination, examination.failure)
     else:

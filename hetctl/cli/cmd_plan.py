@@ -9,10 +9,12 @@ import click
 from hetctl.cli.options import (
     ensemble_option,
     json_option,
+    mode_option,
     plan_request,
     planner_options,
     sharing_option,
     site_options,
+    this_project,
     warn,
 )
 from hetctl.cli.output import print_json, print_table
@@ -23,13 +25,7 @@ from hetctl.cli.output import print_json, print_table
 @site_options
 @planner_options
 @sharing_option
-@click.option(
-    "--mode",
-    type=click.Choice(["data-parallel", "auto"]),
-    default="data-parallel",
-    show_default=True,
-    help="Mode of training; auto: for each member the one that suits it: pipeline, hopper or data-parallel.",
-)
+@mode_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:
@@ -39,10 +35,9 @@ def command(as_json: bool, **wishes: Any) -> None:
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save
-    from hetctl.app.project import Project
     from hetctl.report.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
 
-    project = Project.here()
+    project = this_project()
     request, sized = plan_request(project, **wishes)
     plan = plan_and_save(project, request)
     warn(project, request)

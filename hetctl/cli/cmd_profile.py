@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, given_options, json_option, resolve, site_options
+from hetctl.cli.options import (
+    ensemble_option,
+    given_options,
+    json_option,
+    resolve,
+    site_options,
+    this_project,
+)
 from hetctl.cli.output import leave, print_json, print_table
 from hetctl.model.errors import MembersFailedError
 
@@ -59,10 +66,9 @@ def command(
         _refuse_lost_options(context)
         return
     from hetctl.app.profile.profiling import ArraySpec, profile
-    from hetctl.app.project import Project
     from hetctl.cli.profile_display import ProfileDisplay
 
-    project = Project.here()
+    project = this_project()
     ensemble, site, size = resolve(project, **wishes)
     with ProfileDisplay(quiet=as_json) as display:
         spread = ArraySpec(jobs, max_concurrent)
@@ -86,9 +92,8 @@ def show(as_json: bool, **wishes: Any) -> None:
     Example: hetctl profile show
     """
     from hetctl.app.profile.outcome import known_profile
-    from hetctl.app.project import Project
 
-    project = Project.here()
+    project = this_project()
     ensemble, site, _ = resolve(project, **wishes)
     outcome = known_profile(project, ensemble, site)
     if as_json:
@@ -117,9 +122,8 @@ def import_table(
     With --name neither ensemble nor site is needed, and the column samples is each member's work.
     """
     from hetctl.app.profile.rate_tables import import_rates
-    from hetctl.app.project import Project
 
-    project = Project.here()
+    project = this_project()
     if name is not None:
         _refuse(context, set(wishes), "does not go with --name, which makes an ensemble without a site")
         _import_ensemble(project, name, table, as_json=as_json)
@@ -156,9 +160,8 @@ def export_table(output: Any, **wishes: Any) -> None:
     Example: hetctl profile export -o rates.csv
     """
     from hetctl.app.profile.rate_tables import export_rates
-    from hetctl.app.project import Project
 
-    project = Project.here()
+    project = this_project()
     ensemble, site, _ = resolve(project, **wishes)
     export_rates(project, ensemble, site, output)
 

@@ -14,6 +14,7 @@ from hetctl.cli.options import (
     planner_options,
     sharing_option,
     site_options,
+    this_project,
 )
 from hetctl.cli.output import print_json
 
@@ -35,10 +36,9 @@ def command(run: str, as_json: bool, **wishes: Any) -> None:
 
     Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.spec import render
 
-    project = Project.here()
+    project = this_project()
     submission = render(project, run, plan_request(project, **wishes)[0])
     if as_json:
         print_json(submission_fields(submission))

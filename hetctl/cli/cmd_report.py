@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import print_json, write_text
 
 
@@ -27,13 +27,12 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     \b
     Example: hetctl report -o report.html
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.status import compared_status
     from hetctl.model.serialization import encode
     from hetctl.report.run_page import render_page
     from hetctl.report.summary import describe_comparison
 
-    project = Project.here()
+    project = this_project()
     status = compared_status(project, run)
     write_text(output, render_page(status))
     if as_json:

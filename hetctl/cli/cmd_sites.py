@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import print_json, print_table
 
 
@@ -43,10 +43,9 @@ def show(name: str, as_json: bool) -> None:
     \b
     Example: hetctl sites show summit
     """
-    from hetctl.app.project import Project
     from hetctl.report.site_tables import keys_table
 
-    site, keys = Project.here().traced_site(name)
+    site, keys = this_project().traced_site(name)
     if as_json:
         print_json({"site": site, "keys": keys})
     else:
@@ -66,10 +65,9 @@ def check(site: str, as_json: bool) -> None:
     queried; `hetctl doctor` does that.
     """
     from hetctl.app.doctor.sample_jobs import check_site
-    from hetctl.app.project import Project
     from hetctl.report.site_tables import check_table
 
-    checked = check_site(Project.here(), site)
+    checked = check_site(this_project(), site)
     if as_json:
         print_json(checked)
     else:
@@ -77,10 +75,9 @@ def check(site: str, as_json: bool) -> None:
 
 
 def _print_list(*, as_json: bool) -> None:
-    from hetctl.app.project import Project
     from hetctl.report.site_tables import sites_table
 
-    project = Project.here()
+    project = this_project()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]
     if as_json:
         print_json({"sites": [{"file": path, "site": site} for site, path in sites]})

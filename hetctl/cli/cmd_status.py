@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option
+from hetctl.cli.options import json_option, this_project
 
 
 @click.command("status")
@@ -17,11 +17,10 @@ def command(run: str | None, watch: bool, as_json: bool) -> None:
     \b
     Example: hetctl status --watch
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.status import run_status
     from hetctl.cli.watch import follow, most_shown, show
 
-    project = Project.here()
+    project = this_project()
     status = run_status(project, run, most_shown(as_json=as_json))
     if watch:
         follow(project, status.run, as_json=as_json, advancing=False)

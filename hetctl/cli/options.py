@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from hetctl.model.balance_settings import BALANCE_MODES
 from hetctl.model.errors import BadInputError
+from hetctl.model.site import MEMBERS, NODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice
@@ -87,6 +89,13 @@ class OutputFile(click.Path):
         if not path.parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
         return path
+
+
+def this_project() -> Project:
+    """Return the project of the working directory, with the waits that `main` was given."""
+    from hetctl.app.project import Project
+
+    return Project.here(click.get_current_context().obj)
 
 
 def said_options(context: click.Context) -> set[str]:
@@ -219,7 +228,12 @@ def planner_options(command: F) -> F:
             is_flag=True,
             # None means not given, which for an unfinished run differs from false.
             default=None,
-            help="Let a member train on several types of GPU at once, at the rate of the slowest.",
+            help="Let a member train on several types of GPU at once.",
+        ),
+        click.option(
+            "--balance",
+            type=click.Choice(BALANCE_MODES),
+            help="Batch sizes that follow the speeds of a member's GPUs.  [default: the ensemble's]",
         ),
         click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
     ]
@@ -234,6 +248,18 @@ def sharing_option(command: F) -> F:
         default="cached",
         show_default=True,
         help="Sharing of prepared samples among the members on a node.",
+    )(command)
+
+
+def mode_option(command: F) -> F:
+    """Add ``--mode``."""
+    return click.option(
+        "--mode",
+        type=click.Choice(["data-parallel", "auto"]),
+        default="data-parallel",
+        show_default=True,
+        help="Mode of training; auto: for each member the one that suits it: pipeline, hopper or"
+        " data-parallel.",
     )(command)
 
 
@@ -260,6 +286,7 @@ def plan_request(
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
+    given.setdefault("balance", members.balance.mode)
     sized = sizing(project, members, machine, JobSizeRequest(gpus, time, queue), budget or Budget())
     request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing, mode)
     return request, sized
@@ -298,7 +325,8 @@ def _who_and_where(
     Raises
     ------
     BadInputError
-        If the ensemble is a rate table, which cannot be measured, planned or run at a site.
+        If the ensemble is a rate table, which cannot be measured, planned or run at a site, or its data are
+        to be copied to nodes with several agents each.
     """
     from dataclasses import replace
 
@@ -311,6 +339,12 @@ def _who_and_where(
         raise BadInputError(
             f"ensemble {members.name} is an imported rate table: it has no networks to train",
             f"`hetctl simulate {members.name} --gpus N` simulates it; --ensemble names another",
+        )
+    if members.partitions and members.partitions.source and machine.launch == MEMBERS:
+        raise BadInputError(
+            f"`partitions: source` of ensemble {members.name} does not go with --launch {MEMBERS}:"
+            " the agents of several steps would copy the same parts",
+            f"use --launch {NODES}, or place the parts on the nodes yourself and leave out source",
         )
     return members, machine
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hetctl.app.run.changes import Change
     from hetctl.model.run_status import RunStatus
 
-POLL_S = 1.0
 ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 """States that only a job's script, or another command, ends."""
 
@@ -91,7 +90,7 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
     status = watch.look(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
-            time.sleep(POLL_S)
+            time.sleep(project.waits.run_poll_s)
             if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
             status = watch.look(_room(quiet))

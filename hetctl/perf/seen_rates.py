@@ -19,7 +19,9 @@ Rates = Mapping[int, float]
 
 
 def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
-    """Return the rates of epochs by type of GPU ("" at a site with one type) and number of GPUs.
+    """Return the rates of epochs by type and number of GPUs.
+
+    The type is "" at a site with one type, and of a group on several types.
 
     Parameters
     ----------
@@ -66,7 +68,9 @@ def known_rates(
         gpu_type: corrected(rates, seen.get(gpu_type, {}))
         for gpu_type, rates in profile.rates_by_type.items()
     }
-    own = {**seen.get("", {}), **seen.get(profile.gpu_type or "", {})}
+    # With rates by type, those without a type were seen on several types at once: they are those of none.
+    untyped = {} if profile.rates_by_type else seen.get("", {})
+    own = {**untyped, **seen.get(profile.gpu_type or "", {})}
     return replace(profile, rates=corrected(profile.rates, own), rates_by_type=by_type)
 
 

@@ -176,9 +176,10 @@ def test_a_full_disk_stores_nothing(path: Path) -> None:
         assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
 
 
-def test_a_busy_catalog_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+def test_a_busy_catalog_is_locked(path: Path) -> None:
     with Catalog.open(path) as catalog:
+        with catalog._reader.connect() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 50")  # in milliseconds
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LockedError, match="in use by another process"):

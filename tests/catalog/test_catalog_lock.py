@@ -233,9 +233,8 @@ def test_a_lock_of_a_silent_host_is_taken_over_with_a_warning(
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_held_lock_is_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
-    with ProjectLock(path, "hetctl plan"):
+def test_a_held_lock_is_touched(path: Path) -> None:
+    with ProjectLock(path, "hetctl plan", heartbeat_s=0.01):
         os.utime(path, (0, 0))
         end = time.monotonic() + 10
         while path.stat().st_mtime == 0:

@@ -65,6 +65,13 @@ def test_each_type_of_gpu_has_its_own_seen_rates():
     assert (known.rates, known.rates_by_type) == ({1: 90.0}, {"a": {1: 90.0}, "b": {1: 40.0}})
 
 
+def test_rates_on_several_types_at_once_are_those_of_none():
+    by_type = {"a": {1: 100.0, 2: 200.0}, "b": {1: 50.0, 2: 100.0}}
+    profile = MemberProfile("m", by_type["b"], gpu_type="b", rates_by_type=by_type)
+    known = known_rates(profile, [epoch(2, 150.0), epoch(4, 300.0)], 32)
+    assert (known.rates, known.rates_by_type) == (by_type["b"], by_type)
+
+
 @pytest.mark.parametrize(("planned", "noteworthy"), [(100, False), (119, False), (121, True), (79, True)])
 def test_more_than_a_fifth_is_noteworthy(planned, noteworthy):
     assert is_noteworthy(planned, 100.0) is noteworthy

@@ -12,7 +12,7 @@ from kills import at_once, killed, lines_of, spread
 from slurm_cluster import SlurmCluster
 from workbench import new_project
 
-from hetctl.app.run import submission
+from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 
 pytestmark = pytest.mark.slurm
@@ -34,10 +34,11 @@ directives: [--hold]
 
 
 @pytest.fixture
-def project(slurm_cluster: SlurmCluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "SETTLE_S", 0.2)
+def project(slurm_cluster: SlurmCluster, tmp_path):
     made = new_project(
-        tmp_path / "project", environment={**slurm_cluster.environment(), "HETCTL_SITE": "lab"}
+        tmp_path / "project",
+        environment={**slurm_cluster.environment(), "HETCTL_SITE": "lab"},
+        waits=Waits(settle_s=0.2),
     )
     (made.path / "site-configs").mkdir()
     (made.path / "site-configs" / "lab.yaml").write_text(SITE)

@@ -19,13 +19,12 @@ from hetctl.app.profile.jobs import (
     submit,
     under_way,
 )
+from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
 from hetctl.model.errors import InterruptedCommandError
 from hetctl.storage.profile_request import ProfileTarget
 
-LOOK_S = 0.5
-"""Seconds between two reads of a job's files."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Least and largest seconds between two queries of the batch system; each pause is twice the last one."""
 
@@ -56,6 +55,7 @@ class Attending:
     interruptions: Interruptions
     observer: ProfileMonitor
     profiles: Path
+    waits: Waits
 
     def submit(self, request: MeasureRequest) -> JobGroup:
         """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
@@ -69,14 +69,16 @@ class Attending:
     def under_way(self, ensemble: str, site: str) -> list[JobGroup]:
         """Return the groups of earlier commands that have unfinished jobs."""
         with self.interruptions.heeded():
-            return groups_under_way(self.batch, self.catalog, self.profiles, ensemble, site)
+            return groups_under_way(
+                self.batch, self.catalog, self.profiles, ensemble, site, self.waits.settle_s
+            )
 
     def attend(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
         """Wait for jobs until they end or a signal arrives; store what is measured by then."""
         jobs = [job for group in groups for job in group.jobs]
         try:
             with self.interruptions.heeded():
-                follow(self.batch, jobs, points, self.observer.progressed)
+                follow(self.batch, jobs, points, self.observer.progressed, self.waits.profile_poll_s)
         except Interruption as interruption:
             self._end(interruption, [job.id for job in jobs])
         finally:
@@ -113,6 +115,7 @@ def follow(
     jobs: Sequence[ProfileJob],
     points: Iterable[ProfileTarget],
     on_progress: Callable[[int, int], None],
+    poll_s: float,
 ) -> None:
     """Poll the jobs' files until all jobs are over; query the batch system at growing intervals.
 
@@ -120,6 +123,8 @@ def follow(
     ----------
     points : iterable of ProfileTarget
         Points whose progress is reported.
+    poll_s : float
+        Time in seconds between two reads of the files.
     """
     sources = {point.source for point in points}
     waiting = list(jobs)
@@ -129,7 +134,7 @@ def follow(
         on_progress(len(ended & sources), len(sources))
         if not waiting:
             return
-        time.sleep(LOOK_S)
+        time.sleep(poll_s)
 
 
 def moments_to_ask() -> Iterator[bool]:

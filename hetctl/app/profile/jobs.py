@@ -16,7 +16,6 @@ from pathlib import Path
 from hetctl.app.profile.folder import events_of, ingest, last_sign_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import (
-    SETTLE_S,
     START_PATIENCE_S,
     BatchSystem,
     FunctionCall,
@@ -216,11 +215,17 @@ def ingest_all(catalog: Catalog, profiles: Path) -> None:
 
 
 def groups_under_way(
-    batch: BatchSystem, catalog: Catalog, profiles: Path, ensemble: str, site: str
+    batch: BatchSystem, catalog: Catalog, profiles: Path, ensemble: str, site: str, settle_s: float
 ) -> list[JobGroup]:
-    """Return the groups of an ensemble at a site with unfinished jobs; close the others."""
+    """Return the groups of an ensemble at a site with unfinished jobs; close the others.
+
+    Parameters
+    ----------
+    settle_s : float
+        Time in seconds in which jobs of an interrupted submission may still appear.
+    """
     groups = [g for g in open_groups(profiles) if (g.record.ensemble, g.record.site) == (ensemble, site)]
-    groups = [found for found in (_with_ids(batch, group) for group in groups) if found]
+    groups = [found for found in (_with_ids(batch, group, settle_s) for group in groups) if found]
     # One query of the batch system for the jobs of all groups.
     alive = {job.folder for job in under_way(batch, [job for group in groups for job in group.jobs])}
     for group in groups:
@@ -229,7 +234,7 @@ def groups_under_way(
     return [group for group in groups if not alive.isdisjoint(group.folders)]
 
 
-def _with_ids(batch: BatchSystem, group: JobGroup) -> JobGroup | None:
+def _with_ids(batch: BatchSystem, group: JobGroup, settle_s: float) -> JobGroup | None:
     """Return a group with its ids if its submission was interrupted; None if it has no job at all.
 
     Files that the crash prevented are written; the measurements file of a job that does not exist is removed.
@@ -239,7 +244,7 @@ def _with_ids(batch: BatchSystem, group: JobGroup) -> JobGroup | None:
     ids = batch.find_call(group.record.name, len(group.folders))
     # A request of the killed process may still be on its way to the batch system.
     if "" in ids:
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
         ids = batch.find_call(group.record.name, len(group.folders))
     if not any(ids):
         group.withdraw()

@@ -68,6 +68,7 @@ def profile(
             interruptions,
             observer or ProfileMonitor(),
             project.home.profiles,
+            project.waits,
         )
         session = _Session(attending, ensemble, site, size, spread, force)
         try:
@@ -110,11 +111,12 @@ class _Session:
         self._earlier: list[JobGroup] | None = None
 
     def missing(self, most_gpus: int) -> list[ProfileTarget]:
-        """Return the points up to a number of GPUs that are neither known nor failed."""
+        """Return the points up to a number of GPUs, of one type, that are neither known nor failed."""
+        most_gpus = min(most_gpus, self._size.gpus, self._site.gpus_of_one_type)
         return self._untried(
             ProfileTarget(member.name, gpus)
             for member in self._ensemble.members
-            for gpus in range(1, min(most_gpus, self._size.gpus, member.max_gpus or most_gpus) + 1)
+            for gpus in range(1, min(most_gpus, member.max_gpus or most_gpus) + 1)
         )
 
     def most_gpus(self) -> int:

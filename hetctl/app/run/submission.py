@@ -21,7 +21,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.next_state import excluded_nodes
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import SETTLE_S, BatchSystem, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
@@ -189,12 +189,18 @@ def submit_last(
     return submitted
 
 
-def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job) -> Job | None:
-    """Find a job whose submission was interrupted; return None if the batch system does not have it."""
+def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, settle_s: float) -> Job | None:
+    """Find a job whose submission was interrupted; return None if the batch system does not have it.
+
+    Parameters
+    ----------
+    settle_s : float
+        Time after the submission, in seconds, until which the job may still appear.
+    """
     batch_id = _find(batch, folder, job)
     if not batch_id:
         # A request of the killed process may still be on its way; a job of long ago is not waited for.
-        time.sleep(max(0.0, min(SETTLE_S, job.submitted_at + SETTLE_S - time.time())))
+        time.sleep(max(0.0, min(settle_s, job.submitted_at + settle_s - time.time())))
         batch_id = _find(batch, folder, job)
     if not batch_id:
         return None

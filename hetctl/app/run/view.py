@@ -1,4 +1,4 @@
-"""Rounds, steps and members of a run for display, updated with its events."""
+"""Rounds, steps, members and rates of a run for display, updated with its events."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from itertools import chain
 
 from hetctl.app.log_tail import tail_of
-from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
+from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Plan
+from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, StepSpan
+from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
+from hetctl.perf.rate_extrapolation import rate_on
+from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.run_state import RunState
@@ -170,6 +174,53 @@ def step_spans(
             end_s=None if ended_at is None else ended_at - start,
             exit_code=step.exit_code,
         )
+
+
+def rates_of(
+    member: Member, profile: MemberProfile | None, progress: Progress, site: Site
+) -> tuple[MemberRate, ...]:
+    """Return the rates on one GPU and on all numbers of GPUs that the member has trained on."""
+    seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
+    better = known_rates(profile) if profile and profile.seen_rates else profile
+    found = []
+    for gpu_type in sorted(seen):
+        for count in sorted({1, *seen[gpu_type]}):
+            profiled = _rate(profile, gpu_type, count, site)
+            planned = profiled if better is profile else _rate(better, gpu_type, count, site)
+            found.append(MemberRate(count, gpu_type or None, profiled, planned, seen[gpu_type].get(count)))
+    return tuple(found)
+
+
+def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
+    """Return texts on a member's planned rates that were wrong by more than `NOTEWORTHY`."""
+    return [
+        f"{member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
+        for rate in rates
+        if rate.planned and rate.seen and is_noteworthy(rate.planned, rate.seen)
+    ]
+
+
+def rate_warnings(wrong: Iterable[str]) -> tuple[str, ...]:
+    """Return a warning about the plan's wrong rates and its effect; empty if there are none.
+
+    Parameters
+    ----------
+    wrong : iterable of str
+        Texts from `wrong_rates`, of all members.
+    """
+    if not (off := "; ".join(wrong)):
+        return ()
+    return (
+        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {off}. Planners go by"
+        " what is seen, in this run and in later ones; `hetctl profile --force` measures anew",
+    )
+
+
+def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) -> float | None:
+    """Return a profile's rate on GPUs of one type, measured or predicted; None if they were of several."""
+    if profile is None or (profile.rates_by_type and not gpu_type and count > 1):
+        return None
+    return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
 
 
 def _round_span(index: int, told: Mapping[str, Event], start: float) -> RoundSpan:

@@ -11,8 +11,6 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobStatus
 from hetctl.model.site import Queue, Site
 
-SETTLE_S = 3.0
-"""Seconds in which a request of a killed process may still reach the batch system."""
 START_PATIENCE_S = 120
 """Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
 

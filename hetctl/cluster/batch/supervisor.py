@@ -24,8 +24,14 @@ CANCEL_GRACE_S = 20.0
 POLL_S = 0.1
 
 
-def main() -> int:
-    """Run a script as the job of this name, unless another supervisor has claimed it; record its result."""
+def main(cancel_grace_s: float = CANCEL_GRACE_S) -> int:
+    """Run a script as the job of this name, unless another supervisor has claimed it; record its result.
+
+    Parameters
+    ----------
+    cancel_grace_s : float
+        Time in seconds from the SIGTERM to a script to the SIGKILL.
+    """
     parser = argparse.ArgumentParser(prog="python -m hetctl.cluster.batch.supervisor", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("job")
@@ -36,7 +42,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("gpu", "slot"), required=True)
     parser.add_argument("--after", metavar="JOB", help="wait until this job is over")
     arguments = parser.parse_args()
-    supervisor = _Supervisor(arguments.folder, arguments.job)
+    supervisor = _Supervisor(arguments.folder, arguments.job, cancel_grace_s)
     if supervisor.has_claimed():
         slots = Slots(lock_folder(), arguments.device, arguments.of)
         if arguments.after:
@@ -47,9 +53,10 @@ def main() -> int:
 
 
 class _Supervisor:
-    def __init__(self, folder: Path, job: str) -> None:
+    def __init__(self, folder: Path, job: str, cancel_grace_s: float) -> None:
         self._folder = folder
         self._job = job
+        self._cancel_grace_s = cancel_grace_s
         self._cancelled = False
         # Before the claim makes this process known: the job is cancelled by this signal.
         signal.signal(signal.SIGTERM, self._cancel)
@@ -99,7 +106,8 @@ class _Supervisor:
         while (code := job.poll()) is None:
             now = time.monotonic()
             if ended_by is None and (self._cancelled or now >= limit):
-                ended_by, limit = "cancelled" if self._cancelled else "timeout", now + CANCEL_GRACE_S
+                ended_by = "cancelled" if self._cancelled else "timeout"
+                limit = now + self._cancel_grace_s
                 job.send_signal(signal.SIGTERM)  # to the script alone, which stops its steps in order
             elif now >= limit:
                 os.killpg(job.pid, signal.SIGKILL)

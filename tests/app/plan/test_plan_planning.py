@@ -9,6 +9,18 @@ from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
 
 SIZE = ("--site", "slurm", "--gpus", "2", "--time", "1h")
+TYPES = """\
+extends: slurm
+nodes: 2
+gpus_per_node: 2
+gpu_type: null
+node_types:
+  - {gpu_type: V100, nodes: 1, hosts: ["a*"]}
+  - {gpu_type: P100, nodes: 1, hosts: ["b*"]}
+queues: [{name: gpu, max_nodes: 2, max_wall: 24h}]
+queue: gpu
+"""
+ON_TYPES = ("--site", "types", "--gpus", "4", "--time", "2h", "--planner", "fixed-4", "--json")
 
 
 @pytest.fixture
@@ -73,3 +85,39 @@ def test_a_new_plan_is_made_if_the_ensemble_has_changed(project, made):
     ensemble.write_text(ensemble.read_text().replace("config: {}", "config: {}, seed: 7", 1))
     assert project.here("submit", *SIZE, "--dry-run").code == 0
     assert len(made) == 2
+
+
+@pytest.fixture
+def on_types(tmp_path):
+    """A project at a site with a node of each of two types; `b` was measured on one of them only."""
+    project = new_project(tmp_path / "project")
+    (project.path / "site-configs").mkdir()
+    (project.path / "site-configs" / "types.yaml").write_text(TYPES)
+    known = (
+        ("a", "V100", 300),
+        ("a", "P100", 100),
+        ("b", "V100", 300),
+        ("c", "V100", 200),
+        ("c", "P100", 100),
+    )
+    rows = [f"{name},{gpus},{rate * gpus},{kind},400\n" for name, kind, rate in known for gpus in (1, 2, 4)]
+    (project.path / "typed.csv").write_text("member,gpus,rate,gpu_type,samples\n" + "".join(rows))
+    assert project.here("profile", "import", "typed.csv", "--site", "types").code == 0
+    return project
+
+
+def gains(project, *arguments):
+    done = project.here("plan", *ON_TYPES, *arguments)
+    assert done.code == 0, done.stderr
+    return done.json["balance_gains"]
+
+
+@pytest.mark.parametrize("how", [("--mix-types",), ("--mix-types", "--balance", "on")])
+def test_the_gain_of_balanced_batches_is_that_over_equal_ones(on_types, how):
+    # Two GPUs at 300 and two at 100 samples/s, over four at 100.
+    assert gains(on_types, *how) == {"a": pytest.approx(2.0), "c": pytest.approx(1.5)}
+
+
+@pytest.mark.parametrize("how", [(), ("--mix-types", "--balance", "off")])
+def test_without_balanced_batches_over_types_there_is_no_gain(on_types, how):
+    assert gains(on_types, *how) == {}

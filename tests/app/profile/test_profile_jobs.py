@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from kills import killed, lines_of, spread
@@ -21,6 +22,7 @@ from hetctl.app.profile.jobs import (
     submit,
     unread_folders,
 )
+from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.cluster.batch.submitit_jobs import has_result
@@ -69,8 +71,7 @@ def ensemble(tmp_path) -> Ensemble:
 
 
 @pytest.fixture
-def profiles(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile_jobs, "SETTLE_S", 0.0)
+def profiles(tmp_path):
     return tmp_path / "profiles"
 
 
@@ -93,7 +94,7 @@ def cut_short(profiles, ensemble):
 
 
 def look(batch, catalog, profiles):
-    return groups_under_way(batch, catalog, profiles, "pair", "lab")
+    return groups_under_way(batch, catalog, profiles, "pair", "lab", settle_s=0.0)
 
 
 def test_ids_are_kept_and_the_batch_system_is_asked_once(profiles, ensemble, catalog):
@@ -110,7 +111,7 @@ def test_ids_are_kept_and_the_batch_system_is_asked_once(profiles, ensemble, cat
 def test_jobs_of_another_site_are_not_asked_about(profiles, ensemble, catalog):
     submit(Batch(), profiles, request(ensemble))
     batch = Batch()
-    assert groups_under_way(batch, catalog, profiles, "pair", "elsewhere") == []
+    assert groups_under_way(batch, catalog, profiles, "pair", "elsewhere", settle_s=0.0) == []
     assert batch.asked == [[]]
     assert len(open_groups(profiles)) == 1
 
@@ -187,8 +188,7 @@ def test_a_group_that_has_returned_is_closed_without_a_question(profiles, ensemb
 
 def test_killed_at_any_step_of_its_submission(tmp_path, monkeypatch):
     """No point is measured twice, none is lost: the next command finds the jobs, or submits them."""
-    monkeypatch.setattr(profile_jobs, "SETTLE_S", 0.5)
-    project = profiling_project(tmp_path)
+    project = replace(profiling_project(tmp_path), waits=Waits(settle_s=0.5))
     monkeypatch.setattr(sys, "executable", str(project.python))
     members(project, a=(1, "{}"), b=(1, "{measure_s: 0.5}"))
     lines = lines_of(project, "profile", "--jobs", "2")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hetctl.app.profile import follow as profile_following
 from hetctl.app.profile.profiling import split
+from hetctl.app.project import USUAL_WAITS
 from hetctl.storage.profile_request import ProfileTarget
 
 POINTS = st.lists(
@@ -36,7 +37,7 @@ def test_the_batch_system_is_asked_ever_less_often(monkeypatch):
     for ask in profile_following.moments_to_ask():
         if ask:
             asked.append(now[0])
-        now[0] += profile_following.LOOK_S
+        now[0] += USUAL_WAITS.profile_poll_s
         if now[0] > 600:
             break
     pauses = [after - before for before, after in zip([0.0, *asked], asked, strict=False)]

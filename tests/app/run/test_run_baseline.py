@@ -1,4 +1,4 @@
-"""What a run is held against: rates as seen, and what the baseline would have taken."""
+"""Times of a finished run with other planners, at the rates seen in training."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 
 from hetctl.app.plan.planning import ROUND_OVERHEAD_S
 from hetctl.app.run.baseline import comparison_of
-from hetctl.app.run.rates import rate_warnings, rates_of, wrong_rates
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import Event
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import MemberRate
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult, Progress
 
@@ -71,20 +69,3 @@ def test_what_epochs_took_besides_counts() -> None:
 @pytest.mark.parametrize("left", [{"converged": None}, {"converged": None, "failed": "killed"}])
 def test_run_that_is_not_finished_is_compared_with_nothing(left: dict[str, str | None]) -> None:
     assert comparison_of(SPEC, {**FINISHED, "a": replace(FINISHED["a"], **left)}, []) is None
-
-
-def test_rates_are_profiled_planned_and_of_the_last_epochs() -> None:
-    profile = replace(PROFILES[0], seen_rates={"": {1: 90.0}})
-    progress = Progress("a", (*epochs(2, 70.0), *epochs(2, 130.0, gpus=2)))
-    assert rates_of(MEMBERS[0], profile, progress, SITE) == (
-        MemberRate(1, None, 100.0, 90.0, 70.0),
-        MemberRate(2, None, 150.0, pytest.approx(135.0), 130.0),
-    )
-    assert rates_of(MEMBERS[0], None, Progress("a"), SITE) == (MemberRate(1, None, None, None, None),)
-
-
-def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so() -> None:
-    near = [MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None)]
-    assert rate_warnings(wrong_rates("near", near)) == ()
-    (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
-    assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning

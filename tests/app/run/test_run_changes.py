@@ -111,6 +111,7 @@ EDITS = "undo the edits, or start another run with `hetctl submit --new`"
             OPTIONS,
         ),
         (replace(SPEC, options={"mix_types": True}), "and --mix-types was given", OPTIONS),
+        (replace(SPEC, mode="auto"), "run e-001 has mode data-parallel, and --mode auto was given", OPTIONS),
         (replace(SPEC, sharing="cached"), "run e-001 has sharing none, and --sharing cached was", OPTIONS),
         (
             replace(SPEC, site=replace(SITE, name="local", device="slot")),

@@ -8,7 +8,7 @@ import sys
 import pytest
 from workbench import RATES, new_project, python_without_training
 
-from hetctl.app.run import submission
+from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
 from hetctl.model.job import JobState
@@ -53,9 +53,8 @@ def slurm(tmp_path):
 @pytest.fixture
 def project(tmp_path, slurm, monkeypatch):
     """A project with an unfinished run, whose only job has been cancelled before it began."""
-    monkeypatch.setattr(submission, "SETTLE_S", 0.1)
     monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
-    made = new_project(tmp_path / "project", environment={"HETCTL_SITE": "lab"})
+    made = new_project(tmp_path / "project", environment={"HETCTL_SITE": "lab"}, waits=Waits(settle_s=0.1))
     (made.path / "site-configs").mkdir()
     (made.path / "site-configs" / "lab.yaml").write_text(SITE)
     assert made.here("profile", "import", "rates.csv").code == 0
@@ -209,6 +208,7 @@ def test_limits_of_epochs_may_be_raised(project):
         (["--planner", "optimus"], "run trio-001 has planner fluid, and --planner optimus was given"),
         (["--planner", "auto"], "run trio-001 has planner fluid, and --planner auto was given"),
         (["--objective", "mean-jct"], "run trio-001 has objective makespan, and --objective mean-jct was"),
+        (["--mode", "auto"], "run trio-001 has mode data-parallel, and --mode auto was given"),
         (["--sharing", "none"], "run trio-001 has sharing cached, and --sharing none was given"),
         (["--site", "local"], "run trio-001 has site lab, and --site local was given"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from kills import killed, lines_of, spread
 from workbench import alive, new_project, python_without_training, wait_for
 
-from hetctl.app.run import submission
+from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 
 KILLS = 12
@@ -30,10 +30,15 @@ members:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr(submission, "SETTLE_S", 0.2)
     python = python_without_training(tmp_path)
     monkeypatch.setattr(sys, "executable", str(python))
-    made = new_project(tmp_path / "project", LONG, python=python, environment={"HETCTL_SITE": "local"})
+    made = new_project(
+        tmp_path / "project",
+        LONG,
+        python=python,
+        environment={"HETCTL_SITE": "local"},
+        waits=Waits(settle_s=0.2),
+    )
     assert made.here("profile", "import", "rates.csv").code == 0
     yield made
     end_jobs(made)

@@ -9,12 +9,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-import workbench
 from profiles import measurings
 from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
 
-from hetctl.app.profile import follow as profile_following
-from hetctl.cli import watch as following
+from hetctl.app.project import Waits
 from hetctl.storage.profile_request import read_jobs, write_jobs
 
 HOSTS = {"a1": (2, 2), "a2": (2, 2)}
@@ -65,9 +63,8 @@ def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, sub
     cluster = start_lsf(hosts=HOSTS, launch_host=launch_host, parse_scripts=submit_by == "file")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
-    monkeypatch.setattr(following, "POLL_S", 0.1)
-    monkeypatch.setattr(profile_following, "LOOK_S", 0.1)
-    project = new_project(tmp_path / "project", ENSEMBLE, environment=environment)
+    quick = Waits(run_poll_s=0.1, profile_poll_s=0.1)
+    project = new_project(tmp_path / "project", ENSEMBLE, environment=environment, waits=quick)
     describe_site(project, launcher, submit_by, launch)
 
     profile = project.here("profile", "--json")
@@ -108,11 +105,11 @@ def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_p
 
 
 @pytest.mark.training
-def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path, monkeypatch):
+def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
     """All nine networks, for two epochs each, one of them on two slots."""
-    monkeypatch.setattr(workbench, "TIMEOUT_S", 600)
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
-    project = new_project(tmp_path, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
+    environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
+    project = new_project(tmp_path, environment=environment, timeout_s=600)
     assert project.hetctl("init", "digits", "--example", "digits").code == 0
     project.path = project.path / "digits"
     ensemble = project.path / "ensemble.yaml"

@@ -20,7 +20,7 @@ functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
 stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {EPOCHS}}}
 members:
 """ + "".join(
-    f"  - {{name: {name}, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.25, leave_s: 0}}}}\n"
+    f"  - {{name: {name}, max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.5, leave_s: 0}}}}\n"
     for name in "abc"
 )
 SITE = """\

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from workbench import ENSEMBLE, new_project
 
-from hetctl.app.project import Project
-from hetctl.app.run import submission
+from hetctl.app.project import Project, Waits
 from hetctl.app.run.collect import START_PATIENCE_S, current_jobs, ended_by_files
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import SubmissionInDoubtError
@@ -129,7 +128,8 @@ class Story:
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    project = new_project(tmp_path_factory.mktemp("states") / "project", ENSEMBLE)
+    path = tmp_path_factory.mktemp("states") / "project"
+    project = new_project(path, ENSEMBLE, waits=Waits(settle_s=0.0))
     project.environment["HETCTL_SITE"] = "local"
     assert project.here("profile", "import", "rates.csv").code == 0
     return project
@@ -140,7 +140,6 @@ def story(profiled, tmp_path, monkeypatch):
     copy = replace(profiled, path=Path(shutil.copytree(profiled.path, tmp_path / "project")))
     batch = ScriptedBatch()
     monkeypatch.setattr(Project, "batch_system", lambda *_: batch)
-    monkeypatch.setattr(submission, "SETTLE_S", 0.0)
     return Story(copy, batch)
 
 
@@ -284,7 +283,6 @@ def test_stories_reach_every_transition(profiled, tmp_path, monkeypatch):
     runs, jobs = Reached(RUN_AFTER), Reached(JOB_REASONS)
     monkeypatch.setattr(run_states, "RUN_AFTER", runs)
     monkeypatch.setattr(run_states, "JOB_REASONS", jobs)
-    monkeypatch.setattr(submission, "SETTLE_S", 0.0)
     for stored in ("queued", "running"):
         for tell in STORIES:
             folder = shutil.copytree(profiled.path, tmp_path / stored / tell.__name__)

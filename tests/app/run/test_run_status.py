@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
 
+from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
-from hetctl.app.run import submission
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import step_spans
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
-from hetctl.cli import watch as following
+from hetctl.cli.watch import follow
 from hetctl.cluster.batch.local import LocalBatch
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
@@ -36,6 +36,7 @@ members:
 """
 RUN = "trio-001"
 MINUTES = 600
+QUICK = Waits(settle_s=0.1, run_poll_s=0.05)
 LOOKS = [["status"], ["status", "--json"], ["report", "-o", "/dev/null"], ["profile", "show"]]
 
 
@@ -44,8 +45,8 @@ def project(tmp_path, monkeypatch):
     """A project whose members only pretend to train."""
     python = python_without_training(tmp_path)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(submission, "SETTLE_S", 0.1)
-    made = new_project(tmp_path / "project", ENSEMBLE, python=python, environment={"HETCTL_SITE": "local"})
+    environment = {"HETCTL_SITE": "local"}
+    made = new_project(tmp_path / "project", ENSEMBLE, python=python, environment=environment, waits=QUICK)
     (made.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n")
     assert made.here("profile", "import", "rates.csv").code == 0
     return made
@@ -140,7 +141,6 @@ def test_what_is_in_doubt_is_found_out_by_commands_that_submit(project, command)
 
 def test_watching_a_run_in_doubt_changes_nothing(project, monkeypatch):
     cut_short(project)
-    monkeypatch.setattr(following, "POLL_S", 0.05)
     looks = []
     stored = looking.RunWatch._stored
 
@@ -158,11 +158,10 @@ def test_watching_a_run_in_doubt_changes_nothing(project, monkeypatch):
 
 def test_waiting_for_a_run_finds_out_what_is_in_doubt(project, monkeypatch):
     cut_short(project)
-    monkeypatch.setattr(following, "POLL_S", 0.05)
     monkeypatch.chdir(project.path)
     waiting = threading.Thread(
-        target=following.follow,
-        args=(looking.Project.here(), RUN),
+        target=follow,
+        args=(Project.here(QUICK), RUN),
         kwargs={"as_json": True, "advancing": True},
     )
     waiting.start()

@@ -10,6 +10,7 @@ import pytest
 
 from hetctl.app.project import Project
 from hetctl.app.run.status import RunWatch
+from hetctl.app.run.view import rate_warnings, rates_of, wrong_rates
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import stamp_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
@@ -18,15 +19,16 @@ from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import foremost
+from hetctl.model.run_status import MemberRate, foremost
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import Home
 from hetctl.storage.run_file import write_spec
 
 RUN = "trio-001"
+SITE = Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot")
 NAMES = ("a", "b", "c")
 MEMBERS = tuple(Member(name, stop=StopRule("loss", max_epochs=9)) for name in NAMES)
 JOB = Job(0, "hetctl-trio", "17", JobState.RUNNING, 1, 3600, 0.0)
@@ -45,7 +47,7 @@ def project(tmp_path, monkeypatch):
     spec = RunSpec(
         run=RUN,
         ensemble=Ensemble("trio", "pytorch", Functions("m:i", "m:m"), MEMBERS, "/x"),
-        site=Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot"),
+        site=SITE,
         planner="fluid",
         gpus=4,
         queue="local",
@@ -195,3 +197,33 @@ def test_every_change_of_the_catalog_shows_in_its_stamp(project):
 
 def test_a_catalog_that_is_not_there_has_no_stamp(tmp_path):
     assert stamp_of(tmp_path / "catalog.db") is None
+
+
+def test_rates_are_profiled_planned_and_of_the_last_epochs():
+    profile = MemberProfile("a", {1: 100.0, 2: 150.0}, None, 1000, seen_rates={"": {1: 90.0}})
+    rates = ((1, 70.0), (1, 70.0), (2, 130.0), (2, 130.0))
+    epochs = (
+        EpochResult(n, {}, 1000 / rate, gpus, float(n), rate, 32) for n, (gpus, rate) in enumerate(rates, 1)
+    )
+    progress = Progress("a", tuple(epochs))
+    assert rates_of(MEMBERS[0], profile, progress, SITE) == (
+        MemberRate(1, None, 100.0, 90.0, 70.0),
+        MemberRate(2, None, 150.0, pytest.approx(135.0), 130.0),
+    )
+    assert rates_of(MEMBERS[0], None, Progress("a"), SITE) == (MemberRate(1, None, None, None, None),)
+
+
+def test_no_profile_has_the_rate_of_several_types_at_once():
+    by_type = {"P100": {1: 100.0, 2: 200.0}, "V100": {1: 300.0, 2: 600.0}}
+    profile = MemberProfile("a", by_type["P100"], None, 1000, gpu_type="P100", rates_by_type=by_type)
+    progress = Progress("a", (EpochResult(1, {}, 2.5, 2, 1.0, 400.0, 32),))
+    rates = rates_of(MEMBERS[0], profile, progress, SITE)
+    assert rates[-1] == MemberRate(2, None, None, None, 400.0)
+    assert rate_warnings(wrong_rates("a", rates)) == ()
+
+
+def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
+    near = [MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None)]
+    assert rate_warnings(wrong_rates("near", near)) == ()
+    (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
+    assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning

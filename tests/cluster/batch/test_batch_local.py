@@ -45,8 +45,7 @@ LocalBatch(Path(sys.argv[1])).submit(JobRequest(sys.argv[2], Path(sys.argv[3]), 
 IMPATIENT = """
 import sys
 from hetctl.cluster.batch import supervisor
-supervisor.CANCEL_GRACE_S = 0.5
-sys.exit(supervisor.main())
+sys.exit(supervisor.main(cancel_grace_s=0.5))
 """
 
 
