@@ -80,8 +80,8 @@ class HopperOutcome:
         Source of the order: a scheduler's name, or ``replay`` for a log.
     units : UnitTimes
         Unit times as seen by the hopper; its workers are groups if workers train together.
-    stays : tuple of Stay
-        Stays of configurations at workers, in the order of their starts.
+    records : tuple of VisitRecord
+        Visits of configurations at workers with their times, in the order of their starts.
     lower_bound_s : float
         Lower bound in seconds of the makespan without preemption and failures of workers.
     plan_seconds : float
@@ -92,9 +92,9 @@ class HopperOutcome:
 
     scheduler: str
     seed: int
-    way: str
+    mode: str
     units: UnitTimes
-    stays: tuple[VisitRecord, ...]
+    records: tuple[VisitRecord, ...]
     lower_bound_s: float
     plan_seconds: float
     prices: Mapping[str, float]
@@ -103,7 +103,7 @@ class HopperOutcome:
     @property
     def makespan_s(self) -> float:
         """Time when the last unit is done, in seconds."""
-        return max(stay.end_s for stay in self.stays if not stay.lost)
+        return max(record.end_s for record in self.records if not record.lost)
 
     @property
     def ratio(self) -> float:
@@ -113,19 +113,19 @@ class HopperOutcome:
     @property
     def lost_s(self) -> float:
         """Seconds of workers whose results were lost by failures."""
-        return math.fsum(stay.end_s - stay.start_s for stay in self.stays if stay.lost)
+        return math.fsum(record.end_s - record.start_s for record in self.records if record.lost)
 
     @property
     def busy(self) -> float:
         """Share of all workers' time until the makespan that was spent on completed units."""
-        done_s = math.fsum(stay.end_s - stay.start_s for stay in self.stays if not stay.lost)
+        done_s = math.fsum(record.end_s - record.start_s for record in self.records if not record.lost)
         whole_s = len(self.units.workers) * self.makespan_s
         return done_s / whole_s if whole_s else 1.0
 
     @property
     def steps(self) -> tuple[StepSpan, ...]:
-        """Stays as steps for a chart of workers."""
-        return tuple(_step(stay) for stay in self.stays)
+        """Visits as steps for a chart of workers."""
+        return tuple(_step(record) for record in self.records)
 
 
 def plan_hops(request: HopperRequest) -> HopperOutcome:
@@ -137,14 +137,14 @@ def plan_hops(request: HopperRequest) -> HopperOutcome:
         If the file is wrong, or its partitions have copies that the scheduler or mode does not support.
     """
     chosen = _choose(request)
-    schedule = chosen.way.schedule
-    visits = visits_of(schedule, chosen.way.units)
+    schedule = chosen.cheapest.schedule
+    visits = visits_of(schedule, chosen.cheapest.units)
     hops = sorted(schedule.hops, key=by_start)
-    stays = [VisitRecord(visit, hop.start_s, hop.end_s) for visit, hop in zip(visits, hops, strict=True)]
-    return chosen.outcome(request, stays)
+    records = [VisitRecord(visit, hop.start_s, hop.end_s) for visit, hop in zip(visits, hops, strict=True)]
+    return chosen.outcome(request, records)
 
 
-def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[OutageRequest] = ()) -> HopperOutcome:
+def run_hops(request: HopperRequest, epochs: int = 1, outages: Iterable[OutageRequest] = ()) -> HopperOutcome:
     """Simulate the hopper along a plan; with `randomized` the next hop is drawn each time, as in CEREBRO.
 
     The remaining hops are planned again when workers fail, return or join late.
@@ -157,17 +157,17 @@ def run_hops(request: HopperRequest, epochs: int = 1, away: Iterable[OutageReque
         If a partition is lost for good before all configurations have visited it.
     """
     chosen = _choose(request)
-    units = chosen.way.units
+    units = chosen.cheapest.units
     drawn = request.scheduler == RANDOMIZED
     course = simulate_hops(
         units,
-        plan=() if drawn else visits_of(chosen.way.schedule, units, epochs),
+        plan=() if drawn else visits_of(chosen.cheapest.schedule, units, epochs),
         seed=request.seed,
         epochs=epochs,
-        outages=_outages(away, chosen.groups),
+        outages=_outages(outages, chosen.groups),
         reschedule=None if drawn else request.search,
     )
-    return chosen.outcome(request, course.stays, epochs)
+    return chosen.outcome(request, course.records, epochs)
 
 
 def replay_hops(
@@ -176,7 +176,7 @@ def replay_hops(
     *,
     epochs: int | None = None,
     seed: int = 0,
-    away: Iterable[OutageRequest] = (),
+    outages: Iterable[OutageRequest] = (),
 ) -> HopperOutcome:
     """Simulate the hopper along the completed visits of a log, which take the unit times of the file.
 
@@ -201,14 +201,19 @@ def replay_hops(
     visits = read_visit_log(log, table)
     wanted = epochs or 1 + max(visit.epoch for visit in visits)
     plan = [Visit(i, one.config, one.epoch, one.partition, one.worker) for i, one in enumerate(visits)]
-    outages = _outages(away, {worker: worker for worker in units.workers})
-    course = simulate_hops(units, plan=plan, seed=seed, epochs=wanted, outages=outages)
+    course = simulate_hops(
+        units,
+        plan=plan,
+        seed=seed,
+        epochs=wanted,
+        outages=_outages(outages, {worker: worker for worker in units.workers}),
+    )
     return HopperOutcome(
         scheduler=REPLAY,
         seed=seed,
-        way=HOPPER,
+        mode=HOPPER,
         units=units,
-        stays=course.stays,
+        records=course.records,
         lower_bound_s=wanted * lower_bound(units),
         plan_seconds=0.0,
         prices={},
@@ -217,31 +222,31 @@ def replay_hops(
 
 
 def trace_of(outcome: HopperOutcome) -> str:
-    """Return one line of JSON for each stay of a configuration at a worker."""
-    return "".join(json.dumps(_traced(stay)) + "\n" for stay in outcome.stays)
+    """Return one line of JSON for each visit."""
+    return "".join(json.dumps(_traced(record)) + "\n" for record in outcome.records)
 
 
-def _traced(stay: VisitRecord) -> dict[str, Any]:
+def _traced(record: VisitRecord) -> dict[str, Any]:
     return {
-        "config": stay.visit.config,
-        "worker": stay.visit.worker,
-        "start": stay.start_s,
-        "end": stay.end_s,
-        "partition": stay.visit.partition,
-        "epoch": stay.visit.epoch,
-        "lost": stay.lost,
+        "config": record.visit.config,
+        "worker": record.visit.worker,
+        "start": record.start_s,
+        "end": record.end_s,
+        "partition": record.visit.partition,
+        "epoch": record.visit.epoch,
+        "lost": record.lost,
     }
 
 
-def _step(stay: VisitRecord) -> StepSpan:
+def _step(record: VisitRecord) -> StepSpan:
     return StepSpan(
-        member=stay.visit.config,
-        round=stay.visit.epoch,
-        node=stay.visit.worker,
+        member=record.visit.config,
+        round=record.visit.epoch,
+        node=record.visit.worker,
         gpus=(0,),
-        start_s=stay.start_s,
-        end_s=stay.end_s,
-        exit_code=UNDONE if stay.lost else 0,
+        start_s=record.start_s,
+        end_s=record.end_s,
+        exit_code=UNDONE if record.lost else 0,
     )
 
 
@@ -254,36 +259,38 @@ class _Chosen:
     plan_seconds: float
 
     @property
-    def way(self) -> ModeCost:
+    def cheapest(self) -> ModeCost:
         return self.priced[0]
 
     @property
     def groups(self) -> Mapping[str, str]:
         """Groups that cannot continue without a worker, by the worker's name."""
-        names = self.way.units.workers
-        return {self.workers[k]: names[g] for g, part in enumerate(self.way.groups) for k in part}
+        names = self.cheapest.units.workers
+        return {self.workers[k]: names[g] for g, part in enumerate(self.cheapest.groups) for k in part}
 
-    def outcome(self, request: HopperRequest, stays: Iterable[VisitRecord], epochs: int = 1) -> HopperOutcome:
+    def outcome(
+        self, request: HopperRequest, records: Iterable[VisitRecord], epochs: int = 1
+    ) -> HopperOutcome:
         return HopperOutcome(
             scheduler=request.scheduler,
             seed=request.seed,
-            way=self.way.mode,
-            units=self.way.units,
-            stays=tuple(stays),
-            lower_bound_s=epochs * lower_bound(self.way.units),
+            mode=self.cheapest.mode,
+            units=self.cheapest.units,
+            records=tuple(records),
+            lower_bound_s=epochs * lower_bound(self.cheapest.units),
             plan_seconds=self.plan_seconds,
             prices={one.mode: one.schedule.makespan_s for one in self.priced},
             epochs=epochs,
         )
 
 
-def _outages(away: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[Outage]:
-    outages = []
-    for worker, start_s, end_s in away:
+def _outages(outages: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[Outage]:
+    found = []
+    for worker, start_s, end_s in outages:
         if worker not in groups:
             raise BadInputError(f"there is no worker {worker!r} for --outage", hint=nearest(worker, groups))
-        outages.append(Outage(groups[worker], start_s, end_s))
-    return outages
+        found.append(Outage(groups[worker], start_s, end_s))
+    return found
 
 
 def _choose(request: HopperRequest) -> _Chosen:

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PLANNING = {"scheduler", "plan_seconds", "mode", "efficiency"}
-AWAY = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
+OUTAGE = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
 class OutageType(click.ParamType):  # type: ignore[type-arg]
     """Option ``WORKER@START-END``, or ``WORKER@START`` without return: a worker's absence."""
 
-    name = "away"
+    name = "outage"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, float, float]:
         """Parse both times as any other time."""
-        match = AWAY.fullmatch(value)
+        match = OUTAGE.fullmatch(value)
         if match is None:
             self.fail(f"{value} is not of the form WORKER@START-END, such as w3@600-1200", param, ctx)
         start_s = Seconds(least=0).convert(match[2], param, ctx)
@@ -162,7 +162,9 @@ def simulate(
 
     if replay:
         _refuse_planning(context)
-        outcome = replay_hops(wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], away=outages)
+        outcome = replay_hops(
+            wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], outages=outages
+        )
     else:
         outcome = run_hops(_request(**wishes), epochs or 1, outages)
     _show(outcome, trace, report, as_json=as_json)
@@ -211,7 +213,7 @@ def _figures(outcome: HopperOutcome) -> HopperFigures:
     units = outcome.units
     return HopperFigures(
         scheduler=outcome.scheduler,
-        mode=outcome.way,
+        mode=outcome.mode,
         configs=len(units.configs),
         partitions=len(units.partitions),
         workers=len(units.workers),

@@ -143,10 +143,10 @@ def hop_phase(
     time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
     ends: dict[str, float] = {}
     training: dict[str, float] = dict.fromkeys(epochs, 0.0)
-    for stay in trace.stays:
-        config = stay.visit.config
-        ends[config] = max(ends.get(config, 0.0), stay.end_s)
-        training[config] += stay.end_s - stay.start_s
+    for record in trace.records:
+        config = record.visit.config
+        ends[config] = max(ends.get(config, 0.0), record.end_s)
+        training[config] += record.end_s - record.start_s
     done_s = {config: time.elapsed_s(end_s) for config, end_s in ends.items()}
     return PhaseRun(time.elapsed_s(trace.makespan_s), done_s, training)
 

@@ -156,6 +156,28 @@ class IterationFields(TypedDict):
     batches: Sequence[int]
 
 
+class DifferenceFields(TypedDict):
+    """Encoded `AnswerDifference`."""
+
+    iteration: int
+    logged: Sequence[int]
+    repeated: Sequence[int]
+
+
+class ReplayFields(TypedDict):
+    """Encoded `BalanceReplay`."""
+
+    manager: str
+    workers: Sequence[str]
+    iterations: int
+    difference: DifferenceFields | None
+    first_batches: Sequence[int]
+    last_batches: Sequence[int]
+    iteration_s: float
+    equal_batches_s: float
+    gain: float
+
+
 class BalanceFields(TypedDict):
     """Fields of a simulation to display, as in the JSON."""
 
@@ -176,6 +198,31 @@ def balance_table(fields: BalanceFields) -> RenderableType:
     parts += [_batch_table(fields)]
     parts += [Text(printable(f"warning: {warning}"), "yellow") for warning in fields["warnings"]]
     return Group(*parts)
+
+
+def replay_table(fields: ReplayFields) -> RenderableType:
+    """Return a table of the first and last batches of a real run, and whether they are repeated."""
+    title = f"{fields['manager']}: {fields['iterations']:,} iterations on {len(fields['workers'])} workers"
+    times = (
+        f"{fields['iteration_s']:.4g} s per iteration, {fields['equal_batches_s']:.4g} s with equal batches "
+        f"as estimated: {fields['gain']:.2f} times as fast"
+    )
+    table = ruled_table("worker", ">first", ">last", gap=1, fold="worker")
+    for worker, *batches in zip(
+        fields["workers"], fields["first_batches"], fields["last_batches"], strict=True
+    ):
+        table.add_row(Text(printable(worker)), *(f"{batch:,}" for batch in batches))
+    difference = fields["difference"]
+    verdict = (
+        Text("the same batches in all iterations", "green")
+        if difference is None
+        else Text(
+            f"iteration {difference['iteration']}: the log has {difference['logged']}, "
+            f"repeated {difference['repeated']}",
+            "bold red",
+        )
+    )
+    return Group(Text(title, "bold"), Text(times), Text(), table, Text(), verdict)
 
 
 def _balance_header(fields: BalanceFields) -> Text:

@@ -4,7 +4,7 @@
 
 Costs of an image are those of the 35 networks that albanie/convnet-burden (MIT) lists for image
 classification, in MFLOPs: from 360 to 21,000 with a mean of 5,942, where the paper has 36 with 5,939.
-Numbers of configurations and of workers are ours, as the figures' are not in the text; the paper gives
+Numbers of configurations and of workers are hetctl's, as the figures' are not in the text; the paper gives
 its MILP five minutes of Gurobi, this gives HiGHS seconds.
 """
 
@@ -91,8 +91,8 @@ def table(quick: bool = False) -> Table:
         header=("setting, workers x configurations", *OTHERS, "bound", "s: randomized", *OTHERS),
         rows=tuple(row(f"{s}, {p} x {n}", runs[s, p, n]) for s, p, n in sizes),
         figures=(
-            Figure("ours to `randomized`, worst", max(one.ratios["best"] for one in every), 1.0),
-            Figure("ours to the best of all, worst", max(map(behind, every)), 1.0),
+            Figure("`best` to `randomized`, worst", max(one.ratios["best"] for one in every), 1.0),
+            Figure("`best` to the shortest of the others, worst", max(map(behind, every)), 1.0),
         ),
         note=f"Makespans to that of `randomized` (mean, least and most of {len(seeds)} seeds), and mean"
         f" seconds of planning; searches have {seconds:g} s. `milp` begins with"

@@ -1,4 +1,4 @@
-"""How far the hopper's schedulers stay from the bound: Taillard's open shops, and 500 x 64.
+"""Distance of the hopper's schedulers from the bound: Taillard's open shops, and 500 x 64.
 
 python tests/benchmarks/hopper_bench.py [DATA_FOLDER]      (or HETCTL_DATA)
 """
@@ -113,20 +113,21 @@ def table(quick: bool = False) -> Table:
     replicas, _ = scheduled("best", replicated(), MARGIN * LARGE_MAY_TAKE_S)
     return Table(
         title="Hopper: Taillard's open shops",
-        header=("size", "randomized", "approximate", "ours", "median", "worst", "slowest"),
+        header=("size", "randomized", "approximate", "best", "median", "worst", "slowest"),
         rows=tuple(row(size, [c for c in cases if c.size == size]) for size in SIZES),
         figures=(
-            Figure("median of ours to the bound, 7x7 and up", median_of_large(cases), 1.01),
-            Figure("worst of ours to the optimum, 4x4 and 5x5", worst_of_small(cases), 1.005),
-            Figure("slowest of ours, s", max(c.took_s for c in cases), MAY_TAKE_S),
+            Figure("`best` to the bound, median, 7x7 and up", median_of_large(cases), 1.01),
+            Figure("`best` to the optimum, worst, 4x4 and 5x5", worst_of_small(cases), 1.005),
+            Figure("`best`, longest search, s", max(c.took_s for c in cases), MAY_TAKE_S),
             Figure("500 configurations x 64 workers, s", took_s, LARGE_MAY_TAKE_S),
             Figure("500 x 64 to the bound", large.makespan_s / lower_bound(large_shop()), 1.01),
             Figure(
                 "200 x 32 with 3 replicas to the bound", replicas.makespan_s / lower_bound(replicated()), 1.01
             ),
         ),
-        note="Makespans to the larger of row and column bound, ours for 4x4 and 5x5 to the proved optimum:"
-        f" means over the instances, and the median of ours. `randomized` is the mean of {DRAWS} draws each.",
+        note="Makespans to the larger of row and column bound, those of `best` for 4x4 and 5x5 to the proved"
+        " optimum: means over the instances, and the median of `best`. `randomized` is the mean of"
+        f" {DRAWS} draws each.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Hops while a worker is away: plans that are made anew beside plans that are kept, and CEREBRO's draws.
+"""Hops during the outage of a worker: new plans, kept plans, and CEREBRO's draws.
 
 python tests/benchmarks/outage_bench.py
 """
@@ -25,14 +25,14 @@ SEEDS, DRAWS = 10, 10
 FIRST = SearchOptions(seconds=0.9)
 """Of the plan before the run; what is planned on the way has 0.2 s of it."""
 LATE, MIDDLE, GONE = (0.0, 0.4), (0.2, 0.6), (0.2, float("inf"))
-"""When the worker is away, in shares of the bound without an outage."""
+"""Start and end of the outage, in shares of the bound without an outage."""
 NOTE = f"""
 {CONFIGS} configurations on {WORKERS} workers; makespans to the bound without the outage, means of
-{{seeds}} seeds, which go round the workers. `bound`: the larger of that bound and, without copies, of
+{{seeds}} seeds, the workers in turn. `bound`: the larger of that bound and, without copies, of
 the worker's load with its absence. `plan kept`: the plan of `best` without rescheduling. `randomized` is
 the mean of {DRAWS} draws each, and `worst` the largest ratio of a seed. In one epoch without copies the
-makespan is mostly what the worker has left when it returns, so chance decides: how much the failure
-undoes.
+makespan is mostly what the worker has left when it returns, so it depends on chance: the
+work that the failure undoes.
 """
 
 
@@ -57,12 +57,12 @@ def copied(seed: int) -> UnitTimes:
 
 @dataclass(frozen=True)
 class Setting:
-    """Units by seed, epochs, and when a worker is away."""
+    """Units by seed, epochs, and the outage of a worker."""
 
     name: str
     units: Callable[[int], UnitTimes]
     epochs: int
-    away: tuple[float, float]
+    outage: tuple[float, float]
 
 
 REPORTED = Setting("1 to 100 s, 20 to 60 %", even, 5, MIDDLE)
@@ -88,31 +88,31 @@ class Run:
 
 
 def run(setting: Setting, seed: int) -> Run:
-    """Have the worker of a seed be away."""
+    """Run each planner during the outage of the worker of a seed."""
     units, epochs = setting.units(seed), setting.epochs
     whole_s = epochs * lower_bound(units)
-    away = Outage(units.workers[seed % WORKERS], *(share * whole_s for share in setting.away))
+    outage = Outage(units.workers[seed % WORKERS], *(share * whole_s for share in setting.outage))
     plan = visits_of(SCHEDULERS["best"](units, FIRST), units, epochs)
 
     def makespan(**how: object) -> float:
-        return simulate_hops(units, epochs=epochs, outages=[away], **how).makespan_s / whole_s
+        return simulate_hops(units, epochs=epochs, outages=[outage], **how).makespan_s / whole_s
 
     return Run(
-        bound=bound(units, epochs, away) / whole_s,
+        bound=bound(units, epochs, outage) / whole_s,
         randomized=statistics.mean(makespan(seed=DRAWS * seed + draw) for draw in range(DRAWS)),
         kept=makespan(plan=plan, seed=seed),
         best=makespan(plan=plan, seed=seed, reschedule=FIRST),
     )
 
 
-def bound(units: UnitTimes, epochs: int, away: Outage) -> float:
+def bound(units: UnitTimes, epochs: int, outage: Outage) -> float:
     """Return the bound without the outage, or the load of the worker and its absence if these are more."""
     whole_s = epochs * lower_bound(units)
     if not units.is_open_shop:
         return whole_s
-    partition = int(np.flatnonzero(units.homes == units.workers.index(away.worker))[0])
+    partition = int(np.flatnonzero(units.homes == units.workers.index(outage.worker))[0])
     load_s = epochs * float(units.matrix[:, partition].sum())
-    return max(whole_s, load_s + away.end_s - away.start_s) if load_s > away.start_s else whole_s
+    return max(whole_s, load_s + outage.end_s - outage.start_s) if load_s > outage.start_s else whole_s
 
 
 def table(quick: bool = False) -> Table:
@@ -121,9 +121,9 @@ def table(quick: bool = False) -> Table:
     runs = {setting: [run(setting, seed) for seed in seeds] for setting in SETTINGS}
     several = [over(some) for setting, some in runs.items() if setting.epochs > 1]
     return Table(
-        title="Hopper: a worker away",
+        title="Hopper: outage of a worker",
         header=(
-            "units, away",
+            "units, outage",
             "epochs",
             "bound",
             "randomized",
@@ -142,7 +142,7 @@ def table(quick: bool = False) -> Table:
 
 
 def over(runs: Sequence[Run]) -> float:
-    """Return the mean of ours over that of `randomized`."""
+    """Return the mean of `best` over that of `randomized`."""
     return statistics.mean(one.best for one in runs) / statistics.mean(one.randomized for one in runs)
 
 

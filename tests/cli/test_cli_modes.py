@@ -8,6 +8,8 @@ import pytest
 from workbench import new_project
 
 from hetctl.catalog.catalog import Catalog
+from hetctl.scheduling.planners.base import options_from
+from hetctl.storage.run_file import read_spec
 
 SITE = """\
 extends: slurm
@@ -131,6 +133,30 @@ def test_a_group_on_several_gpu_types_has_balanced_batches(tmp_path):
     assert allocation["batch_sizes"] == [43, 43, 43, 43, 21, 21, 21, 21]
     assert sum(allocation["batch_sizes"]) == 8 * 32
     assert allocation["rate"] == pytest.approx(4 * 200 + 4 * 100)
+
+
+def test_submit_mixes_types_where_the_plan_balances(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    project = Mini(tmp_path, small(1), scaling=1.0).project
+    for name, mode, mixed in (("trio-001", "auto", True), ("trio-002", "data-parallel", False)):
+        done = project.here("submit", *ON_8_GPUS, "--mode", mode, "--new", "--json")
+        assert done.code == 0, done.stderr
+        spec = read_spec(project.home.run(name))
+        assert (spec.mode, options_from(spec.options).mix_types) == (mode, mixed)
+
+
+def test_submit_refuses_phases_in_which_jobs_do_not_train(tmp_path):
+    project = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").project
+    before = project.tree()
+    for how in ((), ("--dry-run",)):
+        done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--json", *how)
+        assert done.code == 2
+        assert "has phases in mode hopper, pipeline, in which jobs do not train yet" in done.error["message"]
+        assert done.error["hint"] == "submit with --mode data-parallel"
+    assert project.tree() == before
 
 
 def test_without_the_mode_nothing_is_chosen(tmp_path):

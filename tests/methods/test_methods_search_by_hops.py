@@ -96,20 +96,20 @@ def test_a_search_trains_each_request_and_reports_it_once(begin):
             for epoch in range(first_epoch(trial), epochs[trial.number])
             for partition in ("p0", "p1", "p2")
         }
-        check_stays(course)
+        check_records(course)
 
     check()
 
 
-def check_stays(course: HopTrace) -> None:
+def check_records(course: HopTrace) -> None:
     """Hold isolation and exclusive access; a configuration's epochs follow one another."""
     by_name: dict[tuple[str, str], list[Any]] = {}
-    for stay in course.stays:
-        assert stay.visit.partition in HOMES[stay.visit.worker]
-        for name in (("config", stay.visit.config), ("worker", stay.visit.worker)):
-            by_name.setdefault(name, []).append(stay)
-    for (kind, _), stays in by_name.items():
-        for earlier, later in pairwise(stays):
+    for record in course.records:
+        assert record.visit.partition in HOMES[record.visit.worker]
+        for name in (("config", record.visit.config), ("worker", record.visit.worker)):
+            by_name.setdefault(name, []).append(record)
+    for (kind, _), records in by_name.items():
+        for earlier, later in pairwise(records):
             assert earlier.end_s <= later.start_s
             assert kind == "worker" or earlier.visit.epoch <= later.visit.epoch
 
@@ -150,10 +150,10 @@ def test_mutants_join_after_the_reports_of_their_parents():
     mutants = [trial for trial in procedure.history.trials if trial.parent]
     assert mutants
     for mutant in mutants:
-        begins_s = min(s.start_s for s in course.stays if s.visit.config == str(mutant.number))
+        begins_s = min(s.start_s for s in course.records if s.visit.config == str(mutant.number))
         parent, epochs = str(mutant.parent.trial), mutant.parent.epochs
         assert begins_s >= max(
-            s.end_s for s in course.stays if s.visit.config == parent and s.visit.epoch < epochs
+            s.end_s for s in course.records if s.visit.config == parent and s.visit.epoch < epochs
         )
 
 

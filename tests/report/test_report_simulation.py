@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -75,9 +74,7 @@ def test_names_are_escaped(simulation: Simulation) -> None:
 
 def test_a_chart_that_nobody_could_read_is_left_out(simulation: Simulation) -> None:
     many = replace(simulation, intervals=simulation.intervals * (MOST_DRAWN // 5 + 1))
-    started = time.process_time()
     page = render_simulation("zoo", many, arrivals_of(simulation))
-    assert time.process_time() - started < 3
     assert "<svg" not in page
     assert "20,005 intervals are too many for a chart" in page
 

@@ -56,13 +56,13 @@ class VisitRecord:
 class HopTrace:
     """Result of a simulation: all visits in order of their starts, and the log for a replay."""
 
-    stays: tuple[VisitRecord, ...]
+    records: tuple[VisitRecord, ...]
     log: tuple[Visit, ...]
 
     @property
     def makespan_s(self) -> float:
         """End of the last completed unit in seconds."""
-        return max((stay.end_s for stay in self.stays if not stay.lost), default=0.0)
+        return max((record.end_s for record in self.records if not record.lost), default=0.0)
 
 
 class HopClock:
@@ -96,7 +96,7 @@ class HopClock:
         self._order = itertools.count()
         self._now_s = 0.0
         self._since: dict[str, float] = {}
-        self._stays: list[VisitRecord] = []
+        self._records: list[VisitRecord] = []
         for worker, partitions in homes.items():
             hopper.worker_joins(worker, partitions)
         for outage in _merged(outages):
@@ -129,7 +129,9 @@ class HopClock:
                 " to visit",
                 "let a worker return, or put the partition on several",
             )
-        return HopTrace(tuple(sorted(self._stays, key=lambda stay: stay.visit.number)), self._hopper.log)
+        return HopTrace(
+            tuple(sorted(self._records, key=lambda record: record.visit.number)), self._hopper.log
+        )
 
     def _expect(self, at_s: float, event: HopEvent, what: Any) -> None:
         # The counter settles ties, since visits cannot be compared.
@@ -139,14 +141,14 @@ class HopClock:
         # A worker that failed meanwhile has lost this visit: its end in the queue counts no more.
         if not self._hopper.unit_done(visit):
             return
-        self._stays.append(VisitRecord(visit, self._since[visit.worker], self._now_s))
+        self._records.append(VisitRecord(visit, self._since[visit.worker], self._now_s))
         if self._hopper.has_finished(visit.config):
             self._epoch_ends(visit.config, visit.epoch)
 
     def _fails(self, worker: str) -> None:
         lost = self._hopper.worker_fails(worker)
         if lost:
-            self._stays.append(VisitRecord(lost, self._since[worker], self._now_s, lost=True))
+            self._records.append(VisitRecord(lost, self._since[worker], self._now_s, lost=True))
 
     def _joins(self, worker: str) -> None:
         self._hopper.worker_joins(worker, self._homes[worker])

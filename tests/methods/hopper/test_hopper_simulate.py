@@ -44,14 +44,14 @@ def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
     return Schedule(
         tuple(
             Hop(
-                units.configs.index(stay.visit.config),
-                units.partitions.index(stay.visit.partition),
-                units.workers.index(stay.visit.worker),
-                stay.start_s,
-                stay.end_s,
+                units.configs.index(record.visit.config),
+                units.partitions.index(record.visit.partition),
+                units.workers.index(record.visit.worker),
+                record.start_s,
+                record.end_s,
             )
-            for stay in course.stays
-            if not stay.lost and stay.visit.epoch == epoch
+            for record in course.records
+            if not record.lost and record.visit.epoch == epoch
         )
     )
 
@@ -92,13 +92,13 @@ def test_with_workers_that_fail_and_return_every_unit_is_done(units, away, drawn
     for epoch in range(epochs):
         assert violations(schedule_of(course, units, epoch), units) == []
     for outage in outages:
-        for stay in course.stays:
-            during = stay.start_s < outage.end_s and stay.end_s > outage.start_s
-            assert not (during and stay.visit.worker == outage.worker)
+        for record in course.records:
+            during = record.start_s < outage.end_s and record.end_s > outage.start_s
+            assert not (during and record.visit.worker == outage.worker)
     for of in ("config", "worker"):
         for name in (*units.configs, *units.workers):
-            stays = [stay for stay in course.stays if getattr(stay.visit, of) == name]
-            assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(stays))
+            records = [record for record in course.records if getattr(record.visit, of) == name]
+            assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(records))
     assert len(course.log) == epochs * len(units.configs) * len(units.partitions)
 
 
@@ -109,7 +109,7 @@ def test_a_failure_undoes_a_unit_and_another_copy_takes_it():
     course = simulate_hops(
         units, plan=visits_of(in_sequence(units, [(0, 0, 0)]), units), outages=[Outage("w0", 4)]
     )
-    assert [(s.visit.worker, s.start_s, s.end_s, s.lost) for s in course.stays] == [
+    assert [(s.visit.worker, s.start_s, s.end_s, s.lost) for s in course.records] == [
         ("w0", 0.0, 4.0, True),
         ("w1", 4.0, 19.0, False),
     ]
@@ -137,13 +137,13 @@ def test_rescheduling_beats_random_draws_and_the_old_plan(away):
 def test_a_worker_may_join_late():
     units = UnitTimes.from_matrix([[10.0, 10.0]])
     course = simulate_hops(units, outages=[Outage("w0", 0, 30)])
-    assert [(s.visit.worker, s.start_s) for s in course.stays] == [("w1", 0.0), ("w0", 30.0)]
+    assert [(s.visit.worker, s.start_s) for s in course.records] == [("w1", 0.0), ("w0", 30.0)]
 
 
 def test_outages_that_overlap_are_one():
     units = UnitTimes.from_matrix([[10.0]])
     course = simulate_hops(units, outages=[Outage("w0", 0, 30), Outage("w0", 20, 50), Outage("w0", 50, 60)])
-    assert [stay.start_s for stay in course.stays] == [60.0]
+    assert [record.start_s for record in course.records] == [60.0]
 
 
 def test_a_partition_that_is_lost_for_good_has_no_schedule():
@@ -160,8 +160,8 @@ def test_a_worker_may_leave_after_its_last_unit():
 def test_there_is_no_barrier_between_epochs():
     units = UnitTimes.from_matrix([[1.0, 1.0], [10.0, 10.0]])
     course = simulate_hops(units, epochs=2)
-    starts = {(s.visit.config, s.visit.epoch): s.start_s for s in reversed(course.stays)}
-    ends = {(s.visit.config, s.visit.epoch): s.end_s for s in course.stays}
+    starts = {(s.visit.config, s.visit.epoch): s.start_s for s in reversed(course.records)}
+    ends = {(s.visit.config, s.visit.epoch): s.end_s for s in course.records}
     assert starts["c0", 1] < ends["c1", 0]
 
 
@@ -177,9 +177,9 @@ def test_configurations_may_have_different_epochs(units, away, data):
         for partition in units.partitions
     }
     for config in units.configs:
-        stays = [stay for stay in course.stays if stay.visit.config == config]
-        assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(stays))
-        assert [s.visit.epoch for s in stays] == sorted(s.visit.epoch for s in stays)
+        records = [record for record in course.records if record.visit.config == config]
+        assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(records))
+        assert [s.visit.epoch for s in records] == sorted(s.visit.epoch for s in records)
 
 
 def test_a_configuration_that_is_not_named_does_not_join():
@@ -190,9 +190,9 @@ def test_a_configuration_that_is_not_named_does_not_join():
 def orders(course: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
     """Return the visits of each configuration or worker in the order of their starts."""
     done: dict[str, list[tuple[Unit, str]]] = {}
-    for stay in course.stays:
-        if not stay.lost:
-            done.setdefault(getattr(stay.visit, of), []).append((stay.visit.unit, stay.visit.worker))
+    for record in course.records:
+        if not record.lost:
+            done.setdefault(getattr(record.visit, of), []).append((record.visit.unit, record.visit.worker))
     return done
 
 
@@ -200,7 +200,7 @@ def orders(course: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
 def test_a_replay_of_the_starts_keeps_the_order_with_other_times(units, away, epochs, draw):
     outages = [Outage(units.workers[k % len(units.workers)], at, at + length) for k, at, length in away]
     first = simulate_hops(units, epochs=epochs, outages=outages)
-    started = [stay.visit for stay in first.stays if not stay.lost]
+    started = [record.visit for record in first.records if not record.lost]
     factors = [draw.choice((0.0, 0.5, 1.0, 4.0)) for _ in units.configs]
     others = np.where(
         np.isinf(units.seconds),
