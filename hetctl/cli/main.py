@@ -7,6 +7,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,8 +15,12 @@ from hetctl import __version__
 from hetctl.cli.output import fail, last_words, wants_json
 from hetctl.model.errors import HetctlError, InterruptedCommandError
 
+if TYPE_CHECKING:
+    from hetctl.app.project import Waits
+
 COMMANDS = {
     "init": "Create a project from an example.",
+    "partition": "Divide the training data into parts, for nodes with disks of their own.",
     "profile": "Measure the training rate of every member.",
     "plan": "Compute which members train together, and on how many GPUs.",
     "simulate": "Simulate a planner on a cluster of any size.",
@@ -83,13 +88,19 @@ def cli(debug: bool) -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; every failure is reported by `fail` and ends with its exit code."""
+def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> None:
+    """Run a command; every failure is reported by `fail` and ends with its exit code.
+
+    Parameters
+    ----------
+    waits : Waits or None
+        Waits of the command; None: the usual ones.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     try:
         # Click would otherwise print its errors itself and exit, without a JSON object for --json.
-        code = cli.main(given, prog_name="hetctl", standalone_mode=False)
+        code = cli.main(given, prog_name="hetctl", standalone_mode=False, obj=waits)
     except click.exceptions.Exit as leave:
         code = leave.exit_code
     except click.ClickException as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def make_private_folder(path: Path) -> Path:
@@ -21,14 +23,18 @@ def make_private_folder(path: Path) -> Path:
     return missing[0] if missing else path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, readable by the owner alone; a reader never sees a partial file."""
+@contextmanager
+def private_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` atomically at the end, readable by the owner alone.
+
+    A reader never sees a partial file. After an error the old file is still there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(text)
+            yield file
             file.flush()
             # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
             os.fsync(file.fileno())
@@ -36,6 +42,12 @@ def write_private(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, readable by the owner alone; a reader never sees a partial file."""
+    with private_file(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,102 @@
+"""Division of an ensemble's training data into parts, by a process that runs ``input_fn``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.model.ensemble import Ensemble, Partitions
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.partition_manifest import PART_FILE, PartFile
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.data.make_parts import PartsAnswer, PartsRequest
+from hetctl.storage.atomic_io import write_json
+from hetctl.storage.processes import die_with_parent
+
+STDERR = 2
+FULL_MEMORY = "if memory was full, raise --count, or let input_fn return arrays mapped from disk"
+
+
+@dataclass(frozen=True)
+class PartitionedFolder:
+    """Result of a division.
+
+    Parameters
+    ----------
+    folder : str
+        Folder of the parts.
+    samples, validation_samples : int
+        Number of the training and of the validation samples of all parts.
+    written : tuple of int
+        Numbers of the parts that were written; the others were there already.
+    partitions : Partitions
+        Value for the ensemble file, where `samples` is ``samples_per_epoch``.
+    """
+
+    ensemble: str
+    folder: str
+    seed: int
+    samples: int
+    validation_samples: int
+    parts: tuple[PartFile, ...]
+    written: tuple[int, ...]
+    partitions: Partitions
+
+
+def partition_data(ensemble: Ensemble, folder: Path, count: int | None, seed: int) -> PartitionedFolder:
+    """Divide the data of an ensemble into parts.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the parts.
+    count : int or None
+        Number of parts; None: that of the ensemble file.
+
+    Raises
+    ------
+    BadInputError
+        If no number is given, ``input_fn`` fails, its data cannot be divided, or the folder has other parts.
+    HetctlError
+        If the process ends without an answer.
+    """
+    parts = count or (ensemble.partitions.count if ensemble.partitions else 0)
+    if not parts:
+        raise BadInputError(
+            f"ensemble {ensemble.name} has no `partitions`, so that the number of parts is unknown",
+            "give it with --count; as many as a job has GPUs, or a multiple, suit all modes",
+        )
+    where = folder.absolute()
+    answer = _ask(PartsRequest(ensemble, parts, seed, str(where)))
+    if answer.manifest is None:
+        raise BadInputError(answer.error, answer.hint)
+    made = answer.manifest
+    return PartitionedFolder(
+        *(ensemble.name, str(where), seed, made.samples, made.validation_samples, made.parts),
+        *(answer.written, Partitions(parts, str(where / PART_FILE))),
+    )
+
+
+def _ask(request: PartsRequest) -> PartsAnswer:
+    """Run the process; what the user's code prints goes to stderr."""
+    with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
+        asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        write_json(asked, encode(request))
+        command = (sys.executable, "-m", "hetctl.runtime.data.make_parts", str(asked), str(answer))
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            preexec_fn=die_with_parent(signal.SIGTERM),
+            check=False,
+        )
+        if answer.exists():
+            return decode(PartsAnswer, json.loads(answer.read_text(encoding="utf-8")))
+    raise HetctlError(f"the process that makes the parts ended with code {done.returncode}", FULL_MEMORY)

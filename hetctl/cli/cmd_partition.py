@@ -1,0 +1,50 @@
+"""``hetctl partition``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hetctl.cli.options import ensemble_option, json_option, this_project
+from hetctl.cli.output import print_json, print_table
+
+MOST_PARTS = 10_000
+
+
+@click.command("partition")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@ensemble_option
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(1, MOST_PARTS),
+    help="Number of parts.  [default: that of the ensemble file]",
+)
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of random choices.",
+)
+@json_option
+def command(folder: Path, ensemble: str | None, count: int | None, seed: int, as_json: bool) -> None:
+    """Shuffle the samples of input_fn(data), and divide them into parts in FOLDER.
+
+    \b
+    Example: hetctl partition parts --count 16
+
+    Parts that are there already are kept. What the ensemble file needs to train on them is printed.
+    """
+    from hetctl.app.partition_data import partition_data
+
+    made = partition_data(this_project().ensemble(ensemble), folder, count, seed)
+    if as_json:
+        print_json(made)
+        return
+    from hetctl.report.parts_table import ensemble_lines, parts_table
+
+    print_table(parts_table(made.parts, made.written))
+    click.echo(f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}")

@@ -1,0 +1,170 @@
+"""Parts of the data of ``input_fn``, as files: ``python -m hetctl.runtime.data.make_parts REQUEST ANSWER``.
+
+``hetctl partition`` runs this in a process of its own, since ``input_fn`` is the user's code and may import a
+framework. All parts are composed twice: first for their digests, so that everything wrong is found before
+anything is written, then those to be written.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.partition_manifest import PartitionManifest
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.data.part_folder import lacking_parts, write_manifest
+from hetctl.runtime.data.part_format import described, write_part
+from hetctl.runtime.data.part_split import TRAINING, VALIDATION, Numbers, split
+from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, as_sources
+from hetctl.runtime.worker.user_functions import load_functions
+from hetctl.storage.atomic_io import make_private_folder, write_json
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PartsRequest:
+    """Input of the process.
+
+    Parameters
+    ----------
+    count : int
+        Number of parts.
+    folder : str
+        Folder of the parts and of their manifest; it need not exist.
+    """
+
+    ensemble: Ensemble
+    count: int
+    seed: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class PartsAnswer:
+    """Result of the process: an error, or the parts.
+
+    Parameters
+    ----------
+    written : tuple of int
+        Numbers of the parts that were not there yet, or were damaged.
+    error : str
+        Message, for people; empty if the parts were made.
+    hint : str
+        Next step.
+    """
+
+    manifest: PartitionManifest | None = None
+    written: tuple[int, ...] = ()
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class DividedSamples:
+    """Samples of any kind, and which of them each part has."""
+
+    source: SampleSource
+    parts: tuple[Numbers, ...]
+
+    def of(self, part: int) -> tuple[Array, Array]:
+        """Return x and y of the samples of a part, with a row for each."""
+        numbers = self.parts[part]
+        if isinstance(self.source, ArraySource):
+            return np.asarray(self.source.x[numbers]), np.asarray(self.source.y[numbers])
+        spec = self.source.spec
+        x = np.empty((len(numbers), *spec.x_shape), spec.x_dtype)
+        y = np.empty((len(numbers), *spec.y_shape), spec.y_dtype)
+        for row, number in enumerate(numbers.tolist()):
+            x[row], y[row] = self.source.prepare(number)
+        return x, y
+
+
+def make_parts(request: PartsRequest) -> PartsAnswer:
+    """Write the parts that are lacking, and the manifest at the end.
+
+    Raises
+    ------
+    BadInputError
+        If the data cannot be divided, the folder has parts of other data, or a file cannot be written. Wrong
+        data leave the folder as it was.
+    """
+    divided = divided_data(request)
+    parts = tuple(described(arrays_of(divided, number)) for number in range(request.count))
+    manifest = PartitionManifest(request.seed, parts)
+    folder = Path(request.folder)
+    lacking = lacking_parts(folder, manifest)
+    try:
+        make_private_folder(folder)
+        for number in lacking:
+            write_part(folder, number, arrays_of(divided, number), manifest.parts[number])
+        write_manifest(folder, manifest)
+    except OSError as error:
+        raise BadInputError(
+            f"the parts cannot be written to {folder}: {error.strerror}",
+            "give it space and access, or choose another folder; parts that are already there are kept",
+        ) from None
+    return PartsAnswer(manifest, lacking)
+
+
+def divided_data(request: PartsRequest) -> tuple[DividedSamples, DividedSamples]:
+    """Return the training and the validation samples that ``input_fn(data)`` returns, divided."""
+    training, validation = as_sources(load_functions(request.ensemble).input_fn(request.ensemble.data))
+    sources = {TRAINING: training, VALIDATION: validation}
+    for name, source in sources.items():
+        if isinstance(source, ImageSource) and source.is_augmented:
+            raise BadInputError(
+                f"the ImageFolder for {name} has an augment, which parts cannot keep: they consist of arrays",
+                "leave augment out, and augment in the network; or divide the folder of images yourself",
+            )
+    parted = (
+        DividedSamples(source, split(name, len(source), request.count, request.seed))
+        for name, source in sources.items()
+    )
+    return next(parted), next(parted)
+
+
+def arrays_of(divided: Iterable[DividedSamples], part: int) -> dict[str, Array]:
+    """Return the arrays of a part by their names."""
+    (x, y), (x_validation, y_validation) = (each.of(part) for each in divided)
+    return {"x": x, "y": y, "x_validation": x_validation, "y_validation": y_validation}
+
+
+def answer_to(request: PartsRequest) -> PartsAnswer:
+    """Make the parts; an error becomes an answer, also one of the user's code."""
+    try:
+        return make_parts(request)
+    except HetctlError as error:
+        return PartsAnswer(error=error.message, hint=error.hint)
+    except MemoryError as error:
+        return PartsAnswer(error=f"a part does not fit in memory: {error}", hint="raise --count")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f"{f.filename}:{f.lineno}" for f in frames if f.filename.startswith(request.ensemble.folder)]
+        place = own[-1] if own else f"{frames[-1].filename}:{frames[-1].lineno}"
+        said = f"{request.ensemble.functions.input_fn} failed: {type(error).__name__}: {error} ({place})"
+        return PartsAnswer(error=said, hint="correct it; nothing can be partitioned without its samples")
+
+
+def main(request: Path, answer: Path) -> int:
+    """Answer a request; signals end the process as an exception, so that temporary files are removed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    found = answer_to(decode(PartsRequest, json.loads(request.read_text(encoding="utf-8"))))
+    write_json(answer, encode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,89 @@
+"""Folder of the parts of partitioned data, with the manifest that describes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import IO
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.partition_manifest import MANIFEST_FILE, PART_FILE, PartFile, PartitionManifest
+from hetctl.model.serialization import decode, encode
+from hetctl.storage.atomic_io import write_json
+
+BLOCK_BYTES = 1 << 20
+
+
+def write_manifest(folder: Path, manifest: PartitionManifest) -> None:
+    """Write the manifest; it is there only where all parts are."""
+    write_json(folder / MANIFEST_FILE, encode(manifest))
+
+
+def lacking_parts(folder: Path, manifest: PartitionManifest) -> tuple[int, ...]:
+    """Return the numbers of the parts that are missing in a folder, or damaged.
+
+    Raises
+    ------
+    BadInputError
+        If the folder has other parts, which must not be lost.
+    """
+    known = read_manifest(folder)
+    difference = manifest.difference(known) if known else None
+    files = {number: part_path(folder, number) for number in range(len(manifest.parts))}
+    broken = [number for number, file in files.items() if not is_whole(file, manifest.parts[number])]
+    foreign = [files[number] for number in broken if files[number].exists()]
+    if known is None and foreign:
+        difference = f"{foreign[0].name}, which is no part of these data"
+    if difference:
+        raise BadInputError(f"{folder} has {difference}", "choose another folder, or delete this one first")
+    return tuple(broken)
+
+
+def read_manifest(folder: Path) -> PartitionManifest | None:
+    """Return the manifest of a folder; None if there is none.
+
+    Raises
+    ------
+    BadInputError
+        If it cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        return decode(PartitionManifest, json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"the manifest {path} cannot be read: {error}", "delete it; `hetctl partition` writes it anew"
+        ) from None
+
+
+def is_whole(file: Path, part: PartFile) -> bool:
+    """Return true if a file has the length and the digest of a part."""
+    if not file.is_file() or file.stat().st_size != part.size_bytes:
+        return False
+    with file.open("rb") as content:
+        return sha256_of(content) == part.sha256
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return the path of a part."""
+    return folder / PART_FILE.format(partition=number)
+
+
+def path_on_node(path: str, number: int) -> Path:
+    """Return the path of a part that the ensemble file describes, on this node.
+
+    Environment variables are those of this node, such as that of a job's folder on its own disk.
+    """
+    return Path(os.path.expandvars(path).replace("{partition}", str(number)))
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """Return the digest of what is left of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
