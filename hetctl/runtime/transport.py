@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LOCALHOST = "127.0.0.1"
-HANDSHAKE_TIMEOUT_S = 30.0
-"""Seconds within which a new connection must send its greeting with the key; it is closed otherwise."""
+HANDSHAKE_S = 30.0
 LONGEST_GREETING = 2**16
 UNANSWERED_MS = 60_000
 """Milliseconds without acknowledgement after which a connection breaks: a lost node cannot close its own."""
@@ -83,6 +82,21 @@ class Connection:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
+    def send_bytes(self, data: memoryview) -> None:
+        """Send bytes that the other end receives with `receive_bytes`."""
+        with self._sending:
+            self._end.sendall(data)
+
+    def receive_bytes(self, into: memoryview) -> None:
+        """Wait for as many bytes as `into` has, and store them there; ConnectionError if too few come."""
+        first = min(len(self._buffer), len(into))
+        into[:first], self._buffer = self._buffer[:first], self._buffer[first:]
+        while first < len(into):
+            count = self._end.recv_into(into[first:])
+            if not count:
+                raise ConnectionResetError("the other end has closed the connection")
+            first += count
+
     def arrived(self) -> Iterator[Any]:
         """Yield all values that have arrived; ConnectionError after the last if the other end has closed."""
         with suppress(TimeoutError):
@@ -109,10 +123,13 @@ class Listener:
     host : str
         The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
         connect by the host name.
+    handshake_s : float
+        Seconds within which a new connection must send its greeting with the key; it is closed otherwise.
     """
 
-    def __init__(self, key: str, host: str = "") -> None:
+    def __init__(self, key: str, host: str = "", handshake_s: float = HANDSHAKE_S) -> None:
         self._key = key
+        self._handshake_s = handshake_s
         self._host = host or socket.gethostname()
         self._socket = _listen(host)
         self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
@@ -161,7 +178,7 @@ class Listener:
     def _greet(self, end: socket.socket) -> None:
         """Check the greeting of one connection, in a thread of its own: a slow one delays no other."""
         try:
-            end.settimeout(HANDSHAKE_TIMEOUT_S)
+            end.settimeout(self._handshake_s)
             greeting = json.loads(_line(end))
             # Any process that reaches the port may try keys: == would take longer the more of one is right.
             authorized = hmac.compare_digest(greeting["key"].encode(), self._key.encode())

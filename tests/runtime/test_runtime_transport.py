@@ -14,7 +14,6 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime import transport
 from hetctl.runtime.transport import Address, Listener, connect
 
 PATIENCE_S = 60.0
@@ -41,6 +40,29 @@ def test_values_arrive_whole_and_in_order(pair):
     assert list(other.arrived()) == []
     one.send("later")
     wait_for(lambda: list(other.arrived()) == ["later"])
+
+
+def test_bytes_arrive_after_the_message_before_them(pair):
+    one, other = pair
+    data = os.urandom(3_000_000)
+    sender = threading.Thread(
+        target=lambda: (one.send("next"), one.send_bytes(memoryview(data)), one.send(1))
+    )
+    sender.start()
+    received = bytearray(len(data))
+    assert other.receive(10) == "next"
+    other.receive_bytes(memoryview(received))
+    assert received == data
+    assert other.receive(10) == 1
+    sender.join()
+
+
+def test_bytes_that_end_early_are_an_error(pair):
+    one, other = pair
+    one.send_bytes(memoryview(b"abc"))
+    one.close()
+    with pytest.raises(ConnectionError):
+        other.receive_bytes(memoryview(bytearray(4)))
 
 
 def test_messages_sent_before_the_close_arrive(pair):
@@ -89,9 +111,8 @@ def test_connections_without_the_key_are_rejected(greeting):
     listener.close()
 
 
-def test_a_silent_connection_does_not_delay_others(monkeypatch):
-    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 2.0)
-    listener = Listener("key")
+def test_a_silent_connection_does_not_delay_others():
+    listener = Listener("key", handshake_s=2.0)
     with socket.create_connection(("127.0.0.1", listener.address.port), 60) as stranger:
         connect(listener.address, "a friend", 60)
         assert listener.wait(60)[0] == "a friend"

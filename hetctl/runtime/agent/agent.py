@@ -25,6 +25,7 @@ from hetctl.runtime.agent.messages import (
     LEAVE,
     OVERUSE,
     SIGNAL,
+    STAGED,
     START,
     TO,
     AgentFacts,
@@ -34,6 +35,7 @@ from hetctl.runtime.agent.messages import (
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template
+from hetctl.runtime.agent.staging import Staging
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.transport import Address, Connection, connect
 
@@ -94,6 +96,11 @@ class Agent:
         self._oom_kills = oom_kills()
         self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
         self._overuse: dict[int, Overuse] = {}
+        stage = self._welcome.stage
+        self._staging = Staging(self._welcome.node, stage) if stage else None
+        self._bytes_staged = 0
+        # GPUs of ranks that are forked when the parts are there; None: they are there.
+        self._to_start: list[int] | None = [] if stage else None
 
     @property
     def orphaned_s(self) -> float:
@@ -110,6 +117,8 @@ class Agent:
         """
         self._selector.register(self._driver, selectors.EVENT_READ, self._receive_from_driver)
         self._selector.register(self._template, selectors.EVENT_READ, self._receive_from_template)
+        if self._staging:
+            self._selector.register(self._staging, selectors.EVENT_READ, self._start_staged)
         with suppress(ConnectionError):
             # Messages may have arrived together with the welcome.
             self._receive_from_driver()
@@ -118,6 +127,8 @@ class Agent:
                 for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
                     key.data()
         self._template.close()
+        if self._staging:
+            self._staging.end()
         return self._released
 
     def _send_heartbeat(self) -> None:
@@ -125,7 +136,15 @@ class Agent:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + SIGN_EVERY_S
             self._driver.send({})
+            self._sign_for_waiting()
             self._watch_memory()
+
+    def _sign_for_waiting(self) -> None:
+        """Send signs of life of ranks that wait for parts, as long as these come: they do not hang."""
+        if self._staging and self._staging.bytes_read > self._bytes_staged:
+            self._bytes_staged = self._staging.bytes_read
+            for gpu in self._to_start or ():
+                self._driver.send({FROM: gpu, "message": {}})
 
     def _watch_memory(self) -> None:
         """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
@@ -148,7 +167,19 @@ class Agent:
             else:
                 self._pass_on(message[TO], message["message"])
 
+    def _start_staged(self) -> None:
+        """Report the staged parts, and fork the ranks that waited for them."""
+        assert self._staging
+        self._selector.unregister(self._staging)
+        self._driver.send({STAGED: encode(self._staging.result())})
+        waiting, self._to_start = self._to_start or (), None
+        for gpu in waiting:
+            self._start(gpu)
+
     def _start(self, gpu: int) -> None:
+        if self._to_start is not None:
+            self._to_start.append(gpu)
+            return
         binding = binding_of(self._welcome, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
         # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
@@ -159,7 +190,10 @@ class Agent:
         self._selector.register(rank, selectors.EVENT_READ, lambda: self._receive_from_rank(gpu, rank))
 
     def _signal(self, gpu: int, number: int) -> None:
-        if pid := self._pids.get(gpu):
+        if self._to_start and gpu in self._to_start:
+            self._to_start.remove(gpu)
+            self._driver.send({ENDED: gpu, "exit_code": 128 + number, OVERUSE: None})
+        elif pid := self._pids.get(gpu):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.Signals(number))
 

@@ -1,7 +1,8 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
 The driver sends `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
-The agent sends its `AgentFacts`, and then dictionaries with `FROM` or `ENDED`, or empty ones as heartbeats.
+The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED` or `STAGED`, or empty ones as
+heartbeats.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ LEAVE = "leave"
 """Key of the driver's last message: the job ends in order."""
 ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
+STAGED = "staged"
+"""Key with the `StagedParts` of the node: its ranks are forked from now on."""
 OVERUSE = "overuse"
 """Key with an `Overuse`, or None."""
 
@@ -66,6 +69,49 @@ class AgentFacts:
 
 
 @dataclass(frozen=True)
+class StageOrder:
+    """Parts of the data that an agent copies to its node before it forks ranks.
+
+    Parameters
+    ----------
+    source, path : str
+        Paths of `Partitions`.
+    count : int
+        Number of all parts.
+    parts : tuple of int
+        Numbers of the parts for this node.
+    """
+
+    source: str
+    path: str
+    count: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StagedParts:
+    """Result of a `StageOrder`.
+
+    Parameters
+    ----------
+    copied, kept : tuple of int
+        Numbers of the parts that were copied, and of those that were there already.
+    size_bytes : int
+        Size of the copied parts.
+    seconds : float
+        Time of copying and checking.
+    errors : tuple of str
+        Reason for each part that is missing now.
+    """
+
+    copied: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    size_bytes: int = 0
+    seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Welcome:
     """Answer of the driver: the resource set that the agent holds.
 
@@ -83,6 +129,8 @@ class Welcome:
         Each rank's share of the node's memory, in bytes.
     orphaned_s : float
         Time of the site's `Timeouts`, in seconds.
+    stage : StageOrder or None
+        Parts to copy first.
     """
 
     node: str
@@ -91,6 +139,7 @@ class Welcome:
     cores_per_gpu: int
     memory_per_gpu: int
     orphaned_s: float
+    stage: StageOrder | None = None
 
 
 @dataclass(frozen=True)

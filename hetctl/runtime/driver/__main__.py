@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from hetctl.runtime.best_effort_io import log_line
-from hetctl.runtime.driver.driver import Driver
+from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.storage.paths import RunFolder
 
 
-def main() -> int:
+def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     """Run the driver; the exit code is 0 even if members failed."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
     parser.add_argument("run_folder", type=Path)
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder.resolve())
-    driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id)
+    driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id, signal_delay_s)
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
     log_line(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0

@@ -13,10 +13,11 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
@@ -32,10 +33,13 @@ from hetctl.runtime.agent.messages import (
     LEAVE,
     OVERUSE,
     SIGNAL,
+    STAGED,
     START,
     TO,
     AgentFacts,
     Overuse,
+    StagedParts,
+    StageOrder,
     Welcome,
 )
 from hetctl.runtime.best_effort_io import log_line
@@ -50,10 +54,10 @@ from hetctl.storage.paths import AgentFiles
 STEP_END_S = 1.0
 """Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
 LEAVE_S = 5.0
-"""Seconds in which steps of released agents end; they are terminated then, and killed after twice that."""
 END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
-"""Signals to a step after its release, one for each `LEAVE_S`."""
+"""Signals to a step after its release, one for each `leave_s`."""
 KILLED = 128 + signal.SIGKILL
+NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
 class RankEvents(Protocol):
@@ -64,6 +68,9 @@ class RankEvents(Protocol):
 
     def on_end(self, gpu: Gpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Process the end of a rank's process on `node`; `overuse` is the reason if the agent ended it."""
+
+    def on_staged(self, node: str, staged: StagedParts) -> None:
+        """Process the end of the stage-in of a node."""
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
@@ -170,18 +177,31 @@ class AgentPool:
         Framework that each agent imports once, for all its ranks.
     events : RankEvents
         Receiver of the agents' reports, called in `receive` and `wait`.
+    leave_s : float
+        Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
+    stages : mapping of str to StageOrder
+        Parts that the agent on each node copies before it forks ranks.
     """
 
     def __init__(
-        self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None, events: RankEvents
+        self,
+        site: Site,
+        nodes: Sequence[Node],
+        files: AgentFiles,
+        framework: str | None,
+        events: RankEvents,
+        leave_s: float = LEAVE_S,
+        stages: Mapping[str, StageOrder] = NO_STAGES,
     ) -> None:
         self.nodes = tuple(nodes)
+        self._stages = stages
         # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
         self.site = site.yielding_to(os.environ)
         self._files = files
         self._framework = framework
         self._events = events
         self._timeouts = site.timeouts
+        self._leave_s = leave_s
         self._steps = StepPool()
         self._running: dict[str, _AgentStep] = {}
         self._selector = selectors.DefaultSelector()
@@ -279,7 +299,7 @@ class AgentPool:
             # Agents that have not connected cannot be told to leave.
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
-        self._steps.end(LEAVE_S)
+        self._steps.end(self._leave_s)
         self._files.address.unlink(missing_ok=True)
 
     def _read(self) -> None:
@@ -322,6 +342,8 @@ class AgentPool:
             gpu = agent.held.node, message[ENDED]
             overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
             self._events.on_end(gpu, message["exit_code"], overuse, agent.node)
+        elif STAGED in message:
+            self._events.on_staged(agent.node, decode(StagedParts, message[STAGED]))
 
     def _watch_steps(self, now: float) -> None:
         for name, step in list(self._running.items()):
@@ -338,7 +360,7 @@ class AgentPool:
 
     def _force_end(self, name: str, step: _AgentStep, waited_s: float) -> None:
         """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
-        number = END_SIGNALS[min(int(waited_s / LEAVE_S), len(END_SIGNALS) - 1)]
+        number = END_SIGNALS[min(int(waited_s / self._leave_s), len(END_SIGNALS) - 1)]
         if number not in (None, step.signalled):
             self._steps.signal(number, name)
             step.signalled = number
@@ -404,7 +426,7 @@ class AgentPool:
         site = self.site
         welcome = Welcome(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
-            site.timeouts.orphaned_s,
+            *(site.timeouts.orphaned_s, self._stages.get(node)),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         step.to_start = [gpu for gpu in step.to_start if gpu not in own]

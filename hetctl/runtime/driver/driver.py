@@ -15,6 +15,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
 from hetctl.model.workload import Workload
 from hetctl.runtime.best_effort_io import disk_error_reason, log_line
+from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
@@ -44,7 +45,6 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import read_planner_state, read_spec
 
 SIGNAL_DELAY_S = 0.5
-"""Seconds within which the driver receives its signal after the batch system has signalled a step."""
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
 HEARTBEATS_EVERY_S = 2.0
@@ -69,9 +69,18 @@ class Driver:
         End of all training, in seconds since the epoch.
     batch_id : str
         Job number of the batch system.
+    signal_delay_s : float
+        Seconds within which the driver receives its signal after the batch system has signalled a step.
     """
 
-    def __init__(self, folder: RunFolder, job: int, deadline: float, batch_id: str = "") -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: int,
+        deadline: float,
+        batch_id: str = "",
+        signal_delay_s: float = SIGNAL_DELAY_S,
+    ) -> None:
         self._files = folder.job(job)
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
@@ -79,11 +88,15 @@ class Driver:
         self._spec: RunSpec = read_spec(folder)
         self._job = job
         self._batch_id = batch_id
+        self._signal_delay_s = signal_delay_s
         self._planner = planner_named(self._spec.planner)
         options = options_from(self._spec.options)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
-        self._workers = WorkerPool(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework)
         self._nodes = [node.name for node in nodes]
+        self._workers = WorkerPool(
+            *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework),
+            stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
+        )
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._members = RunMembers(folder, self._spec, self._workers.gpus, self._workers.take_written)
@@ -129,6 +142,7 @@ class Driver:
         self._send(self._opened)
         while not (reason := self._ended_by):
             self._process_ends()
+            self._report_staged()
             self._enforce_stops()
             self._report_rates()
             self._write_heartbeats()
@@ -175,7 +189,7 @@ class Driver:
         self._exchanges.reap()
         if not self._core.ending and any(step.got_sigterm for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
-            time.sleep(SIGNAL_DELAY_S)
+            time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
         self._watch_for_the_end()
         for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
@@ -218,6 +232,19 @@ class Driver:
         placed = (place.node for place in step.placement)
         nodes = step.lost_nodes or failed_nodes(step.output, placed)
         self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+
+    def _report_staged(self) -> None:
+        for node, staged in self._workers.take_staged():
+            self._events.write(
+                "parts_staged",
+                job=self._job,
+                node=node,
+                copied=list(staged.copied),
+                kept=list(staged.kept),
+                bytes=staged.size_bytes,
+                seconds=staged.seconds,
+                errors=list(staged.errors),
+            )
 
     def _report_rates(self) -> None:
         if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hetctl.model.site import Node
+from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.running_task import EndedGroup
@@ -44,8 +48,13 @@ class _ProfileJob:
         for own in (self._logs, self._events):
             make_private_folder(own)
         site = self._measurements.site
-        framework = self._measurements.ensemble.framework
-        self._workers = WorkerPool(site, nodes_of_this_job(site), AgentFiles.within(folder), framework)
+        ensemble = self._measurements.ensemble
+        nodes = nodes_of_this_job(site)
+        self._gpu_type = _commonest_type(nodes)
+        self._workers = WorkerPool(
+            *(site, nodes, AgentFiles.within(folder), ensemble.framework),
+            stages=stage_orders(ensemble.partitions, [node.name for node in nodes]),
+        )
         self.measured = 0
 
     def run(self) -> None:
@@ -64,16 +73,29 @@ class _ProfileJob:
             for ended in self._workers.reap():
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
+            if waiting and not self._workers.busy:
+                # All GPUs are free: what does not start now never will.
+                self._give_up(waiting)
+                return
             self._workers.wait(POLL_S)
 
     def _start(self, point: ProfileTarget) -> bool:
-        placed, left_out = pack(
-            [(point.member, point.gpus)], self._workers.free_nodes(), 1, self._workers.nodes
-        )
+        """Start a point on free GPUs of the job's type; return false if there are too few."""
+        free, nodes = (self._of_type(each) for each in (self._workers.free_nodes(), self._workers.nodes))
+        placed, left_out = pack([(point.member, point.gpus)], free, 1, nodes)
         if left_out:
             return False
-        self._workers.start(TaskMessage(MEASURE, str(self._folder), point.source), placed[point.member])
+        task = TaskMessage(MEASURE, str(self._folder), point.source, gpu_type=self._gpu_type)
+        self._workers.start(task, placed[point.member])
         return True
+
+    def _of_type(self, nodes: Sequence[Node]) -> list[Node]:
+        # A group on several types has the rate of none, and a member's rates should be of one.
+        return [node for node in nodes if node.gpu_type == self._gpu_type]
+
+    def _give_up(self, points: Iterable[ProfileTarget]) -> None:
+        for point in points:
+            self._fail(point.source, f"the job has no {point.gpus} GPUs of one type")
 
     def _report(self, ended: EndedGroup) -> None:
         if ended.exit_code == 0:
@@ -81,12 +103,21 @@ class _ProfileJob:
             return
         path = self._events / f"{ended.name}.jsonl"
         if not any(event.kind == "failed" for event in read_events(path)):
-            EventWriter(self._events, ended.name).write(
-                "failed", error=ended.cause(why_ended(ended.exit_code, ended.output))
-            )
+            self._fail(ended.name, ended.cause(why_ended(ended.exit_code, ended.output)))
+
+    def _fail(self, source: str, error: str) -> None:
+        EventWriter(self._events, source).write("failed", error=error)
 
     def _measure_preprocessing(self) -> None:
         """Measure preprocessing in its own process, after the ranks: it uses every core of this node."""
         command = [sys.executable, "-m", "hetctl.runtime.worker.measure_preprocessing", str(self._folder)]
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
             subprocess.call(command, stdout=output, stderr=output)
+
+
+def _commonest_type(nodes: Iterable[Node]) -> str | None:
+    """Return the type of GPU that most GPUs of the nodes have; None if the site has one type."""
+    gpus = Counter[str | None]()
+    for node in nodes:
+        gpus[node.gpu_type] += len(node.gpus)
+    return max(gpus, key=gpus.__getitem__)

@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.methods.balance.cpu_manager import first_batches
+from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
+from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
+from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.driver.active_round import ActiveRound
@@ -23,6 +27,7 @@ from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
+from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_file import checkpoint_folder, write_planner_state
@@ -133,6 +138,9 @@ class RoundLauncher:
         self, index: int, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
     ) -> TrainingSpec:
         site = self.spec.site
+        balance = replace(self.spec.ensemble.balance, mode=options_from(self.spec.options).balance)
+        if balance.mode != OFF:
+            allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
         return TrainingSpec(
             run=self.spec.run,
             round=index,
@@ -145,9 +153,24 @@ class RoundLauncher:
             sharing=self.spec.sharing,
             preprocessors=site.cores_per_node // site.gpus_per_node,
             gpu_type=self._gpu_type_of(allocation),
+            balance=balance,
             network=site.network,
             timeouts=site.timeouts,
         )
+
+    def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
+        """Return a batch for each GPU by the profiled rates of its type; empty: the member's own on each."""
+        profile = next((p for p in self.spec.profiles if p.member == member.name), None)
+        types = {node.name: node.gpu_type or "" for node in self.workers.nodes}
+        if profile is None:
+            return ()
+        found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
+        # A type that was not measured: the manager finds its speed.
+        slowest = min((rate for rate in found.values() if rate), default=1.0)
+        return first_batches(allocation, member.batch_size, types, lambda t: found[t] or slowest)
+
+    def _rate_on(self, gpus: int, gpu_type: str, profile: MemberProfile) -> float | None:
+        return rate_on(gpus, profile.rates_by_type.get(gpu_type, {}), self.spec.site.gpus_per_node)
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
         """Return the type of a member's GPUs; None if they are of several types."""

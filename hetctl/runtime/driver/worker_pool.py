@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import Heartbeat
-from hetctl.runtime.agent.messages import Overuse
-from hetctl.runtime.driver.agent_pool import KILLED, AgentPool
+from hetctl.runtime.agent.messages import Overuse, StagedParts, StageOrder
+from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
 from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StopMessage, TaskMessage
@@ -44,16 +44,29 @@ class WorkerPool:
     ----------
     framework : str or None
         Framework that is imported once on each node, for all its ranks.
+    leave_s : float
+        Seconds in which released agents end, as in `AgentPool`.
+    stages : mapping of str to StageOrder
+        Parts that nodes copy first, as in `AgentPool`.
     """
 
-    def __init__(self, site: Site, nodes: Sequence[Node], files: AgentFiles, framework: str | None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        nodes: Sequence[Node],
+        files: AgentFiles,
+        framework: str | None,
+        leave_s: float = LEAVE_S,
+        stages: Mapping[str, StageOrder] = NO_STAGES,
+    ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, framework, self)
+        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages)
         self._slots: dict[Gpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[Gpu, RunningTask] = {}
         self._killed: dict[Gpu, float] = {}
         self._written: dict[str, int] = {}
+        self._staged: list[tuple[str, StagedParts]] = []
         self._next_watch = 0.0
         self._is_urgent = False
 
@@ -149,6 +162,11 @@ class WorkerPool:
         written, self._written = self._written, {}
         return written
 
+    def take_staged(self) -> list[tuple[str, StagedParts]]:
+        """Return what nodes have staged since the last call, with their names."""
+        staged, self._staged = self._staged, []
+        return staged
+
     def signalled(self) -> tuple[str, ...]:
         """Return the names of the tasks of groups in which a rank has received SIGTERM."""
         return tuple(name for name, group in self._running.items() if group.signalled)
@@ -187,6 +205,10 @@ class WorkerPool:
             self._killed[gpu] = time.monotonic() + KILL_DOUBT_S
         else:
             self._lose_rank(gpu, exit_code)
+
+    def on_staged(self, node: str, staged: StagedParts) -> None:
+        """Record the end of the stage-in of a node."""
+        self._staged.append((node, staged))
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None

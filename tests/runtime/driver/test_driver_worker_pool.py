@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import Welcome
+from hetctl.runtime.agent.messages import StageOrder, Welcome
+from hetctl.runtime.data.part_folder import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.transport import Address, connect
@@ -28,6 +32,7 @@ from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
 
 SLOTS = 4
+PART = b"8 bytes."
 PATIENCE_S = 60.0
 TIMEOUTS = Timeouts(hang_s=60.0, ending_s=5.0)
 SITE = Site(
@@ -92,8 +97,8 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(python))
     made = []
 
-    def make(site=SITE):
-        made.append(Job(tmp_path, site))
+    def make(site=SITE, **waits):
+        made.append(Job(tmp_path, site, **waits))
         return made[-1]
 
     yield make
@@ -115,11 +120,11 @@ def job(start):
 class Job:
     """A job whose ranks simulate training."""
 
-    def __init__(self, folder: Path, site: Site = SITE) -> None:
+    def __init__(self, folder: Path, site: Site = SITE, **waits) -> None:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), None)
+        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), None, **waits)
         self.ended = {}
 
     def end(self) -> None:
@@ -193,6 +198,58 @@ def test_waiting_ends_with_results_and_not_with_signs_of_life(job):
     began = time.monotonic()
     job.workers.wait(1.5 * SIGN_EVERY_S)
     assert time.monotonic() - began >= 1.5 * SIGN_EVERY_S
+
+
+@pytest.fixture
+def slow_part(tmp_path):
+    """Return a part that is read as slowly as the test writes, and the order to copy it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    part = PartFile(1, 1, len(PART), hashlib.sha256(PART).hexdigest())
+    write_manifest(shared, PartitionManifest(0, (part,)))
+    os.mkfifo(shared / "0.npz")
+    path = f"{tmp_path}/disk/{{partition}}.npz"
+    return shared / "0.npz", StageOrder(f"{shared}/{{partition}}.npz", path, 1, (0,))
+
+
+def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_part):
+    source, order = slow_part
+    impatient = replace(SITE, timeouts=replace(TIMEOUTS, hang_s=6 * SIGN_EVERY_S, silence_s=3 * SIGN_EVERY_S))
+    job = start(impatient, stages={"localhost": order})
+    job.start("one", 0)
+
+    def opened():
+        assert job.workers.reap() == []
+        with suppress(OSError):  # until the agent reads
+            return os.fdopen(os.open(source, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0)
+
+    # As long as bytes arrive neither the agent nor its ranks count as lost.
+    with wait_for(opened) as file:
+        for byte in PART:
+            file.write(bytes([byte]))
+            until = time.monotonic() + SIGN_EVERY_S
+            while (left := until - time.monotonic()) > 0:
+                assert job.workers.reap() == []
+                job.workers.wait(left)
+            assert job.did("one") == []
+    assert [step.exit_code for step in job.end_of("one")] == [0]
+    ((node, staged),) = job.workers.take_staged()
+    assert (node, staged.copied, staged.size_bytes, staged.errors) == ("localhost", (0,), len(PART), ())
+    assert (tmp_path / "disk" / "0.npz").read_bytes() == PART
+
+
+def test_signals_end_ranks_that_wait_for_parts(start, slow_part):
+    job = start(stages={"localhost": slow_part[1]})
+    job.start("one", 0, 1)
+    ended = []
+
+    def has_ended():
+        job.workers.send_signal(signal.SIGTERM, "one")
+        ended.extend(job.workers.reap())
+        return ended
+
+    (step,) = wait_for(has_ended)
+    assert (step.exit_code, job.did("one")) == (128 + signal.SIGTERM, [])
 
 
 def test_output_goes_to_the_log_of_the_task_at_work(job):
@@ -472,9 +529,8 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\nexec sleep 100\n")
     deaf.chmod(0o755)
-    job = start(replace(BY_MEMBERS, device="gpu"))
+    job = start(replace(BY_MEMBERS, device="gpu"), leave_s=0.2)
     monkeypatch.setattr(sys, "executable", str(deaf))
-    monkeypatch.setattr("hetctl.runtime.driver.agent_pool.LEAVE_S", 0.2)
     job.workers._agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 0, 1)
     stranger = connect_as(job, f"{tmp_path.name}/m", **facts)

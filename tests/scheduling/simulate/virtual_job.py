@@ -23,6 +23,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
 from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.runtime.agent.messages import StagedParts
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
@@ -205,6 +206,9 @@ class VirtualPool:
         written, self.written = self.written, {}
         return written
 
+    def take_staged(self) -> list[tuple[str, StagedParts]]:
+        return []
+
     def signalled(self) -> tuple[str, ...]:
         return ()
 
@@ -377,7 +381,7 @@ class VirtualRun:
             nodes, self._profiles, self._trained, self._failed_at, job, self._lockstep
         )
         self._monkeypatch.setattr("hetctl.runtime.driver.driver.nodes_of_this_job", lambda *_: nodes)
-        self._monkeypatch.setattr("hetctl.runtime.driver.driver.WorkerPool", lambda *_: workers)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.WorkerPool", lambda *_, **__: workers)
         Driver(self._run, job, self._now + self._usable_s).run()
 
     def _read(self) -> Iterable[Round]:

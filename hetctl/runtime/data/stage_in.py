@@ -1,0 +1,124 @@
+"""Stage-in: a node's parts of the data are copied from a shared file system to the node's own disk."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hetctl.model.ensemble import Partitions
+from hetctl.model.errors import BadInputError
+from hetctl.model.partition_manifest import PartFile, PartitionManifest
+from hetctl.runtime.agent.messages import StagedParts, StageOrder
+from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.data.part_folder import BLOCK_BYTES, is_whole, path_on_node, read_manifest
+from hetctl.storage.atomic_io import make_private_folder, private_file
+
+REMAKE = "make the parts anew with `hetctl partition`"
+
+
+class StagingStoppedError(Exception):
+    """The job ended while parts were being copied."""
+
+
+def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[str, StageOrder]:
+    """Return the parts that each node of a job copies; empty if nothing is to be copied.
+
+    Part p goes to the nodes p, p + 1, .. p + replicas - 1 modulo their number, at most to each once.
+
+    Parameters
+    ----------
+    nodes : sequence of str
+        Names of the nodes in the order of the job.
+    """
+    if partitions is None or not partitions.source:
+        return {}
+    numbers = range(partitions.count)
+    return {
+        node: StageOrder(
+            *(partitions.source, partitions.path, partitions.count),
+            tuple(p for p in numbers if (index - p) % len(nodes) < partitions.replicas),
+        )
+        for index, node in enumerate(nodes)
+    }
+
+
+def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> StagedParts:
+    """Copy a node's parts; those that are there already, with the right digest, are kept.
+
+    Errors are part of the result: the other parts are copied nevertheless, and ranks use what is there.
+
+    Parameters
+    ----------
+    on_bytes : callable
+        Function called with the number of bytes of each copied block; its exceptions end the copying.
+    """
+    began, copied, kept, errors, size_bytes = time.monotonic(), [], [], [], 0
+    for number in order.parts:
+        target = path_on_node(order.path, number)
+        try:
+            part = _manifest(order).parts[number]
+            if is_whole(target, part):
+                kept.append(number)
+                log_line(f"part {number} is at {target} already")
+                continue
+            _copy(path_on_node(order.source, number), target, part, on_bytes)
+        except (OSError, BadInputError) as failure:
+            errors.append(f"part {number} cannot be copied to {target} of {node}: {_reason(failure)}")
+            log_line(errors[-1])
+        else:
+            copied.append(number)
+            size_bytes += part.size_bytes
+            log_line(f"part {number} was copied to {target}, {part.size_bytes} bytes")
+    return StagedParts(tuple(copied), tuple(kept), size_bytes, time.monotonic() - began, tuple(errors))
+
+
+def unstage(order: StageOrder) -> None:
+    """Remove the parts that were copied, in this job or in one that could not remove them; no others."""
+    for number in order.parts:
+        target = path_on_node(order.path, number)
+        if (mark := mark_of(target)).exists():
+            target.unlink(missing_ok=True)
+            mark.unlink()
+
+
+def mark_of(target: Path) -> Path:
+    """Return the empty file that tells a copied part from one that the user has placed."""
+    return target.with_name(f".{target.name}.staged")
+
+
+def _manifest(order: StageOrder) -> PartitionManifest:
+    folder = path_on_node(order.source, 0).parent
+    found = read_manifest(folder)
+    if found is None:
+        raise BadInputError(f"{folder} has no manifest", REMAKE)
+    if len(found.parts) != order.count:
+        raise BadInputError(
+            f"{folder} has {len(found.parts)} parts, but `partitions: count` is {order.count}",
+            "correct the ensemble file, or " + REMAKE,
+        )
+    return found
+
+
+def _reason(failure: OSError | BadInputError) -> str:
+    if isinstance(failure, BadInputError):
+        return f"{failure.message}; {failure.hint}"
+    place = f" ({failure.filename})" if failure.filename else ""
+    return f"{failure.strerror}{place}; give it space and access, or correct `partitions`"
+
+
+def _copy(source: Path, target: Path, part: PartFile, on_bytes: Callable[[int], None]) -> None:
+    make_private_folder(target.parent)
+    mark_of(target).touch()
+    digest = hashlib.sha256()
+    # Unbuffered: a read returns what there is, so that a slow file system shows as progress.
+    with source.open("rb", buffering=0) as content, private_file(target) as file:
+        while block := content.read(BLOCK_BYTES):
+            file.write(block)
+            digest.update(block)
+            on_bytes(len(block))
+        if digest.hexdigest() != part.sha256:
+            raise BadInputError(
+                f"{source} has SHA-256 {digest.hexdigest()}, its manifest {part.sha256}", REMAKE
+            )
