@@ -7,16 +7,10 @@ from dataclasses import dataclass
 
 from hetctl.model.errors import BadInputError
 
-GAP = 2.0
-"""Largest difference of the traversals of two partitions before samples migrate (footnote 5)."""
-
 
 @dataclass(frozen=True)
 class Migration:
-    """Samples that one worker transfers to another.
-
-    Afterwards the traversals of all partitions are counted from 0 again.
-    """
+    """Number of samples that one worker transfers to another."""
 
     source: int
     target: int
@@ -24,7 +18,7 @@ class Migration:
 
 
 def next_migration(
-    partitions: Sequence[int], drawn: Sequence[int], batches: Sequence[int], gap: float = GAP
+    held: Sequence[int], visits: Sequence[int], batches: Sequence[int], gap: float
 ) -> Migration | None:
     """Return the next migration (section 3.5); None while no partition leads by more than `gap` traversals.
 
@@ -33,30 +27,32 @@ def next_migration(
 
     Parameters
     ----------
-    partitions : sequence of int
+    held : sequence of int
         Samples that each worker holds, at least 1 each.
-    drawn : sequence of int
-        Samples that each worker has taken since the last migration.
+    visits : sequence of int
+        Visits of the samples that each worker holds, in total.
     batches : sequence of int
         Batch of each worker in an iteration, x_i.
+    gap : float
+        Largest difference of the mean visits before samples migrate.
 
     Raises
     ------
     BadInputError
         If a partition is empty, or the lengths of the sequences differ.
     """
-    if not len(partitions) == len(drawn) == len(batches) or min(partitions, default=0) < 1:
+    if not len(held) == len(visits) == len(batches) or min(held, default=0) < 1:
         raise BadInputError(
-            f"partitions {list(partitions)}, drawn {list(drawn)}, batches {list(batches)}: "
-            "one of each by worker, and no partition empty"
+            f"held {list(held)}, visits {list(visits)}, batches {list(batches)}: "
+            "one of each by worker, and no worker without samples"
         )
-    traversals = [taken / held for taken, held in zip(drawn, partitions, strict=True)]
+    traversals = [seen / own for seen, own in zip(visits, held, strict=True)]
     workers = range(len(traversals))
     source = min(workers, key=traversals.__getitem__)
     target = max(workers, key=traversals.__getitem__)
     if traversals[target] - traversals[source] <= gap:
         return None
-    both = partitions[source] + partitions[target]
+    both = held[source] + held[target]
     fair = both * batches[target] // (batches[source] + batches[target])
-    samples = min(fair, both - 1) - partitions[target]
+    samples = min(fair, both - 1) - held[target]
     return Migration(source, target, samples) if samples > 0 else None

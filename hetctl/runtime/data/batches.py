@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,33 @@ from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.group import Group
 
 Arrays = tuple[npt.NDArray[Any], ...]
+
+
+class StepBalancer(Protocol):
+    """Decision before each step of a group whose batch sizes follow the speeds of its ranks.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Samples of each rank in a full chunk.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a full chunk."""
+
+    def before_step(self, should_stop: bool, left: int) -> bool:
+        """Return true if rank 0 decides to stop; else set the sizes of this step, equal on every rank.
+
+        Parameters
+        ----------
+        should_stop : bool
+            Wish of this rank; only that of rank 0 counts.
+        left : int
+            Samples of the epoch that are left.
+        """
 
 
 class Batches:
@@ -32,6 +59,8 @@ class Batches:
         Function called after each step with the number of the epoch's samples that the group has trained.
     order : Order or None
         Order in which the samples before `start` were trained; then that of the epoch in training.
+    balancer : StepBalancer or None
+        Balancer of the group's batch sizes; None: they are constant.
 
     A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
     """
@@ -45,6 +74,7 @@ class Batches:
         should_stop: Callable[[], bool],
         on_step: Callable[[int], None] = lambda _position: None,
         order: Order | None = None,
+        balancer: StepBalancer | None = None,
     ) -> None:
         self._loader = loader
         self._epoch = epoch
@@ -52,10 +82,23 @@ class Batches:
         self._group = group
         self._should_stop = should_stop
         self._on_step = on_step
+        self._balancer = balancer
         self.start = start
         self.position = start
+        self.trained = 0
         self.weight = 1.0
         self.loss: Any = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of this rank in a full chunk of a balanced group; None: those of the member."""
+        return None if self._balancer is None else self._balancer.batch_size
+
+    @property
+    def share(self) -> float:
+        """Share of this rank in the samples trained so far: |B_i| / X of LB-BSP, Equation 7."""
+        done = self.position - self.start
+        return self.trained / done if done else 1.0 / self._group.size
 
     @property
     def complete(self) -> bool:
@@ -64,16 +107,26 @@ class Batches:
 
     def __iter__(self) -> Iterator[Samples]:
         with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:
-            # Rank 0 decides for all: ranks that stop at different steps would
-            # leave others waiting in an all-reduce.
-            while not self.complete and not self._group.broadcast(self._should_stop()):
+            while not self.complete and not self._told_to_stop():
                 samples, chunk = next(batches)
                 self.weight, self.order = chunk.weight, chunk.order
                 yield samples
                 self.position = chunk.stop
+                self.trained += len(chunk.numbers)
                 self._on_step(self.position)
             if self.complete:
                 next(batches, None)  # lets the loader go on to the next epoch
+
+    def _told_to_stop(self) -> bool:
+        """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""
+        if self._balancer is None:
+            return bool(self._group.broadcast(self._should_stop()))
+        before = self._balancer.sizes
+        if self._balancer.before_step(self._should_stop(), self._loader.samples - self.position):
+            return True
+        if self._balancer.sizes != before:
+            self._loader.split(self._balancer.sizes)
+        return False
 
 
 class TrainingData:
@@ -85,7 +138,7 @@ class TrainingData:
     Parameters
     ----------
     batch_size : int
-        Samples of a full batch on this rank.
+        Samples of a full batch on this rank, if the group is not balanced.
     convert : callable
         Function called with the arrays of each batch just before it is trained.
     on_batch : callable
@@ -120,15 +173,17 @@ class TrainingData:
             yield self._convert(samples)
 
     def padded(self) -> Iterator[Any]:
-        """Yield triples (x, y, weights) that all have `batch_size` rows.
+        """Yield triples (x, y, weights) that all have the rows of a full batch.
 
         If there are fewer samples, they are repeated; repetitions have weight 0, and samples weights with
         which the mean over the rows equals that over the samples. Batch normalisation ignores repetitions.
+        A balanced batch that has grown since the epoch began has more rows.
         """
         # Measured with TensorFlow: the trace for a smaller last batch took 0.54 s among steps of 20 ms.
-        rows = self._batch_size
+        rows = self._batches.batch_size or self._batch_size
         for samples in self._taken():
-            yield self._convert((*pad(samples, rows), weights_of(self.samples, rows)))
+            x, y = pad(samples, rows)
+            yield self._convert((x, y, weights_of(self.samples, len(x))))
 
     def _taken(self) -> Iterator[Samples]:
         for samples in self._batches:

@@ -15,8 +15,10 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.loaders import (
+    USUAL_LOADER_WAITS,
     ArrayLoader,
     Loader,
+    LoaderWaits,
     Lockstep,
     LockstepLoader,
     PreprocessorPool,
@@ -44,12 +46,15 @@ class Sharing:
         Number of processes to fork: the largest number that any member may need.
     timeouts : Timeouts
         Time limits for batches and for the processes that share them.
+    waits : LoaderWaits
+        Waits of its loaders.
     """
 
     mode: str = NONE
     folder: str = "alone"
     preprocessors: int = 1
     timeouts: Timeouts = USUAL_TIMEOUTS
+    waits: LoaderWaits = USUAL_LOADER_WAITS
 
 
 class OpenLoader(Protocol):
@@ -93,7 +98,9 @@ def open_pipeline(
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
-    pool = PreprocessorPool(layout, forked, folder, first_sample(shared), timeouts=sharing.timeouts)
+    pool = PreprocessorPool(
+        layout, forked, folder, first_sample(shared), None, sharing.timeouts, sharing.waits
+    )
 
     def open_loader(
         stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None

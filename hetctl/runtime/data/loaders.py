@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
-from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order
+from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
 from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
 from hetctl.runtime.data.sources import Array, ArraySource
@@ -28,9 +28,27 @@ AHEAD = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
-CHECK_EVERY_S = 1.0
-HELP_S = 5.0
-"""Seconds after which a rank that waits for a chunk that no process prepares starts to prepare some."""
+MOST_MOVED = 0.1
+"""Share of a chunk that ranks prepare themselves, for one another, before their preprocessors begin anew."""
+
+
+@dataclass(frozen=True)
+class LoaderWaits:
+    """Times in seconds for which a rank waits for a chunk before it looks after the preparation.
+
+    Parameters
+    ----------
+    check_s : float
+        Time between two checks of the preparing processes.
+    help_s : float
+        Time after which it starts to prepare chunks itself if no process does.
+    """
+
+    check_s: float = 1.0
+    help_s: float = 5.0
+
+
+USUAL_LOADER_WAITS = LoaderWaits()
 
 
 class Loader(Protocol):
@@ -63,6 +81,12 @@ class Loader(Protocol):
             Order in which the first `start` samples were trained; None: the loader's own for that epoch.
         """
 
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Split the chunks that are requested from now on by these sizes, as in `Stream`.
+
+        All ranks of the group must split the same chunk by the same sizes.
+        """
+
     def close(self) -> None:
         """Release the batches; no more are requested."""
 
@@ -80,9 +104,17 @@ class ArrayLoader:
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield copies of the samples."""
-        for chunk in _chunks(self._stream.beginning_at(order or (self._stream.seed, epoch), start)):
+        order = order or (self._stream.seed, epoch)
+        while start < self.samples:
+            # The sizes may have changed since the last chunk.
+            chunk = self._stream.beginning_at(order, start).at(0)
             chosen = chunk.numbers
             yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
+            start = chunk.stop
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        self._stream = replace(self._stream, sizes=sizes)
 
     def close(self) -> None:
         """Do nothing: the arrays are shared with others."""
@@ -102,6 +134,8 @@ class PreprocessorPool:
         Folder for rings, in memory.
     sample : tuple of arrays
         A batch with one sample.
+    waits : LoaderWaits
+        Waits of the ranks that take chunks from the rings.
     """
 
     layout: BatchLayout
@@ -110,6 +144,7 @@ class PreprocessorPool:
     sample: Samples
     num_workers: int | None = None
     timeouts: Timeouts = USUAL_TIMEOUTS
+    waits: LoaderWaits = USUAL_LOADER_WAITS
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
         """Open a ring for a stream; the first process creates it.
@@ -119,7 +154,7 @@ class PreprocessorPool:
         largest : int
             Samples of the largest batch that is read from it: it must hold two of those.
         """
-        slot_bytes = self.layout.bytes_of(-(-stream.chunk // stream.ranks))
+        slot_bytes = self.layout.bytes_of(max(1, stream.split[stream.rank]))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
         shape = Shape(slots, slot_bytes, readers)
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
@@ -136,7 +171,7 @@ class PreprocessorPool:
         Parameters
         ----------
         on_wait : callable
-            Function called every `CHECK_EVERY_S` seconds while no chunk arrives.
+            Function called every `waits.check_s` seconds while no chunk arrives.
 
         Raises
         ------
@@ -150,13 +185,18 @@ class PreprocessorPool:
             # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.layout.views(_whole(ring.take(position, CHECK_EVERY_S)), samples)
+                return self.layout.views(_whole(ring.take(position, self.waits.check_s)), samples)
             on_wait()
         raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
 
 
 class RingLoader:
-    """Batches that this rank's own preprocessors put into a ring that no other process reads."""
+    """Batches that this rank's own preprocessors put into a ring that no other process reads.
+
+    The preprocessors are ahead of the trainer. When sizes change, the ranks keep what each has prepared, and
+    prepare the few samples themselves that move between them. A change of more than `MOST_MOVED` begins a new
+    ring with the new sizes.
+    """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
         self.samples = stream.samples
@@ -169,16 +209,23 @@ class RingLoader:
         self._position = 0
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield views of the ring."""
+        """Yield views of the ring, or copies if there are samples from other ranks."""
         order = order or (self._own.seed, epoch)
-        ring = self._ring_at(order, start)
-        while (chunk := self._stream.at(self._position)).order == order:
+        while start < self.samples:
+            ring = self._ring_at(order, start)
+            planned = self._stream.at(self._position)
             began = time.perf_counter()
-            samples = self._pool.take(ring, self._position, len(chunk.numbers))
+            samples = self._pool.take(ring, self._position, len(planned.numbers))
+            samples, chunk = self._reassigned(samples, planned)
             self.waited_s += time.perf_counter() - began
             yield samples if len(chunk.numbers) else self.sample, chunk
             ring.release(self._position)
             self._position += 1
+            start = chunk.stop
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        self._own = replace(self._own, sizes=sizes)
 
     def close(self) -> None:
         """Leave the ring, which frees the preprocessors for another one."""
@@ -187,16 +234,37 @@ class RingLoader:
             self._ring.close()
             self._ring = None
 
+    def _reassigned(self, samples: Samples, planned: Chunk) -> Batch:
+        """Return this rank's part of a chunk that may have been prepared with other sizes."""
+        if self._own.split == self._stream.split:
+            return samples, planned
+        count = planned.stop - planned.start
+        kept, others = reassigned(count, self._stream.split, self._own.split, self._own.rank)
+        whole = epoch_order(self.samples, *planned.order)[planned.start : planned.stop]
+        (x, y), first = samples, kept.stop - kept.start
+        numbers = whole[kept]
+        if others:
+            taken = whole[list(others)]
+            more_x, more_y = self._pool.preprocessors.make(taken, planned.order)
+            x, y = np.concatenate([x[:first], more_x]), np.concatenate([y[:first], more_y])
+            numbers = np.concatenate([numbers, taken])
+        return (x[: len(numbers)], y[: len(numbers)]), replace(planned, numbers=numbers)
+
     def _ring_at(self, order: Order, start: int) -> Ring:
         """Return the ring, filled from that position of the order on."""
         upcoming = self._stream.at(self._position)
         # Preprocessors are ahead of the trainer, beyond the epoch's end:
         # what they have is of use if it is next.
-        if self._ring is None or (upcoming.order, upcoming.start) != (order, start):
+        is_next = (upcoming.order, upcoming.start) == (order, start)
+        if self._ring is None or not is_next or self._is_far_from_plan():
             self.close()
             self._stream, self._position = self._own.beginning_at(order, start), 0
             self._ring = self._new_ring()
         return self._ring
+
+    def _is_far_from_plan(self) -> bool:
+        """Return true if so many samples move between ranks that prepared ones are of little use."""
+        return moved(self._stream.split, self._own.split) > MOST_MOVED * self._own.chunk
 
     def _new_ring(self) -> Ring:
         """Create a ring; its file is removed as soon as all its processes have opened it."""
@@ -282,6 +350,11 @@ class LockstepLoader:
         yield from self._batches_from(ring, self._position)
         self._position += -(-self.samples // self._shared.chunk)
 
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        self._member = replace(self._member, sizes=sizes)
+        self._own_loader.split(sizes)
+
     def close(self) -> None:
         """Leave the ring: no other process waits for this rank any more."""
         self._own_loader.close()
@@ -314,8 +387,8 @@ class LockstepLoader:
         if self._led and not exchange_serves(self._pool.folder / self._lockstep.name):
             self._led = False
             self._fill_by(self._pool)
-        waited_s = time.perf_counter() - waiting_since
-        if not (self._led or self._filling) and waited_s > HELP_S and ring.is_neglected():
+        needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
+        if not (self._led or self._filling) and needs_help and ring.is_neglected():
             self._fill_by(self._help_pool)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
@@ -325,7 +398,7 @@ class LockstepLoader:
         held: dict[int, Samples] = {}
         for start in range(0, self.samples, self._member.chunk):
             stop = min(start + self._member.chunk, self.samples)
-            share = np.array_split(np.arange(start, stop), self._member.ranks)[self._member.rank]
+            share = self._member.share(start, stop)
             yield self._part(ring, base, held, share), Chunk(order, start, stop, numbers[share])
             for index in [
                 index for index in held if (index + 1) * self._shared.chunk <= stop or stop == self.samples
@@ -333,11 +406,11 @@ class LockstepLoader:
                 del held[index]
                 ring.release(base + index)
 
-    def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: Array) -> Samples:
+    def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: slice) -> Samples:
         """Return the samples of an epoch at the positions `share`; `held` are the chunks taken so far."""
-        if not len(share):
+        if share.start == share.stop:
             return self.sample
-        size, first, last = self._shared.chunk, int(share[0]), int(share[-1])
+        size, first, last = self._shared.chunk, share.start, share.stop - 1
         parts = []
         for index in range(first // size, last // size + 1):
             if index not in held:
@@ -360,14 +433,6 @@ class LockstepLoader:
 def slots_of(chunk: int, slot_bytes: int) -> int:
     """Return the number of chunks prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
     return max(LEAST_SLOTS, min(-(-AHEAD // chunk), RING_BYTES // slot_bytes))
-
-
-def _chunks(stream: Stream) -> Iterator[Chunk]:
-    """Yield the chunks of a stream's first epoch."""
-    position = 0
-    while (chunk := stream.at(position)).order == (stream.seed, stream.epoch):
-        yield chunk
-        position += 1
 
 
 def _whole(slot: Bytes | None) -> Bytes:

@@ -59,7 +59,9 @@ def main() -> int:
 
 
 def lead(lineup: Lineup) -> None:
-    """Lead a node through a round; return at once for arrays, which are in every trainer's memory."""
+    """Lead a node through a round; return at once for arrays, which are in the trainers' memory."""
+    if lineup.ensemble.reads_partitions:
+        return
     source = _training_samples(lineup.ensemble)
     if isinstance(source, ArraySource):
         return

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
-from hetctl.runtime.data.sampler import Chunk, Stream, sample_rng
+from hetctl.runtime.data.sampler import Numbers, Order, Stream, sample_rng
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 from hetctl.storage.processes import die_with_parent
@@ -73,6 +73,8 @@ class Preprocessors:
     """
 
     def __init__(self, source: SampleSource, layout: BatchLayout, count: int) -> None:
+        self._source = source
+        self._layout = layout
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         # Forked rather than spawned: the source is not pickled, and its memory pages are shared.
@@ -132,6 +134,17 @@ class Preprocessors:
             assert isinstance(pipe, Connection)
             self._check(pipe)
 
+    def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
+        """Prepare samples in this process, exactly as the others would."""
+        spec = self._layout.spec
+        x = np.empty((len(numbers), *spec.x_shape), spec.x_dtype)
+        y = np.empty((len(numbers), *spec.y_shape), spec.y_dtype)
+        try:
+            _write(x, y, numbers, order, self._source)
+        except Exception as error:
+            raise _refusal(error) from error
+        return x, y
+
     def stop(self) -> None:
         """Kill all processes."""
         for process in self._processes:
@@ -168,10 +181,7 @@ def _serve(
                 _fill(_claims(ring, pipe), ring, stream, source, layout)
         except Exception as error:
             traceback.print_exc()
-            own_error = isinstance(error, HetctlError)
-            pipe.send(
-                error if own_error else BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
-            )
+            pipe.send(_refusal(error))
 
 
 def _fill(
@@ -180,7 +190,7 @@ def _fill(
     for position in claims:
         chunk = stream.at(position)
         x, y = layout.views(ring.buffer(position), len(chunk.numbers))
-        _write(x, y, chunk, source)
+        _write(x, y, chunk.numbers, chunk.order, source)
         ring.publish(position, layout.bytes_of(len(chunk.numbers)))
 
 
@@ -200,9 +210,15 @@ def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
         yield position
 
 
-def _write(x: Array, y: Array, chunk: Chunk, source: SampleSource) -> None:
-    seed, epoch = chunk.order
-    for index, number in enumerate(chunk.numbers.tolist()):
+def _refusal(error: Exception) -> HetctlError:
+    if isinstance(error, HetctlError):
+        return error
+    return BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
+
+
+def _write(x: Array, y: Array, numbers: Numbers, order: Order, source: SampleSource) -> None:
+    seed, epoch = order
+    for index, number in enumerate(numbers.tolist()):
         prepared, y[index] = source.prepare(number)
         place = x[index, ...]
         augmented = source.augment(prepared, sample_rng(seed, epoch, number), place)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hetctl.model.ensemble import Member
 
 Numbers = npt.NDArray[np.int64]
 Order = tuple[int, ...]
@@ -85,8 +88,9 @@ class Stream:
     epoch, start : int
         Epoch in which the stream begins, and the number of its samples that are skipped.
     rank, ranks : int
-        Rank whose share of each chunk the stream has, and the number of ranks; shares differ by at most one
-        sample.
+        Rank whose share of each chunk the stream has, and the number of ranks.
+    sizes : tuple of int
+        Samples of each rank in a full chunk; empty: sizes that differ by at most one sample.
     """
 
     samples: int
@@ -96,6 +100,7 @@ class Stream:
     start: int = 0
     rank: int = 0
     ranks: int = 1
+    sizes: tuple[int, ...] = ()
 
     def beginning_at(self, order: Order, start: int) -> Stream:
         """Return a stream of the same samples that begins at another position."""
@@ -110,5 +115,80 @@ class Stream:
             later, index = divmod(position - first, -(-self.samples // self.chunk))
             epoch, start = self.epoch + 1 + later, index * self.chunk
         stop = min(start + self.chunk, self.samples)
-        numbers = epoch_order(self.samples, self.seed, epoch)[start:stop]
-        return Chunk((self.seed, epoch), start, stop, np.array_split(numbers, self.ranks)[self.rank])
+        own = self.share(start, stop)
+        return Chunk((self.seed, epoch), start, stop, epoch_order(self.samples, self.seed, epoch)[own])
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Samples of each rank in a full chunk."""
+        return self.sizes or parts_of(self.chunk, (1,) * self.ranks)
+
+    def share(self, start: int, stop: int) -> slice:
+        """Return the positions of this rank's samples in the chunk from `start` to `stop`."""
+        ends = _ends(stop - start, self.sizes or (1,) * self.ranks)
+        return slice(start + ends[self.rank], start + ends[self.rank + 1])
+
+
+def reassigned(
+    samples: int, planned: tuple[int, ...], sizes: tuple[int, ...], rank: int
+) -> tuple[slice, tuple[int, ...]]:
+    """Return the positions in a chunk that a rank trains if its preprocessors planned with other sizes.
+
+    Each rank keeps the first of its planned positions, as many as it now needs. What ranks with smaller
+    sizes give up goes, in order, to ranks with larger ones; no fewer samples can move.
+
+    Parameters
+    ----------
+    samples : int
+        Samples of the chunk.
+    planned, sizes : tuple of int
+        Sizes of all ranks when the chunk was prepared, and now, as in `Stream`.
+
+    Returns
+    -------
+    tuple
+        Planned positions that it keeps, and positions from others.
+    """
+    before, now = _ends(samples, planned), _ends(samples, sizes)
+    left: list[int] = []
+    taken: dict[int, range] = {}
+    missing = 0
+    for other in range(len(sizes)):
+        kept = min(before[other + 1] - before[other], now[other + 1] - now[other])
+        left += range(before[other] + kept, before[other + 1])
+        more = now[other + 1] - now[other] - kept
+        taken[other] = range(missing, missing + more)
+        missing += more
+    kept = min(before[rank + 1] - before[rank], now[rank + 1] - now[rank])
+    return slice(before[rank], before[rank] + kept), tuple(left[index] for index in taken[rank])
+
+
+def moved(planned: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Return the samples of a full chunk that other ranks train than those that planned them."""
+    return sum(max(0, size - before) for before, size in zip(planned, sizes, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _ends(samples: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the bounds of the parts of a chunk."""
+    return (0, *accumulate(parts_of(samples, sizes)))
+
+
+def parts_of(samples: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return parts in proportion to `sizes`, rounded by largest remainders; ties by rank."""
+    total = sum(sizes)
+    parts = [samples * size // total for size in sizes]
+    # Remainders are compared as integers: equal sizes must tie on every machine.
+    by_remainder = sorted(range(len(sizes)), key=lambda rank: -(samples * sizes[rank] % total))
+    for rank in by_remainder[: samples - sum(parts)]:
+        parts[rank] += 1
+    return tuple(parts)
+
+
+def streams_of(member: Member, samples: int, held_out: int, rank: int, ranks: int) -> tuple[Stream, Stream]:
+    """Return a rank's streams of the training and of the validation samples of a member."""
+    chunk, rows = member.batch_size * ranks, member.rows_evaluated * ranks
+    return (
+        Stream(samples, chunk, member.seed, rank=rank, ranks=ranks),
+        Stream(held_out, rows, UNSHUFFLED, rank=rank, ranks=ranks),
+    )

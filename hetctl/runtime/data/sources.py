@@ -209,6 +209,7 @@ class ImageSource(_Checked):
     def __init__(self, images: Any, name: str) -> None:
         self._images = images
         self._takes_out = sys.modules["hetctl.images"].takes_out(images.augment)
+        self.is_augmented: bool = images.is_augmented
         self.classes: tuple[str, ...] = images.classes
         super().__init__(name)
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data import loaders
+from hetctl.model.site import Timeouts
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayLoader, PreprocessorPool, RingLoader, slots_of
+from hetctl.runtime.data.loaders import ArrayLoader, LoaderWaits, PreprocessorPool, RingLoader, slots_of
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sources import ArraySource, MapSource
@@ -47,14 +46,12 @@ def loader_of(tmp_path):
     """Return a function that opens a loader with its own preprocessors; it is closed after the test."""
     made = []
 
-    def make(source, chunk=4, count=2, rank=0, ranks=1, timeouts=USUAL_TIMEOUTS):
+    def make(source, chunk=4, count=2, rank=0, ranks=1, **waits):
         layout = layout_of(source)
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
         x, y = source.prepare(0)
         spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        pool = PreprocessorPool(
-            layout, Preprocessors(source, layout, count), tmp_path, spare, timeouts=timeouts
-        )
+        pool = PreprocessorPool(layout, Preprocessors(source, layout, count), tmp_path, spare, **waits)
         made.append(RingLoader(stream, pool))
         return made[-1]
 
@@ -81,6 +78,70 @@ def test_batches_are_those_that_one_process_would_prepare(loader_of, count, tmp_
                 expected = number + np.float32(sample_rng(SEED, epoch, number).random())
                 assert np.array_equal(sample, np.full((2, 3), expected, np.float32))
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, even if we are killed now
+
+
+CHANGES = {
+    "few samples": [(10, 10), (11, 9), (12, 8), (11, 9), (10, 10), (9, 11)],
+    "many samples": [(10, 10), (17, 3), (4, 16), (4, 16), (19, 1)],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("samples", [100, 87])
+def test_changing_sizes_give_the_samples_of_one_process(loader_of, changes, samples):
+    source = Squares(samples)
+    ranks = [loader_of(source, chunk=20, rank=rank, ranks=2) for rank in range(2)]
+    step = 0
+    for epoch in (1, 2):
+        order = epoch_order(samples, SEED, epoch)
+        parts = [rank.batches(epoch, 0) for rank in ranks]
+        for start in range(0, samples, 20):
+            sizes = changes[step % len(changes)]
+            step += 1
+            for rank in ranks:
+                rank.split(sizes)
+            # Views of the ring hold until the next batch of that rank.
+            (one, first), (other, second) = (next(part) for part in parts)
+            numbers = np.concatenate([first.numbers, second.numbers])
+            assert sorted(numbers) == sorted(order[start : start + 20])
+            if start + 20 <= samples:
+                assert (len(first.numbers), len(second.numbers)) == sizes
+            assert first.weight + second.weight == pytest.approx(1.0)
+            # A rank without samples has an example batch.
+            held = [(part, len(chunk.numbers)) for part, chunk in ((one, first), (other, second))]
+            x_of_both, y_of_both = (np.concatenate([p[i][:count] for p, count in held]) for i in (0, 1))
+            for x, y, number in zip(x_of_both, y_of_both, numbers, strict=True):
+                expected = number + np.float32(sample_rng(SEED, epoch, number).random())
+                assert np.array_equal(x, np.full((2, 3), expected, np.float32))
+                assert y == number**2
+        assert [next(part, None) for part in parts] == [None, None]
+
+
+def test_small_changes_keep_what_preprocessors_have_prepared(loader_of):
+    loader = loader_of(Squares(100), chunk=20, rank=0, ranks=2)
+    parts = loader.batches(1, 0)
+    next(parts)
+    ring = loader._ring
+    loader.split((11, 9))
+    (x, _), chunk = next(parts)
+    assert (loader._ring, len(x), len(chunk.numbers)) == (ring, 11, 11)
+    loader.split((8, 12))
+    (x, _), chunk = next(parts)
+    assert (loader._ring, len(x)) == (ring, 8)
+    assert not x.flags.owndata  # fewer samples are a view
+    loader.split((15, 5))
+    next(parts)
+    assert loader._ring is not ring
+
+
+def test_a_moved_sample_that_cannot_be_prepared_ends_training(loader_of):
+    bad = int(epoch_order(40, SEED, 1)[30])
+    loader = loader_of(Squares(40, bad=bad), chunk=40, rank=0, ranks=2)
+    parts = loader.batches(1, 0)
+    loader._own = loader._stream = Stream(40, 40, SEED, rank=0, ranks=2, sizes=(30, 10))
+    loader.split((32, 8))
+    with pytest.raises(BadInputError, match=f"preparing a sample: ValueError: sample {bad} is rotten"):
+        next(parts)
 
 
 def test_an_interrupted_epoch_continues_in_its_middle(loader_of):
@@ -133,9 +194,9 @@ def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
     assert "_read" in capfd.readouterr().err
 
 
-def test_a_killed_preprocessor_ends_training(loader_of, monkeypatch):
-    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.05)
-    loader = loader_of(Squares(10_000), count=1)  # more than are prepared ahead
+def test_a_killed_preprocessor_ends_training(loader_of):
+    # More samples than are prepared ahead.
+    loader = loader_of(Squares(10_000), count=1, waits=LoaderWaits(check_s=0.05))
     batches = loader.batches(1, 0)
     next(batches)
     (process,) = loader._pool.preprocessors._processes

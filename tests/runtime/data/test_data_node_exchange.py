@@ -39,7 +39,6 @@ def play(tmp_path, monkeypatch):
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(loaders, "AHEAD", AHEAD)
-    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.1)
     yield make
     for one in made:
         one.stop()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
+from hetctl.runtime.data.sampler import Stream, epoch_order, moved, reassigned, sample_rng
 
 
 def chunks(stream, count):
@@ -67,3 +67,42 @@ def test_every_sample_of_every_epoch_has_chances_of_its_own():
         assert tuple(sample_rng(*key).integers(0, 2**62, 3)) == values
     sample_rng(0, 1, 7).integers(0, 2, size=1, dtype=np.uint8)  # leaves some bits behind
     assert tuple(sample_rng(0, 1, 7).integers(0, 2**62, 3)) == drawn[0, 1, 7]
+
+
+@given(samples=st.integers(1, 60), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_uneven_shares_cover_each_chunk_once(samples, sizes):
+    streams = [
+        Stream(samples, sum(sizes), 3, rank=rank, ranks=len(sizes), sizes=tuple(sizes))
+        for rank in range(len(sizes))
+    ]
+    for position in range(-(-samples // sum(sizes))):
+        chunks = [stream.at(position) for stream in streams]
+        seen = np.concatenate([chunk.numbers for chunk in chunks])
+        assert np.array_equal(seen, epoch_order(samples, 3, 1)[chunks[0].start : chunks[0].stop])
+        if len(seen) == sum(sizes):
+            assert [len(chunk.numbers) for chunk in chunks] == sizes
+        assert sum(chunk.weight for chunk in chunks) == pytest.approx(1.0)
+
+
+@given(
+    samples=st.integers(1, 40),
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
+)
+def test_reassigned_samples_are_each_trained_once(samples, sizes):
+    planned, now = (tuple(column) for column in zip(*sizes, strict=True))
+    ranks = range(len(sizes))
+    found = [reassigned(samples, planned, now, rank) for rank in ranks]
+    trained = [position for kept, others in found for position in (*range(kept.start, kept.stop), *others)]
+    assert sorted(trained) == list(range(samples))
+    for rank, (kept, others) in enumerate(found):
+        share = Stream(samples, samples, 0, rank=rank, ranks=len(sizes), sizes=now).share(0, samples)
+        assert kept.stop - kept.start + len(others) == share.stop - share.start
+    if planned == now:
+        assert not any(others for _, others in found)
+
+
+def test_as_few_samples_move_as_the_sizes_require():
+    kept, others = zip(*(reassigned(12, (4, 4, 4), (6, 5, 1), rank) for rank in range(3)), strict=True)
+    assert kept == (slice(0, 4), slice(4, 8), slice(8, 9))
+    assert others == ((9, 10), (11,), ())
+    assert moved((4, 4, 4), (6, 5, 1)) == 3

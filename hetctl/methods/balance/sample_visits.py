@@ -1,0 +1,280 @@
+"""Visits of the samples of partitioned data, and their migration between workers (LB-BSP, section 3.5).
+
+Each worker draws from the samples that it holds, the least visited first. Every rank computes the draws and
+the migrations of all workers from the same state, so that these need no messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.methods.balance.migration import Migration, next_migration
+
+Numbers = npt.NDArray[np.int64]
+Levels = Counter[int]
+"""Number of a worker's samples by their visits."""
+
+MOST_APART = 2
+"""Largest difference of the visits of any two samples (footnote 5: "gap of traversal times bounded by 2")."""
+GAP = 1.0
+"""Difference of the mean visits of two workers' samples from which samples migrate in the background. A
+worker's own samples differ by up to one visit, so that `MOST_APART` is not exceeded while they are sent."""
+STEPS_TO_SEND = 16
+"""Steps from the beginning of a migration until its target draws the samples, unless `MOST_APART` requires it
+earlier. A fixed number, so that training does not depend on the time that sending takes."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Samples that one worker sends to another.
+
+    Parameters
+    ----------
+    number : int
+        Number of the transfer, counted from 0.
+    samples : array of int
+        Numbers of the samples.
+    due : int
+        Step from which the target draws them, counted from 0.
+    """
+
+    number: int
+    source: int
+    target: int
+    samples: Numbers
+    due: int
+
+
+@dataclass(frozen=True)
+class TransferChange:
+    """Beginning of a transfer or, if `has_landed`, its end: from then on the target holds the samples."""
+
+    transfer: Transfer
+    has_landed: bool
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Samples of a step, and the transfers before it.
+
+    Parameters
+    ----------
+    samples : tuple of array
+        Numbers of the samples that each worker trains.
+    changes : tuple of TransferChange
+        Transfers that begin or end, in their order: samples may move on as soon as they have arrived.
+    """
+
+    samples: tuple[Numbers, ...]
+    changes: tuple[TransferChange, ...]
+
+
+class SampleVisits:
+    """Holders and visits of all samples of a group's partitioned data.
+
+    Parameters
+    ----------
+    home : array of int, shape (samples,)
+        Worker on whose node each sample lies; each worker is the home of at least one.
+    seed : int
+        Seed of the order in which samples of equal visits are drawn.
+
+    Attributes
+    ----------
+    pending : tuple of Transfer
+        Transfers that have begun and not landed.
+    """
+
+    def __init__(self, home: Numbers, seed: int) -> None:
+        self.home = home
+        self.seed = seed
+        self._workers = range(int(home.max()) + 1)
+        self._holder = home.copy()
+        self._visits: Numbers = np.zeros_like(home)
+        self._steps = 0
+        self._transfers = 0
+        self.pending: tuple[Transfer, ...] = ()
+        self._recount()
+
+    @property
+    def held(self) -> list[int]:
+        """Number of samples that each worker holds."""
+        return [levels.total() for levels in self._levels]
+
+    @property
+    def extremes(self) -> tuple[int, int]:
+        """Fewest and most visits of a sample."""
+        return min(map(min, self._levels)), max(map(max, self._levels))
+
+    def draw(self, sizes: Sequence[int], parts: Sequence[int] = ()) -> Draw:
+        """Return the samples of the next step, and count their visits.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Batch of each worker, at least 1.
+        parts : sequence of int
+            Samples of each worker in this step, if it is the smaller last one of an epoch.
+        """
+        counts = parts or sizes
+        changes = self._land(transfer for transfer in self.pending if transfer.due <= self._steps)
+        changes += self._migrate(sizes)
+        while urgent := self._urgent(counts):
+            # Samples that are on the way may suffice.
+            changes += () if self.pending else self._begin(urgent, self._steps)
+            changes += self._land(self.pending)
+        self._steps += 1
+        samples = tuple(
+            self._take(worker, count) for worker, count in zip(self._workers, counts, strict=True)
+        )
+        return Draw(samples, changes)
+
+    def away(self) -> list[Transfer]:
+        """Return transfers that bring samples from their homes to their present holders."""
+        away = np.flatnonzero(self._holder != self.home)
+        routes = sorted(set(zip(self.home[away].tolist(), self._holder[away].tolist(), strict=True)))
+        moved = []
+        for number, (source, target) in enumerate(routes, start=1):
+            samples = away[(self.home[away] == source) & (self._holder[away] == target)]
+            # Numbers below 0: those of later transfers are counted from 0.
+            moved.append(Transfer(-number, source, target, samples, self._steps))
+        return moved
+
+    def save(self) -> dict[str, Numbers]:
+        """Return the state as arrays."""
+        return {
+            "home": self.home,
+            "holder": self._holder,
+            "visits": self._visits,
+            "counts": np.array([self._steps, self._transfers]),
+            "pending": np.array(
+                [(t.number, t.source, t.target, t.due, len(t.samples)) for t in self.pending], np.int64
+            ).reshape(-1, 5),
+            "pending_samples": np.concatenate([self.home[:0], *(t.samples for t in self.pending)]),
+        }
+
+    def restore(self, state: Mapping[str, Numbers]) -> None:
+        """Continue from a state.
+
+        Samples whose homes are now others are held there, and keep their visits. A state of another number
+        of samples is not used.
+        """
+        if len(state["home"]) != len(self.home):
+            return
+        self._visits = state["visits"].copy()
+        if np.array_equal(state["home"], self.home):
+            self._holder = state["holder"].copy()
+            self._steps, self._transfers = state["counts"].tolist()
+            self.pending = tuple(_transfers(state["pending"], state["pending_samples"]))
+        self._recount()
+
+    def _recount(self) -> None:
+        self._levels = [Counter(self._visits[self._holder == w].tolist()) for w in self._workers]
+        # The samples with the fewest visits of each worker that it has not drawn, in the order of drawing.
+        self._queues = [self.home[:0] for _ in self._workers]
+
+    def _take(self, worker: int, count: int) -> Numbers:
+        """Return the next samples of a worker: the least visited, those of equal visits in random order."""
+        taken = []
+        while count:
+            if not len(self._queues[worker]):
+                order = self._order(worker)
+                self._queues[worker] = order[: self._levels[worker][min(self._levels[worker])]]
+            samples = self._queues[worker][:count]
+            self._queues[worker] = self._queues[worker][count:]
+            self._visits[samples] += 1
+            taken.append(samples)
+            self._levels[worker] = _visited(self._levels[worker], len(samples))
+            count -= len(samples)
+        return np.concatenate([self.home[:0], *taken])
+
+    def _order(self, worker: int, *, last_first: bool = False) -> Numbers:
+        """Return the samples of a worker in the order of drawing, or in that of migration.
+
+        Samples migrate by visits, too, but among those of equal visits the one that is drawn last goes first.
+        """
+        own = np.flatnonzero(self._holder == worker)
+        visits = self._visits[own]
+        place = np.empty_like(own)
+        for level in self._levels[worker]:
+            at = visits == level
+            place[at] = _places(len(self.home), self.seed, level)[own[at]]
+        order: Numbers = own[np.lexsort((-place if last_first else place, visits))]
+        return order
+
+    def _migrate(self, sizes: Sequence[int]) -> tuple[TransferChange, ...]:
+        """Begin a migration in the background if the mean visits of two workers differ by `GAP`."""
+        if self.pending:
+            return ()
+        drawn = [sum(visits * count for visits, count in levels.items()) for levels in self._levels]
+        migration = next_migration(self.held, drawn, sizes, GAP)
+        return self._begin(migration, self._steps + STEPS_TO_SEND) if migration else ()
+
+    def _urgent(self, counts: Sequence[int]) -> Migration | None:
+        """Return a migration without which this step would make visits too unequal; None if it would not."""
+        after = [_visited(levels, count) for levels, count in zip(self._levels, counts, strict=True)]
+        least = min(map(min, after))
+        # A sample with `MOST_APART` more visits than another must not be drawn. Earlier inequality, after the
+        # data have been moved to other nodes, is no reason.
+        above = [
+            sum(count - before[visits] for visits, count in later.items() if visits > least + MOST_APART)
+            for before, later in zip(self._levels, after, strict=True)
+        ]
+        target = max(self._workers, key=above.__getitem__)
+        # A worker with fewer samples than its batch would be emptied.
+        free = [min(later[least], held - 1) for later, held in zip(after, self.held, strict=True)]
+        source = max(self._workers, key=free.__getitem__)
+        samples = min(above[target], free[source])
+        return Migration(source, target, samples) if samples > 0 else None
+
+    def _begin(self, migration: Migration, due: int) -> tuple[TransferChange, ...]:
+        source, target, count = migration.source, migration.target, migration.samples
+        samples = self._order(source, last_first=True)[:count]
+        transfer = Transfer(self._transfers, source, target, samples, due)
+        self._transfers += 1
+        self.pending += (transfer,)
+        return (TransferChange(transfer, has_landed=False),)
+
+    def _land(self, transfers: Iterable[Transfer]) -> tuple[TransferChange, ...]:
+        """Let the targets hold the samples."""
+        landed = tuple(transfers)
+        for transfer in landed:
+            self._holder[transfer.samples] = transfer.target
+        if landed:
+            self.pending = tuple(transfer for transfer in self.pending if transfer not in landed)
+            self._recount()
+        return tuple(TransferChange(transfer, has_landed=True) for transfer in landed)
+
+
+def _visited(levels: Levels, count: int) -> Levels:
+    """Return the samples by visits after `count` visits of the least visited."""
+    after = Counter(levels)
+    while count:
+        least = min(after)
+        visited = min(after[least], count)
+        after[least + 1] += visited
+        after[least] -= visited
+        if not after[least]:
+            del after[least]
+        count -= visited
+    return after
+
+
+@lru_cache(maxsize=4)
+def _places(samples: int, seed: int, level: int) -> Numbers:
+    """Return the place of each sample in the order in which those visited `level` times are drawn."""
+    places: Numbers = np.random.default_rng([seed, level]).permutation(samples)
+    return places
+
+
+def _transfers(pending: Numbers, samples: Numbers) -> Iterator[Transfer]:
+    begin = 0
+    for number, source, target, due, count in pending.tolist():
+        yield Transfer(number, source, target, samples[begin : begin + count], due)
+        begin += count
