@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.inputs.input_errors import refusal, suggestion
 from hetctl.inputs.worker_table import WorkerPoints, read_workers
-from hetctl.methods.balance.cpu_manager import CpuManager
-from hetctl.methods.balance.curve_manager import CurveManager
-from hetctl.methods.balance.gpu_manager import GpuManager
-from hetctl.methods.balance.manager import BatchSizeManager, equal_batches
-from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.manager import equal_batches
+from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.observation_log import AnswerDifference, records_in, replay
+from hetctl.methods.balance.progress import equal_batches_s, iteration_s
 from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
+from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 
@@ -73,14 +73,73 @@ class Balancing:
     warnings: tuple[str, ...]
 
 
-Caps = Sequence[int | None]
-MANAGERS: Mapping[str, Callable[[BalanceRequest, Caps], BatchSizeManager]] = {
-    "cpu": lambda request, caps: CpuManager(
-        equal_batches(request.batch, caps), PREDICTORS[request.predictor](len(caps), request.seed), caps
-    ),
-    "gpu": lambda request, caps: GpuManager(equal_batches(request.batch, caps), caps),
-    "curve": lambda request, caps: CurveManager(equal_batches(request.batch, caps), caps),
-}
+@dataclass(frozen=True)
+class BalanceReplay:
+    """Repetition of the balancing of a member in training, from its log.
+
+    Parameters
+    ----------
+    iterations, segments : int
+        Iterations that count, and starts of managers: one for each start of the member.
+    equal : bool
+        True if a new manager sets all batches as the log has them.
+    difference : AnswerDifference or None
+        First difference, with the number of its iteration.
+    first_batches, last_batches : tuple of int
+        Batches at the start and at the end.
+    iteration_s : float
+        Mean time of the slowest worker in seconds, without exchange between workers.
+    equal_batches_s : float
+        Estimate of it with equal batches.
+    gain : float
+        `equal_batches_s` / `iteration_s`.
+    """
+
+    manager: str
+    workers: tuple[str, ...]
+    iterations: int
+    segments: int
+    equal: bool
+    difference: AnswerDifference | None
+    first_batches: tuple[int, ...]
+    last_batches: tuple[int, ...]
+    iteration_s: float
+    equal_batches_s: float
+    gain: float
+
+
+def replay_balancing(log: Path) -> BalanceReplay:
+    """Repeat the decisions of a manager in training.
+
+    Raises
+    ------
+    BadInputError
+        If the file is no log of a manager, or has no iterations.
+    """
+    try:
+        with log.open(encoding="utf-8") as lines:
+            found = replay(records_in(lines))
+    except OSError as error:
+        raise BadInputError(f"{log}: {error.strerror}", "give a file of the run's folder balance/") from None
+    except BadInputError as error:
+        raise BadInputError(f"{log}: {error.message}") from None
+    if not found.iterations:
+        raise BadInputError(f"{log}: the log has no iterations", "wait until the member has trained")
+    measured_s, equal_s = iteration_s(found.iterations), equal_batches_s(found.iterations)
+    newest = found.segments[-1]
+    return BalanceReplay(
+        manager=newest.settings.manager,
+        workers=newest.workers,
+        iterations=len(found.iterations),
+        segments=len(found.segments),
+        equal=found.difference is None,
+        difference=found.difference,
+        first_batches=found.iterations[0].batches,
+        last_batches=found.iterations[-1].answer,
+        iteration_s=measured_s,
+        equal_batches_s=equal_s,
+        gain=equal_s / measured_s,
+    )
 
 
 def simulate_balancing(request: BalanceRequest) -> Balancing:
@@ -97,7 +156,9 @@ def simulate_balancing(request: BalanceRequest) -> Balancing:
     workers = read_workers(request.workers)
     _check_room(request, workers)
     conditions = _conditions(request, workers)
-    manager = MANAGERS[request.algorithm](request, [worker.max_batch for worker in workers])
+    caps = [worker.max_batch for worker in workers]
+    settings = BalanceSettings(ON, request.algorithm, request.predictor)
+    manager = manager_of(settings, equal_batches(request.batch, caps), caps, request.seed)
     iterations = tuple(iterate(manager, conditions, request.iterations, request.jitter, request.seed))
     found = phases(iterations, conditions)
     return Balancing(

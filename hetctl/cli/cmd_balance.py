@@ -9,11 +9,9 @@ import click
 
 from hetctl.cli.options import given_options, json_option
 from hetctl.cli.output import print_json, print_table
+from hetctl.model.balance_settings import MANAGERS, PREDICTORS
 from hetctl.model.serialization import encode
 
-# Written out: importing the managers would import NumPy for `--help`; a test compares the names.
-ALGORITHMS = ("cpu", "gpu", "curve")
-PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
 MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
 
 
@@ -48,14 +46,12 @@ def command() -> None:
     "--workers",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    required=True,
     help="Step times: a CSV file with the columns worker,batch,seconds[,max_batch].",
 )
 @click.option(
     "--batch",
     metavar="N",
     type=click.IntRange(1, MOST_SAMPLES),
-    required=True,
     help="Samples of an iteration, of all workers together.",
 )
 @click.option(
@@ -68,7 +64,7 @@ def command() -> None:
 )
 @click.option(
     "--algorithm",
-    type=click.Choice(ALGORITHMS),
+    type=click.Choice(MANAGERS),
     default="curve",
     show_default=True,
     help="Algorithm that sets the batches.",
@@ -104,9 +100,15 @@ def command() -> None:
     show_default=True,
     help="Seed of random numbers.",
 )
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="LOG",
+    help="Repeat the decisions of a real run from its log, instead.",
+)
 @json_option
 @click.pass_context
-def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
+def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **wishes: Any) -> None:
     """Simulate iterations of workers with different speeds, and balance their batches.
 
     \b
@@ -114,6 +116,12 @@ def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
 
     All start with equal batches. After each iteration the algorithm sets those of the next one.
     """
+    if replay is not None:
+        _replay(context, replay, as_json=as_json)
+        return
+    for name in ("workers", "batch"):
+        if wishes[name] is None:
+            raise click.UsageError(f"Missing option '--{name}'.", context)
     if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
         raise click.UsageError("--predictor requires --algorithm cpu", context)
     from hetctl.app.balance import BalanceRequest, simulate_balancing
@@ -125,3 +133,19 @@ def simulate(context: click.Context, /, as_json: bool, **wishes: Any) -> None:
     from hetctl.report.simulation_tables import balance_table
 
     print_table(balance_table(fields))
+
+
+def _replay(context: click.Context, log: Path, *, as_json: bool) -> None:
+    if others := set(given_options(context)) - {"replay", "as_json"}:
+        raise click.UsageError(f"--replay does not go with --{sorted(others)[0]}", context)
+    from hetctl.app.balance import replay_balancing
+
+    found = replay_balancing(log)
+    if as_json:
+        print_json(encode(found))
+    else:
+        from hetctl.report.simulation_tables import replay_table
+
+        print_table(replay_table(encode(found)))
+    if not found.equal:
+        context.exit(1)

@@ -1,4 +1,4 @@
-"""How near to t* balanced batches come and how soon, and LB-BSP's section 5.2 again.
+"""Distance of balanced batches from t*, iterations until then, and LB-BSP's section 5.2 replayed.
 
 t* is the least time in which the workers can take the batch together, even in parts of samples. All start
 with equal batches; at iteration 150 conditions change. Workers' times by batch are smooth, not the straight
@@ -239,7 +239,7 @@ def replay(quick: bool = False) -> Table:  # noqa: ARG001
         "LB-BSP, section 5.2: four types of GPU, Inception-V3",
         ("iteration", *(head for name in names for head in (f"{name}: {', '.join(PAPER)}", "seconds"))),
         tuple(rows),
-        note="Times by batch are derived from what the paper tells, not measured. Best splits: "
+        note="Times by batch are derived from the paper's text, not measured. Best splits: "
         f"{start.best_batches} (paper: {PAPER_SPLIT}), and {changed.best_batches} once the M60 has "
         f"2.5 Gbit/s; t* is {start.t_star_s:.3f} s and {changed.t_star_s:.3f} s, equal batches take "
         f"{start.equal_s:.2f} s. Mean iteration: gpu {mean_s['gpu']:.3f} s, curve {mean_s['curve']:.3f} s.",

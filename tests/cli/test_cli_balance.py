@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from workbench import ProjectFolder
 
-from hetctl.app.balance import MANAGERS
-from hetctl.cli.cmd_balance import ALGORITHMS, PREDICTORS
 from hetctl.methods.balance import predictors
+from hetctl.methods.balance.manager import Observation
+from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.observation_log import ManagerStart, line_of, logged
+from hetctl.model.balance_settings import MANAGERS, ON, PREDICTORS, BalanceSettings
 
 WORKERS = """\
 worker,batch,seconds,max_batch
@@ -49,7 +52,7 @@ def refused(folder, code, *arguments, **wishes):
     return done.error["message"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", MANAGERS)
 def test_the_result_has_the_keys_that_were_promised(folder, algorithm):
     done = simulated(folder, "--algorithm", algorithm, "--json")()
     result = done.json
@@ -161,5 +164,51 @@ def test_wrong_files_are_refused_by_file_line_and_rule(folder, name, text, said)
 
 
 def test_the_names_on_the_command_line_are_those_that_there_are():
-    assert set(ALGORITHMS) == set(MANAGERS)
+    assert all(manager_of(BalanceSettings(ON, name, "ema"), (2, 2)) for name in MANAGERS)
     assert set(PREDICTORS) == set(predictors.PREDICTORS)
+
+
+def log_of_a_run(folder):
+    settings, batches = BalanceSettings(ON, "curve"), (32, 32)
+    manager = manager_of(settings, batches)
+    records = [ManagerStart(settings, ("a:0", "[b]:0"), batches, 0)]
+    for number in range(30):
+        seen = [Observation(own, s * own) for own, s in zip(manager.batches, (0.01, 0.03), strict=True)]
+        records.append(logged(float(number), seen, manager.update(seen)))
+    (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
+    return records
+
+
+def test_a_real_runs_log_is_repeated(folder):
+    log_of_a_run(folder)
+    done = folder.here("balance", "simulate", "--replay", "m.jsonl", "--json")
+    assert (done.code, done.json["equal"], done.json["iterations"]) == (0, True, 30)
+    assert (done.json["first_batches"], done.json["last_batches"]) == ([32, 32], [48, 16])
+    assert done.json["gain"] > 1.5
+    shown = folder.here("balance", "simulate", "--replay", "m.jsonl").stdout
+    assert "[b]:0      32    16" in shown
+    assert "the same batches in all iterations" in shown
+
+
+def test_a_log_with_another_answer_has_exit_code_1(folder):
+    records = log_of_a_run(folder)
+    records[5] = replace(records[5], answer=(1, 63))
+    (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
+    done = folder.here("balance", "simulate", "--replay", "m.jsonl")
+    assert done.code == 1
+    assert "iteration 4: the log has [1, 63]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--replay", "none.jsonl"), "none.jsonl: No such file or directory"),
+        (("--replay", "workers.csv"), "workers.csv: line 1: no record of a balance log"),
+        (("--replay", "m.jsonl", "--batch", "3"), "--replay does not go with --batch"),
+        (("--workers", "workers.csv"), "Missing option '--batch'"),
+    ],
+)
+def test_a_wrong_replay_is_refused(folder, arguments, message):
+    done = folder.here("balance", "simulate", *arguments, "--json")
+    assert done.code == 2
+    assert message in done.error["message"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from hetctl.methods.balance.batch_partition import Lines, Values, whole_batches
 from hetctl.methods.balance.manager import Observation, StragglerWarning, checked_limits
 from hetctl.methods.balance.predictors.base import Predictor
+from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.plan import Allocation
-from hetctl.model.workload import Workload
 
 
 class CpuManager:
@@ -38,6 +37,11 @@ class CpuManager:
         self.batches = tuple(batches)
         self.warnings: tuple[StragglerWarning, ...] = ()
 
+    @property
+    def learner(self) -> Learner | None:
+        """The predictor, if it has networks."""
+        return self._predictor if isinstance(self._predictor, Learner) else None
+
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Return batches for the predicted speeds (Algorithm 1).
 
@@ -53,25 +57,26 @@ class CpuManager:
         return self.batches
 
 
-def with_batches(
-    given: Allocation, workload: Workload, batch_size: int, gpu_types: Mapping[str, str]
-) -> Allocation:
-    """Return the allocation with a batch for each of its GPUs if they are of several types.
+def first_batches(
+    given: Allocation, batch_size: int, gpu_types: Mapping[str, str], rate_of: Callable[[str], float]
+) -> tuple[int, ...]:
+    """Return a batch for each GPU of an allocation in proportion to its rate (LB-BSP, Algorithm 1).
 
-    The sum of the batches is that of equal ones of `batch_size`. They are in proportion to each GPU's rate
-    (LB-BSP, Algorithm 1). During training, a manager of `hetctl.methods.balance` adapts them.
+    The sum of the batches is that of equal ones of `batch_size`. Empty if the GPUs are of one type. During
+    training, a manager adapts the batches.
 
     Parameters
     ----------
     gpu_types : mapping of str to str
         GPU type of each node.
+    rate_of : callable
+        Function that returns the member's rate on as many GPUs of one type, in samples/s.
     """
     types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
     if len(set(types)) == 1:
-        return given
-    rates = np.array([workload.on_type(gpu_type).rates[given.gpus] for gpu_type in types])
-    batches = _in_proportion(rates, given.gpus * batch_size, np.full_like(rates, np.inf))
-    return replace(given, batch_sizes=batches)
+        return ()
+    rates = np.array([rate_of(gpu_type) for gpu_type in types])
+    return _in_proportion(rates, given.gpus * batch_size, np.full_like(rates, np.inf))
 
 
 def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:

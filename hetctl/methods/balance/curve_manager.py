@@ -75,6 +75,7 @@ class CurveManager:
         self._launch: Values = np.zeros(len(batches))
         self.batches = tuple(batches)
         self.warnings: tuple[StragglerWarning, ...] = ()
+        self.learner: None = None
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Learn from the last iteration and return the batches, changed if that saves enough."""

@@ -13,6 +13,12 @@ FAST_STEP, FAST_WINDOW = 5, 5
 """Step Delta in samples and window D in iterations during the approach to the balance."""
 FINE_STEP, FINE_WINDOW = 1, 20
 """Step and window after a leader has been slower than a straggler."""
+PAPER_BATCH = 32
+"""Batch of a worker in the paper's evaluation. Larger ones begin with a step in proportion, before the two of
+the paper: with 512 samples, 5 at a time would take more than 30 iterations."""
+CHANGED = 1.5
+"""Growth of the straggler's time over the leader's, since steps are fine, that counts as a change of
+conditions: steps are then coarse again. The paper's GPUs keep their speed (section 3.3)."""
 
 
 class GpuManager:
@@ -33,11 +39,14 @@ class GpuManager:
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
         self._limits = checked_limits(batches, caps)
-        self._step, self._window = FAST_STEP, FAST_WINDOW
+        coarse = FAST_STEP * (sum(batches) // (PAPER_BATCH * len(batches)))
+        first = [(coarse, FAST_WINDOW)] if coarse > FAST_STEP else []
+        self._levels = (*first, (FAST_STEP, FAST_WINDOW), (FINE_STEP, FINE_WINDOW))
         self._recent: list[NDArray[np.float64]] = []
-        self._ever_slower = np.zeros((len(batches), len(batches)), dtype=bool)
+        self._enter(0)
         self.batches = tuple(batches)
         self.warnings: tuple[StragglerWarning, ...] = ()
+        self.learner: None = None
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
@@ -46,14 +55,42 @@ class GpuManager:
         # Line 12 compares with all past iterations, not with the window alone.
         self._ever_slower |= seconds[:, None] > seconds[None, :]
         leader, straggler = self._leader(observations), int(seconds.argmax())
-        # Lines 8 and 9: nothing moves, and a warning says that training is faster without the worker.
+        if self._have_conditions_changed():
+            self._enter(0)
         if self.batches[straggler] <= self._step:
-            self._warn(straggler)
+            self._stop_at(straggler)
         elif leader is not None and self._always_faster(leader, straggler):
             self._move(straggler, leader)
-        elif leader is not None and self._ever_slower[leader, straggler]:
-            self._step, self._window = FINE_STEP, FINE_WINDOW
+        elif leader is not None and self._ever_slower[leader, straggler] and self._step != FINE_STEP:
+            self._enter(self._level + 1)
         return self.batches
+
+    def _enter(self, level: int) -> None:
+        """Use the step and window of a level; those of the last one stay until conditions change."""
+        self._level = level
+        self._step, self._window = self._levels[level]
+        workers = len(self._limits)
+        self._ever_slower = np.zeros((workers, workers), dtype=bool)
+        self._least_gap = np.inf
+
+    def _have_conditions_changed(self) -> bool:
+        """Return true if the straggler has fallen far behind, for a window, after the balance was near."""
+        window = self._recent[-FAST_WINDOW:]
+        if self._step != FINE_STEP or len(window) < FAST_WINDOW:
+            return False
+        gaps = [float(past.max() / past.min()) for past in window]
+        self._least_gap = min(self._least_gap, max(gaps))
+        return min(gaps) > CHANGED * self._least_gap
+
+    def _stop_at(self, straggler: int) -> None:
+        """Move nothing, and warn that training is faster without the worker (lines 8 and 9).
+
+        The steps for large batches are not the paper's: they become smaller first.
+        """
+        if self._step > FAST_STEP:
+            self._enter(self._level + 1)
+        else:
+            self._warn(straggler)
 
     def _leader(self, observations: Sequence[Observation]) -> int | None:
         """Return the fastest worker that can hold more samples (Algorithm 2, line 5); None if none can."""

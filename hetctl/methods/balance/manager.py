@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.step_time import check_room, limits_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 
@@ -73,6 +74,10 @@ class BatchSizeManager(Protocol):
     @property
     def warnings(self) -> tuple[StragglerWarning, ...]:
         """Warnings for the user, each once, in order of occurrence."""
+
+    @property
+    def learner(self) -> Learner | None:
+        """Predictor whose networks the owner trains between two updates; None if there is none."""
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Add the last iteration, one observation per worker; return the next batches."""

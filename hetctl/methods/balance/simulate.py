@@ -110,6 +110,8 @@ def iterate(
         yield Iteration(clock_s, max(taken_s), max(expected_s), batches, taken_s)
         clock_s += max(taken_s)
         manager.update([_seen(*worker) for worker in zip(curves, batches, taken_s, strict=True)])
+        if manager.learner is not None:
+            manager.learner.train()
 
 
 def phases(iterations: Sequence[Iteration], conditions: Sequence[Conditions]) -> tuple[ConditionSpan, ...]:

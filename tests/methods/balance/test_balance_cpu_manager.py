@@ -4,12 +4,11 @@ from bsp_iterations import play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.cpu_manager import CpuManager, with_batches
+from hetctl.methods.balance.cpu_manager import CpuManager, first_batches
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.predictors.averages import Memoryless
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.model.workload import Workload
 
 TYPES = {"a": "V100", "b": "P100"}
 
@@ -58,25 +57,23 @@ def test_linear_curves_are_balanced_after_one_iteration():
     assert taken == [(70, 70, 70), (120, 60, 30), (120, 60, 30)]
 
 
-def member(fast, slow):
-    curves = {"V100": dict.fromkeys(range(1, 9), fast), "P100": dict.fromkeys(range(1, 9), slow)}
-    return Workload("m", curves["V100"], 1000.0, rates_by_type=curves)
-
-
 def on(gpus_of_a, gpus_of_b):
     parts = [("a", gpus_of_a), ("b", gpus_of_b)]
     placement = tuple(Placement(node, tuple(range(gpus))) for node, gpus in parts if gpus)
     return Allocation("m", gpus_of_a + gpus_of_b, DATA_PARALLEL, 1.0, placement)
 
 
+def batches(allocation, fast, slow, batch_size):
+    return first_batches(allocation, batch_size, TYPES, {"V100": fast, "P100": slow}.__getitem__)
+
+
 def test_a_gpu_three_times_as_fast_gets_three_times_the_samples():
-    given = with_batches(on(1, 2), member(300.0, 100.0), 50, TYPES)
-    assert given.batch_sizes == (90, 30, 30)
+    assert batches(on(1, 2), 300.0, 100.0, 50) == (90, 30, 30)
 
 
 @pytest.mark.parametrize("given", [on(3, 0), on(0, 2)])
 def test_a_group_on_one_type_keeps_the_members_batch(given):
-    assert with_batches(given, member(300.0, 100.0), 50, TYPES) == given
+    assert batches(given, 300.0, 100.0, 50) == ()
 
 
 @given(
@@ -88,7 +85,7 @@ def test_a_group_on_one_type_keeps_the_members_batch(given):
 )
 def test_the_total_is_kept_and_no_other_sample_would_help(of_a, of_b, fast, slow, batch_size):
     """LB-BSP, Algorithm 1: taking one sample from the slowest would make another slower than it was."""
-    found = with_batches(on(of_a, of_b), member(fast, slow), batch_size, TYPES).batch_sizes
+    found = batches(on(of_a, of_b), fast, slow, batch_size)
     rates = [fast] * of_a + [slow] * of_b
     assert sum(found) == batch_size * (of_a + of_b)
     assert min(found) >= 1

@@ -98,3 +98,36 @@ def test_a_drop_of_bandwidth_is_adapted_to():
     taken = play(manager, now, 150)
     assert taken[-1][1] < before[1]
     assert longest(now, taken[-1]) < 0.9 * longest(now, before)
+
+
+def slow(manager, *per_sample):
+    return seen(manager, *(s * batch for s, batch in zip(per_sample, manager.batches, strict=True)))
+
+
+def test_a_slowdown_after_the_balance_makes_steps_coarse_again():
+    manager = GpuManager((32, 32))
+    for _ in range(60):
+        slow(manager, 1.0, 1.0 + 1 / 3)
+    near = manager.batches
+    assert near[0] - near[1] < 12
+    for _ in range(14):
+        slow(manager, 3.0, 1.0 + 1 / 3)
+    # One at a time, after a window of 20, none would have moved yet.
+    assert manager.batches[0] <= 21
+
+
+def test_large_batches_begin_with_a_step_in_proportion():
+    manager = GpuManager((128, 128))
+    for _ in range(5):
+        seen(manager, 1.0, 2.0)
+    assert manager.batches == (148, 108)
+    seen(manager, 2.0, 1.0)
+    for _ in range(4):
+        seen(manager, 2.0, 1.0)
+    assert manager.batches[0] == 143
+
+
+def test_a_small_share_of_a_large_batch_is_no_straggler_yet():
+    manager = GpuManager((240, 16))
+    seen(manager, 1.0, 2.0)
+    assert manager.warnings == ()

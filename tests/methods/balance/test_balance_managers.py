@@ -7,27 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetctl.methods.balance import managers
 from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.methods.balance.predictors.averages import Memoryless
+from hetctl.model.balance_settings import MANAGERS, ON, BalanceSettings
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 SECONDS = st.floats(1e-4, 1e4)
 MEMORY = st.floats(0, 1)
 
 
-MANAGERS = {
-    "cpu": lambda batches, caps: CpuManager(batches, Memoryless(len(batches)), caps),
-    "gpu": GpuManager,
-    "curve": CurveManager,
-}
-
-
 def manager_of(name, batches, caps=()):
-    return MANAGERS[name](batches, caps)
+    return managers.manager_of(BalanceSettings(ON, name, "memoryless"), batches, caps)
 
 
 @st.composite
@@ -87,10 +81,14 @@ def test_a_pickled_manager_continues_in_the_next_job(manager):
     draw = random.Random(1)
     for _ in range(130):
         manager.update(observed(manager, draw))
+    # A training that waits goes on as well.
     other = pickle.loads(pickle.dumps(manager))
     for _ in range(30):
         seen = observed(manager, draw)
         assert other.batches == manager.batches
+        for one in (manager, other):
+            if one.learner is not None:
+                one.learner.train()
         assert other.update(seen) == manager.update(seen)
 
 

@@ -8,7 +8,7 @@ from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
-from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.predictors import PREDICTORS, learner
 from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 
@@ -20,6 +20,7 @@ class Recorder:
     """Manager that balances after a number of iterations and records its observations."""
 
     warnings = ()
+    learner = None
 
     def __init__(self, balanced_after: int) -> None:
         self.told: list[list[Observation]] = []
@@ -40,6 +41,15 @@ def test_an_iteration_takes_as_long_as_the_slowest_worker():
     assert [one.duration_s for one in found] == pytest.approx([2.4, 2.4, 1.2, 1.2])
     assert [one.start_s for one in found] == pytest.approx([0, 2.4, 4.8, 6.0])
     assert found[0].worker_s == pytest.approx((0.8, 2.4))
+
+
+def test_networks_are_trained_between_two_iterations(monkeypatch):
+    monkeypatch.setattr(learner, "LEARNS_FROM", 20)
+    manager = CpuManager(EQUAL, PREDICTORS["narx"](2, 0))
+    before = manager.learner.models
+    for _ in iterate(manager, [Conditions(0, (FAST, SLOW))], 22):
+        assert manager.learner.training is None
+    assert (manager.learner.models.weights != before.weights).all()
 
 
 def test_observations_have_times_and_the_share_of_memory():

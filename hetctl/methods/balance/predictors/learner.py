@@ -1,24 +1,26 @@
-"""Predictor with a network per worker, trained between the iterations (LB-BSP, section 4)."""
+"""Predictor with a network per worker, trained while the iterations go on (LB-BSP, section 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetctl.methods.balance.predictors.averages import Ema
 from hetctl.methods.balance.predictors.base import ObservedRange, Values
-from hetctl.methods.balance.predictors.fitting import Fitting, SmallNetwork
-from hetctl.methods.balance.predictors.speed_history import SPEED, Indices, SpeedHistory
-
-Lag = tuple[int, int]
-"""A series, and the lag in observations."""
+from hetctl.methods.balance.predictors.fitting import SmallNetwork
+from hetctl.methods.balance.predictors.network_training import Lag, Models, Training, features
+from hetctl.methods.balance.predictors.speed_history import REMEMBERED, SPEED, SpeedHistory
+from hetctl.model.errors import BadInputError
 
 PREDICTS_FROM = 500
 """Iterations with the moving average before the networks are used (LB-BSP, section 4)."""
 LEARNS_FROM = 100
 """Iterations before the first training, so that every worker has a trained network at `PREDICTS_FROM`."""
+TRAINS_EVERY = 10
+"""Least number of iterations between the starts of two trainings."""
+OTHERS = 12
+"""Other workers whose observations a training uses: few, since they are copied between two iterations."""
 HORIZON = 100
 """Approximate number of iterations over which prediction errors are averaged."""
 
@@ -39,40 +41,29 @@ class Effort:
     samples: int
 
 
-@dataclass(frozen=True)
-class Models:
-    """Networks of several workers.
-
-    Parameters
-    ----------
-    weights : array, shape (workers, parameters)
-        Weights of the networks.
-    centres, spreads : array, shape (workers, 3)
-        Offset and scale of the log speed, CPU and memory; network inputs are (value - centre) / spread.
-    """
-
-    weights: Values
-    centres: Values
-    spreads: Values
-
-
 class Learner:
     """Predictor with one network per worker, and the moving average until enough iterations are known.
 
     Later, too, the moving average replaces a network as long as its recent errors are smaller, since a
     network cannot predict conditions that no worker has had yet.
 
-    Between two iterations a few workers take one training step. The first training of a worker starts from
-    the network of a worker trained before, every further one from its own network.
+    The networks of a few workers are trained at a time. `training` is computed by the owner, who gives the
+    result to `adopt`: at once with `train`, or in the background. The first training of a worker starts
+    from the network of a worker trained before, every further one from its own network.
 
     Parameters
     ----------
-    lags : sequence of Lag
+    lags : tuple of Lag
         Features of the networks.
     effort : Effort
         Amount of work in one training.
     models : Models or None
         Networks of an earlier run of these workers, used from the start.
+
+    Attributes
+    ----------
+    training : Training or None
+        Training that waits for its result; None until the next one is due.
     """
 
     def __init__(
@@ -80,38 +71,40 @@ class Learner:
         workers: int,
         seed: int,
         network: SmallNetwork,
-        lags: Sequence[Lag],
+        lags: tuple[Lag, ...],
         effort: Effort,
         models: Models | None = None,
     ) -> None:
         self._draw = np.random.default_rng(seed)
         self._network = network
-        self._series, self._lags = np.array(lags).T
-        self._reach = 1 + int(self._lags.max())
+        self._lags = lags
         self._effort = effort
         self._workers = np.arange(workers)
         self._average = Ema(workers)
         self._range = ObservedRange(workers)
         self._history = SpeedHistory(workers)
         self._trained = np.full(workers, models is not None)
-        self._predicts_from = PREDICTS_FROM if models is None else self._reach
+        reach = 1 + max(lag for _, lag in lags)
+        self._predicts_from = PREDICTS_FROM if models is None else reach
         self.models = models or self._random(workers)
         self._forecasts = np.zeros((2, workers))
         self._errors = np.zeros((2, workers))
         self._next = 0
-        self._training: tuple[Indices, Models, Fitting] | None = None
+        self._trains_from = LEARNS_FROM
+        self.training: Training | None = None
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Add the observation, take one training step, and compute the next forecasts."""
+        """Add the observation, compute the next forecasts, and see whether a training is due."""
         self._average.observe(speed, cpu, memory)
         logarithm = np.log(speed)
         # A sum that forgets by 1 / HORIZON in each iteration stands for a window without its history.
         self._errors += (self._forecasts - logarithm) ** 2 - self._errors / HORIZON
         self._range.observe(logarithm)
         self._history.append(logarithm, cpu, memory)
-        if self._history.seen >= LEARNS_FROM:
-            self._train()
         self._forecasts = self._ahead()
+        if self.training is None and self._history.seen >= self._trains_from:
+            self._trains_from = self._history.seen + TRAINS_EVERY
+            self.training = self._next_training()
 
     def predict(self) -> Values:
         """Return the forecast of the network or, if its errors were smaller, of the moving average."""
@@ -119,13 +112,48 @@ class Learner:
         speed: Values = np.exp(np.where(by_network <= by_average, *self._forecasts))
         return speed
 
+    def train(self) -> None:
+        """Compute the training that waits, if there is one."""
+        if self.training is not None:
+            self.adopt(self.training.fitted())
+
+    def adopt(self, best: Values) -> None:
+        """Use the result of `training`; workers without a first one will start from the last of its networks.
+
+        Parameters
+        ----------
+        best : array
+            The weights, shape (workers, parameters) or these in one row.
+
+        Raises
+        ------
+        BadInputError
+            If no training waits for so many weights.
+        """
+        training = self.training
+        if training is None or best.size != len(training.workers) * self._network.parameters:
+            raise BadInputError(f"no training waits for {best.size} weights")
+        workers, count = training.workers, len(training.workers)
+        best = best.reshape(count, -1)
+        weights, centres, spreads = (
+            array.copy() for array in (self.models.weights, self.models.centres, self.models.spreads)
+        )
+        weights[workers] = best
+        centres[workers], spreads[workers] = training.models.centres[:count], training.models.spreads[:count]
+        self._trained[workers] = True
+        weights[~self._trained] = best[-1]
+        self.models = Models(weights, centres, spreads)
+        self.training = None
+
     def _ahead(self) -> Values:
         """Return the forecasts of the log speed by the networks and by the moving average."""
         average = np.log(self._average.predict())
         if self._history.seen < self._predicts_from:
             return np.stack([average, average])
         models, all_workers = self.models, self._workers[:, None]
-        inputs = self._features(models, all_workers, np.full_like(all_workers, len(self._history) - 1))
+        kept = self._history.kept
+        newest = np.full_like(all_workers, kept.shape[2] - 1)
+        inputs = features(kept, self._lags, models, all_workers, newest)
         outputs = self._network.outputs(models.weights, inputs)[:, 0]
         network = self._range.clip(models.centres[:, SPEED] + models.spreads[:, SPEED] * outputs)
         return np.stack([np.where(self._trained, network, average), average])
@@ -135,54 +163,19 @@ class Learner:
         weights = np.tile(self._draw.normal(0.0, 0.3, self._network.parameters), (workers, 1))
         return Models(weights, np.zeros((workers, 3)), np.ones((workers, 3)))
 
-    def _train(self) -> None:
-        if self._training is None:
-            self._training = self._start()
-        workers, models, fitting = self._training
-        fitting.step()
-        if fitting.done:
-            self._keep(workers, fitting.best, models)
-            self._training = None
-
-    def _start(self) -> tuple[Indices, Models, Fitting]:
-        """Start the training of the next few workers on a sample of the history."""
+    def _next_training(self) -> Training:
+        """Return the training of the next few workers, on observations of these and of some others."""
         workers = self._workers[self._next : self._next + self._effort.workers]
         self._next = (int(workers[-1]) + 1) % len(self._workers)
-        models = Models(self.models.weights[workers], *self._history.usual())
-        sampled, rows = self._sample(workers)
-        targets = self._history.at(sampled, np.array(SPEED), rows + 1) - models.centres[sampled, SPEED]
-        targets /= models.spreads[sampled, SPEED]
-        fitting = Fitting(self._network, models.weights, self._features(models, sampled, rows), targets)
-        return workers, models, fitting
-
-    def _sample(self, workers: Indices) -> tuple[Indices, Indices]:
-        """Draw each worker's training observations: their workers and rows, shape (workers, samples)."""
-        first, last = self._reach - 1, len(self._history) - 1
-        own = self._draw.choice(
-            np.arange(first, last), min(self._effort.samples, last - first), replace=False
+        others = self._draw.permutation(np.delete(self._workers, workers))[:OTHERS]
+        seen = np.concatenate([workers, others])
+        centres, spreads = self._history.usual()
+        return Training(
+            self._network,
+            self._lags,
+            workers,
+            Models(self.models.weights[seen], centres[seen], spreads[seen]),
+            self._history.kept[seen, :, -REMEMBERED:],
+            self._effort.samples,
+            int(self._draw.integers(2**32)),
         )
-        shape = (len(workers), len(own))
-        any_worker = self._draw.integers(0, len(self._workers), shape)
-        sampled = np.concatenate([np.broadcast_to(workers[:, None], shape), any_worker], axis=1)
-        rows = np.concatenate([np.broadcast_to(own, shape), self._draw.integers(first, last, shape)], axis=1)
-        return sampled, rows
-
-    def _keep(self, workers: Indices, best: Values, models: Models) -> None:
-        """Adopt trained networks; workers without a first training will start from the last of them."""
-        weights, centres, spreads = (
-            array.copy() for array in (self.models.weights, self.models.centres, self.models.spreads)
-        )
-        weights[workers] = best
-        centres[workers], spreads[workers] = models.centres[workers], models.spreads[workers]
-        self._trained[workers] = True
-        weights[~self._trained] = best[-1]
-        self.models = Models(weights, centres, spreads)
-
-    def _features(self, models: Models, workers: Indices, rows: Indices) -> Values:
-        """Return the inputs at given observations of given workers, shape (.., features)."""
-        sampled = workers[..., None]
-        values = self._history.at(sampled, self._series, rows[..., None] - self._lags)
-        scaled: Values = (values - models.centres[sampled, self._series]) / models.spreads[
-            sampled, self._series
-        ]
-        return scaled

@@ -8,7 +8,8 @@ import numpy as np
 
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.fitting import joined, outer, split
-from hetctl.methods.balance.predictors.learner import Effort, Lag, Learner, Models
+from hetctl.methods.balance.predictors.learner import Effort, Learner
+from hetctl.methods.balance.predictors.network_training import Lag, Models
 from hetctl.methods.balance.predictors.speed_history import CPU, MEMORY, SPEED
 
 HIDDEN = 5

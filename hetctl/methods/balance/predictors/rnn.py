@@ -8,7 +8,8 @@ import numpy as np
 
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.fitting import joined, outer, split
-from hetctl.methods.balance.predictors.learner import Effort, Lag, Learner
+from hetctl.methods.balance.predictors.learner import Effort, Learner
+from hetctl.methods.balance.predictors.network_training import Lag
 from hetctl.methods.balance.predictors.speed_history import SPEED
 
 HIDDEN = 4

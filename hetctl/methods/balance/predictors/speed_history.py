@@ -32,9 +32,6 @@ class SpeedHistory:
         self._sums = np.zeros((2, workers, len(SERIES)))
         self.seen = 0
 
-    def __len__(self) -> int:
-        return self._length
-
     def append(self, speed: Values, cpu: Values, memory: Values) -> None:
         """Add an observation; each array has shape (workers,)."""
         if self._length == self._values.shape[2]:
@@ -46,9 +43,10 @@ class SpeedHistory:
         self._length += 1
         self.seen += 1
 
-    def at(self, workers: Indices, series: Indices, rows: Indices) -> Values:
-        """Return single values; the arrays are broadcast together, rows count from the oldest one kept."""
-        return self._values[workers, series, rows]
+    @property
+    def kept(self) -> Values:
+        """Values kept, the oldest first, shape (workers, series, observations); a view that changes."""
+        return self._values[..., : self._length]
 
     def usual(self) -> tuple[Values, Values]:
         """Return means and standard deviations, shape (workers, series).

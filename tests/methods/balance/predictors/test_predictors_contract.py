@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.balance.predictors import PREDICTORS, fitting, learner
+from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.errors import BadInputError
 
 pytestmark = pytest.mark.parametrize("name", PREDICTORS)
@@ -29,6 +30,8 @@ def made(name, seed=0):
 def ran(predictor, speeds, cpu, memory):
     for observation in zip(speeds, cpu, memory, strict=True):
         predictor.observe(*observation)
+        if isinstance(predictor, Learner):
+            predictor.train()
     return predictor.predict()
 
 

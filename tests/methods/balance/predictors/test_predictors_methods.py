@@ -1,6 +1,8 @@
 """Properties of single predictors."""
 
+import pickle
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ from scipy.signal import lfilter
 from hetctl.methods.balance.predictors import learner
 from hetctl.methods.balance.predictors.arima import Arima
 from hetctl.methods.balance.predictors.averages import Ema, Memoryless
+from hetctl.methods.balance.predictors.learner import TRAINS_EVERY, Learner
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
 from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, SpeedHistory
+from hetctl.model.errors import BadInputError
 
 
 @pytest.fixture
@@ -21,11 +25,18 @@ def soon(monkeypatch):
     monkeypatch.setattr(learner, "PREDICTS_FROM", 120)
 
 
+def observe(predictor, *observation):
+    """Let a predictor observe, and learn at once."""
+    predictor.observe(*observation)
+    if isinstance(predictor, Learner):
+        predictor.train()
+
+
 def fed(predictor, speeds, cpu=None, memory=None):
     cpu = np.ones_like(speeds) if cpu is None else cpu
     memory = np.zeros_like(speeds) if memory is None else memory
     for observation in zip(speeds, cpu, memory, strict=True):
-        predictor.observe(*observation)
+        observe(predictor, *observation)
     return predictor
 
 
@@ -74,7 +85,7 @@ def rmse(predictor, speeds, cpu, first):
     """Feed the observations before each iteration: its CPU, and the speed of the previous one."""
     wrong = []
     for k in range(1, len(speeds)):
-        predictor.observe(speeds[k - 1], cpu[k], np.zeros_like(cpu[k]))
+        observe(predictor, speeds[k - 1], cpu[k], np.zeros_like(cpu[k]))
         wrong.append(predictor.predict() - speeds[k])
     return float(np.sqrt(np.mean(np.square(wrong[first:]))))
 
@@ -95,7 +106,7 @@ def test_before_enough_iterations_narx_is_the_moving_average():
     own, average = narx(2, 0), Ema(2)
     for k in range(1, 121):
         for predictor in (own, average):
-            predictor.observe(speeds[k - 1], cpu[k], np.zeros(2))
+            observe(predictor, speeds[k - 1], cpu[k], np.zeros(2))
         assert np.allclose(own.predict(), average.predict()) == (k < 120)
 
 
@@ -116,7 +127,7 @@ def test_a_worker_starts_from_the_network_of_another():
     predictor = narx(workers, 0)
     first = predictor.models.weights.copy()
     for k in range(1, 110):
-        predictor.observe(speeds[k - 1], cpu[k], np.zeros(workers))
+        observe(predictor, speeds[k - 1], cpu[k], np.zeros(workers))
         changed = (predictor.models.weights != first).any(axis=1)
         if changed.any():
             break
@@ -134,10 +145,61 @@ def test_a_worker_learns_from_what_others_met():
     for name, predictor in (("narx", narx(2, 0)), ("memoryless", Memoryless(2))):
         errors = []
         for k in range(1, len(speeds)):
-            predictor.observe(speeds[k - 1], cpu[k], np.zeros(2))
+            observe(predictor, speeds[k - 1], cpu[k], np.zeros(2))
             errors.append((predictor.predict() - speeds[k])[1])
         wrong[name] = np.sqrt(np.mean(np.square(errors[129:])))
     assert wrong["narx"] < 0.5 * wrong["memoryless"]
+
+
+def waiting(iterations, workers=2):
+    """Return a predictor of which a training waits, and the observations to go on with."""
+    speeds, cpu = shared(iterations + 100, workers)
+    predictor = narx(workers, 0)
+    observations = zip(speeds, cpu, np.zeros_like(cpu), strict=True)
+    for observation in islice(observations, iterations):
+        predictor.observe(*observation)
+    assert predictor.training is not None
+    return predictor, observations
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_waiting_training_does_not_change():
+    predictor, later = waiting(60)
+    training, found = predictor.training, predictor.training.fitted()
+    for observation in later:
+        predictor.observe(*observation)
+    assert predictor.training is training
+    assert (training.fitted() == found).all()
+    predictor.adopt(found)
+    assert (predictor.models.weights == found).all()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_training_elsewhere_ends_with_the_same_weights():
+    predictor, _ = waiting(60, 3 * EFFORT.workers)
+    assert (pickle.loads(pickle.dumps(predictor.training)).fitted() == predictor.training.fitted()).all()
+
+
+@pytest.mark.usefixtures("soon")
+def test_trainings_keep_their_distance():
+    predictor, later = waiting(60)
+    distance = 0
+    predictor.train()
+    while predictor.training is None:
+        predictor.observe(*next(later))
+        distance += 1
+    assert distance == TRAINS_EVERY
+
+
+@pytest.mark.usefixtures("soon")
+def test_weights_that_nothing_waits_for_are_refused():
+    predictor, _ = waiting(60)
+    with pytest.raises(BadInputError, match="no training waits for 6 weights"):
+        predictor.adopt(np.zeros((2, 3)))
+    found = predictor.training.fitted()
+    predictor.adopt(found)
+    with pytest.raises(BadInputError, match="no training waits"):
+        predictor.adopt(found)
 
 
 def test_the_moving_average_stands_in_for_a_network_that_errs(monkeypatch):
@@ -156,9 +218,8 @@ def test_old_observations_are_dropped_from_the_history():
     history = SpeedHistory(2)
     for number in range(2 * REMEMBERED + 5):
         history.append(np.ones(2), np.array([number, -number]), np.zeros(2))
-    kept = history.at(np.array([0]), np.array(CPU), np.arange(len(history)))
-    assert kept.tolist() == list(range(REMEMBERED, 2 * REMEMBERED + 5))
-    assert history.at(np.array(1), np.array(CPU), np.array(len(history) - 1)) == -(2 * REMEMBERED + 4)
+    assert history.kept[0, CPU].tolist() == list(range(REMEMBERED, 2 * REMEMBERED + 5))
+    assert history.kept[1, CPU, -1] == -(2 * REMEMBERED + 4)
     assert history.seen == 2 * REMEMBERED + 5
 
 

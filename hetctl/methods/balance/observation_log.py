@@ -1,0 +1,216 @@
+"""Log of what a manager was given in training, from which its decisions can be repeated exactly."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hetctl.methods.balance.manager import BatchSizeManager, Observation
+from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.predictors.base import Values
+from hetctl.model.balance_settings import BalanceSettings
+from hetctl.model.errors import BadInputError
+from hetctl.model.serialization import decode, encode
+
+DOUBLE = "<f8"
+"""Type of weights, the same on every machine."""
+
+
+@dataclass(frozen=True)
+class ManagerStart:
+    """Start of a manager, or of its continuation, in a round.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        Node and GPU of each rank.
+    batches : tuple of int
+        First batch sizes of a new manager, or those of the restored one.
+    continued : int
+        Iterations that a manager restored from a checkpoint has been given; 0 for a new one. Those that the
+        log has beyond were lost with a killed job.
+    """
+
+    settings: BalanceSettings
+    workers: tuple[str, ...]
+    batches: tuple[int, ...]
+    seed: int
+    continued: int = 0
+
+
+@dataclass(frozen=True)
+class LoggedIteration:
+    """Input of a manager for an iteration, by worker, and its answer.
+
+    Parameters
+    ----------
+    time : float
+        Time of the answer, in seconds since the epoch.
+    batches, seconds, cpu, memory
+        As in `Observation`.
+    answer : tuple of int
+        Batch sizes that the manager set.
+    adopted : str
+        Weights that its predictor took over before, one trained worker after another, as doubles in Base64;
+        empty if no training had ended. They are in the log because a training on another processor may end
+        with others, and in Base64 because the writing of decimals would delay a step.
+    """
+
+    time: float
+    batches: tuple[int, ...]
+    seconds: tuple[float, ...]
+    cpu: tuple[float, ...]
+    memory: tuple[float, ...]
+    answer: tuple[int, ...]
+    adopted: str = ""
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Observations of all workers."""
+        fields = zip(self.batches, self.seconds, self.cpu, self.memory, strict=True)
+        return [Observation(*values) for values in fields]
+
+
+@dataclass(frozen=True)
+class AnswerDifference:
+    """Iteration after which a repeated manager sets other batches than the log says."""
+
+    iteration: int
+    logged: tuple[int, ...]
+    repeated: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Repetition of a log.
+
+    Parameters
+    ----------
+    iterations : tuple of LoggedIteration
+        Iterations that count: without those that were lost with killed jobs.
+    difference : AnswerDifference or None
+        First difference; None if all batches are equal.
+    """
+
+    segments: tuple[ManagerStart, ...]
+    iterations: tuple[LoggedIteration, ...]
+    difference: AnswerDifference | None
+
+
+def logged(
+    at: float, observations: Sequence[Observation], answer: tuple[int, ...], adopted: Values | None = None
+) -> LoggedIteration:
+    """Return an iteration for the log; `adopted` are weights of a training, if one had ended."""
+    return LoggedIteration(
+        at,
+        tuple(seen.batch for seen in observations),
+        tuple(seen.seconds for seen in observations),
+        tuple(seen.cpu for seen in observations),
+        tuple(seen.memory for seen in observations),
+        answer,
+        "" if adopted is None else b64encode(adopted.astype(DOUBLE).tobytes()).decode(),
+    )
+
+
+def line_of(record: ManagerStart | LoggedIteration) -> str:
+    """Return a line of the log; numbers are written such that reading gives the same."""
+    return json.dumps(encode(record), separators=(",", ":")) + "\n"
+
+
+def records_in(lines: Iterable[str]) -> Iterator[ManagerStart | LoggedIteration]:
+    """Yield the records of a log; a last line that was torn by the end of its process is ignored.
+
+    Raises
+    ------
+    BadInputError
+        If another line is no record; the message begins with the line's number.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            return
+        yield _record(number, line)
+
+
+def counted(records: Iterable[ManagerStart | LoggedIteration]) -> list[LoggedIteration]:
+    """Return the iterations of a log that count: without those that were lost with killed jobs."""
+    iterations: list[LoggedIteration] = []
+    began = 0
+    for record in records:
+        if isinstance(record, LoggedIteration):
+            iterations.append(record)
+        elif record.continued:
+            del iterations[began + record.continued :]
+        else:
+            began = len(iterations)
+    return iterations
+
+
+def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
+    """Give new managers all that the log says, and compare their batches with those of the log.
+
+    Raises
+    ------
+    BadInputError
+        If the log does not begin with the start of a manager, or has weights that no predictor waits for.
+    """
+    segments: list[ManagerStart] = []
+    whole: list[ManagerStart | LoggedIteration] = []
+    history: list[LoggedIteration] = []
+    manager: BatchSizeManager | None = None
+    difference: AnswerDifference | None = None
+    for record in records:
+        whole.append(record)
+        if isinstance(record, ManagerStart):
+            segments.append(record)
+            history = history[: record.continued]
+            manager = _repeated(segments, history)
+            continue
+        if manager is None:
+            raise BadInputError("line 1: the log must begin with the start of a manager")
+        answer = _answer(manager, record)
+        if difference is None and answer != record.answer:
+            difference = AnswerDifference(len(history), record.answer, answer)
+        history.append(record)
+    return Replay(tuple(segments), tuple(counted(whole)), difference)
+
+
+def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteration]) -> BatchSizeManager:
+    """Return the manager as it was after some iterations of the log."""
+    newest = segments[-1]
+    # The manager of a continued segment began in an earlier one.
+    first = newest if not newest.continued else next(s for s in reversed(segments) if not s.continued)
+    manager = manager_of(first.settings, first.batches, (), first.seed)
+    for iteration in history:
+        _answer(manager, iteration)
+    return manager
+
+
+def _answer(manager: BatchSizeManager, iteration: LoggedIteration) -> tuple[int, ...]:
+    """Give a manager what it was given in an iteration."""
+    if iteration.adopted:
+        if manager.learner is None:
+            raise BadInputError("the log has weights of networks, but the manager has none")
+        manager.learner.adopt(_weights(iteration.adopted))
+    return manager.update(iteration.observations)
+
+
+def _weights(adopted: str) -> Values:
+    try:
+        return np.frombuffer(b64decode(adopted, validate=True), DOUBLE)
+    except ValueError as error:
+        raise BadInputError(f"the log has weights that are no doubles in Base64: {error}") from None
+
+
+def _record(number: int, line: str) -> ManagerStart | LoggedIteration:
+    try:
+        value: Any = json.loads(line)
+        if "settings" in value:
+            return decode(ManagerStart, value)
+        return decode(LoggedIteration, value)
+    except (ValueError, TypeError) as error:
+        raise BadInputError(f"line {number}: no record of a balance log: {error}") from None
