@@ -19,7 +19,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
-from hetctl.runtime.data.loaders import LockstepLoader, PreprocessorPool
+from hetctl.runtime.data.loaders import LoaderWaits, LockstepLoader, PreprocessorPool
 from hetctl.runtime.data.preprocessors import layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
@@ -161,8 +161,9 @@ class LedRound:
         lockstep = replace(lockstep_on(self.lineup, node), reader=reader)
         layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
+            pool = PreprocessorPool(layout, Nobody(), folder, None, waits=LoaderWaits(check_s=0.1))
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
-            loader = LockstepLoader(batch, PreprocessorPool(layout, Nobody(), folder, None), lockstep)
+            loader = LockstepLoader(batch, pool, lockstep)
             seen = [self._epoch(loader, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
             loader.close()
         self.results.put(((node, reader), seen))

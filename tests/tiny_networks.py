@@ -30,7 +30,28 @@ from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.data.sampler import Stream
 from ranks import place_in
-framework, functions, folder, gpus, batch, config, samples, seed, ensembles = json.loads(sys.argv[1])
+framework, functions, folder, gpus, batch, config, samples, seed, ensembles, script = json.loads(sys.argv[1])
+class Scripted:
+    # A balancer that sets the sizes of each step from a list, over and over.
+    def __init__(self, rank):
+        self.rank, self.step, self.sizes = rank, 0, tuple(script[0])
+
+    @property
+    def batch_size(self):
+        return self.sizes[self.rank]
+
+    def before_step(self, should_stop, left):
+        self.sizes = tuple(script[self.step % len(script)])
+        self.step += 1
+        return False
+
+if config.get("float64"):
+    if framework == "tensorflow":
+        import keras
+        keras.backend.set_floatx("float64")
+    else:
+        import torch
+        torch.set_default_dtype(torch.float64)
 member = Member("m", config, batch, seed, StopRule())
 ensemble = Ensemble("t", framework, Functions(*functions), (member,), ensembles)
 stack = contextlib.ExitStack()
@@ -38,10 +59,14 @@ place, announce = place_in(folder, gpus)
 context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
 rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
 (x, y), _ = load_functions(ensemble).input_fn(None)
-stream = Stream(samples, gpus * batch, seed, rank=rank.group.rank, ranks=rank.group.size)
+chunk = sum(script[0]) if script else gpus * batch
+stream = Stream(samples, chunk, seed, rank=rank.group.rank, ranks=rank.group.size)
 loader = ArrayLoader(ArraySource(x[:samples], y[:samples], "training"), stream)
-for epoch in (1, 2):
-    loss = rank.network.train(Batches(loader, epoch, 0, rank.group, lambda: False))
+balancer = Scripted(rank.group.rank) if script and gpus > 1 else None
+if balancer:
+    loader.split(balancer.sizes)
+for epoch in (1, 2, 3) if script else (1, 2):
+    loss = rank.network.train(Batches(loader, epoch, 0, rank.group, lambda: False, balancer=balancer))
 metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
 np.savez(f"{folder}/{gpus}-{rank.group.rank}.npz", **rank.network.save())
 json.dump([loss, metrics], open(f"{folder}/{gpus}-{rank.group.rank}.json", "w"))
@@ -75,8 +100,11 @@ def run_ranks(code, ranks, folder, *arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5):
-    """Train two epochs; return the state of each rank and what it returned."""
+def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5, sizes=()):
+    """Train two epochs, or three with `sizes`; return the state of each rank and what it returned.
+
+    `sizes` has the batch sizes of all ranks in one step after another, over and over.
+    """
     functions = astuple(functions_of(framework, train_fn))
     run_ranks(
         RANKS,
@@ -91,6 +119,7 @@ def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=No
         samples,
         seed,
         str(ENSEMBLES),
+        sizes,
     )
     states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
     results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.check_entry_points import problem_with
 from hetctl.inputs.ensemble_schema import EnsembleModel
+from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
-from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.balance_settings import BalanceSettings
+from hetctl.model.ensemble import Ensemble, Functions, Member, Partitions
 
 
 def read_ensemble(path: Path) -> Ensemble:
@@ -34,6 +37,7 @@ def read_ensemble(path: Path) -> Ensemble:
         *_function_problems(model, folder),
         *_name_problems(points),
         *_stop_problems(points, members),
+        *_partition_problems(model),
     ]
     if problems:
         raise source.refusal(problems)
@@ -44,8 +48,9 @@ def read_ensemble(path: Path) -> Ensemble:
         members=tuple(members),
         folder=str(folder),
         data=None if model.data is None else _located(model.data, folder),
-        partitions=model.partitions,
+        partitions=None if model.partitions is None else Partitions(**model.partitions.model_dump()),
         samples_per_epoch=model.samples_per_epoch,
+        balance=BalanceSettings(**model.balance.model_dump()),
     )
 
 
@@ -62,7 +67,7 @@ def _located(data: str, folder: Path) -> str:
 
 def _function_problems(model: EnsembleModel, folder: Path) -> Iterator[tuple[Location, str]]:
     for role, function in model.functions:
-        problem = problem_with(function, folder) if function is not None else None
+        problem = _entry_point_problem(function, folder) if function is not None else None
         if problem is not None:
             yield ("functions", role), problem
 
@@ -83,3 +88,80 @@ def _stop_problems(points: list[MemberEntry], members: list[Member]) -> Iterator
             own = "stop" in point.settings.model_fields_set
             where: Location = (*point.where, "stop") if own else ("stop",)
             yield (*where, "expected_epochs"), f"must be at most max_epochs ({most}), got {expected}"
+
+
+def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
+    path, source = (model.partitions.path, model.partitions.source) if model.partitions else ("", "")
+    if source and not source.startswith(("/", "$")):
+        yield ("partitions", "source"), f"must be absolute, or begin with a variable, got '{source}'"
+    if source and "{partition}" not in Path(source).name:
+        rule = "must have {partition} for the number of a part in its last component"
+        yield ("partitions", "source"), f"{rule}, got '{source}'"
+    if source and not path:
+        yield ("partitions", "source"), "needs path, to which the parts are copied"
+    if path and "{partition}" not in path:
+        yield ("partitions", "path"), f"must have {{partition}} for the number of a part, got '{path}'"
+    if path and model.samples_per_epoch is None:
+        # Profiling does not see the partitions of other nodes.
+        yield ("partitions", "path"), "needs samples_per_epoch, the number of samples of all parts"
+
+
+def _entry_point_problem(function: str, folder: Path) -> str | None:
+    """Return the error in ``module:function`` beside an ensemble file; None if there is none.
+
+    None of the user's code is run.
+    """
+    module, name = function.split(":")
+    stem = Path(*module.split("."))
+    candidates = [stem.with_name(f"{stem.name}.py"), stem / "__init__.py"]
+    file = next((candidate for candidate in candidates if (folder / candidate).is_file()), None)
+    if file is None:
+        return f"there is no {candidates[0]} or {candidates[1]} in this file's folder"
+    try:
+        names = _top_level_names((folder / file).read_bytes())
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    except SyntaxError as error:
+        return f"{file} is not Python: {error.msg} in line {error.lineno}"
+    # ast.parse raises ValueError for null bytes, and RecursionError or MemoryError for deeply nested code.
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{file} is not Python: {error}"
+    if name in names or "*" in names:
+        return None
+    return f"{file} defines no '{name}'" + suggestion(name, names)
+
+
+def _top_level_names(source: bytes) -> set[str]:
+    with warnings.catch_warnings():
+        # Parsing warns about, for example, invalid escapes in the user's module, which is not at issue here.
+        warnings.simplefilter("ignore")
+        # Bytes, not text: Python then honours the encoding that the first lines of the file declare.
+        tree = ast.parse(source)
+    finder = _Finder()
+    finder.visit(tree)
+    return finder.names
+
+
+class _Finder(ast.NodeVisitor):
+    """Visitor that collects the names bound at a module's top level; ``*`` for a star import."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def _define(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        self.names.add(node.name)
+
+    # These visitors do not visit the node's body, so that names inside of functions and classes do not count.
+    visit_FunctionDef = _define  # noqa: N815
+    visit_AsyncFunctionDef = _define  # noqa: N815
+    visit_ClassDef = _define  # noqa: N815
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        self.names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+
+    visit_Import = _import  # noqa: N815
+    visit_ImportFrom = _import  # noqa: N815
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.names.add(node.id)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hetctl.inputs.input_errors import shown
 from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.validation import Matching, Strict
+from hetctl.model.balance_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 from hetctl.model.frameworks import FRAMEWORKS
 
 FUNCTION_RULE = "must be module:function"
@@ -42,7 +52,9 @@ Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and tra
 class FunctionsModel(Strict):
     """The user's functions, each as module:function; modules lie in the folder of the ensemble file."""
 
-    input_fn: FunctionName = Field(description="input_fn(data) returns the training and validation samples.")
+    input_fn: FunctionName = Field(
+        description="input_fn(data), or input_fn(data, path), returns the training and validation samples."
+    )
     model_fn: FunctionName = Field(description="model_fn(config) returns the network and its optimizer.")
     train_fn: FunctionName | None = Field(
         default=None,
@@ -229,6 +241,59 @@ else:
     FrameworkName = Literal[tuple(FRAMEWORKS)]
 
 
+# A type checker cannot evaluate a Literal that is built from a table.
+if TYPE_CHECKING:
+    BalanceMode = str
+    ManagerName = str
+    PredictorName = str
+else:
+    BalanceMode = Literal[BALANCE_MODES]
+    ManagerName = Literal[MANAGERS]
+    PredictorName = Literal[PREDICTORS]
+
+
+class BalanceModel(Strict):
+    """Batch sizes that follow the speeds of a member's GPUs."""
+
+    mode: BalanceMode = Field(
+        default="auto",
+        description="on, off, or auto: for groups on several types of GPU, and those that drift apart.",
+    )
+    manager: ManagerName = Field(
+        default="curve", description="Algorithm that sets the sizes: cpu and gpu are those of LB-BSP."
+    )
+    predictor: PredictorName = Field(default="narx", description="Predictor of speeds of the manager cpu.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, given: Any) -> Any:
+        # In YAML 1.1, on and off are booleans.
+        words = {True: "on", False: "off"}
+        if isinstance(given, dict):
+            return {**given, "mode": words[given["mode"]]} if isinstance(given.get("mode"), bool) else given
+        return {"mode": words[given] if isinstance(given, bool) else given}
+
+
+class PartitionsModel(Strict):
+    """Parts of the training data on the nodes' own disks."""
+
+    count: int = Field(ge=1, description="Number of parts.")
+    path: str = Field(
+        default="",
+        description="Path of a part on its node, with {partition} for its number and variables of the node.",
+    )
+    source: str = Field(
+        default="",
+        description="Path on a shared file system from which nodes copy their parts to path in each job.",
+    )
+    replicas: int = Field(default=1, ge=1, description="Number of nodes that copy each part.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_alone(cls, given: Any) -> Any:
+        return given if isinstance(given, dict) else {"count": given}
+
+
 class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
 
@@ -241,14 +306,18 @@ class EnsembleModel(Settings):
         default=None,
         description="Argument of input_fn; a relative path is relative to the folder of the ensemble file.",
     )
-    partitions: int | None = Field(
+    partitions: PartitionsModel | None = Field(
         default=None,
-        ge=1,
-        description="Number of parts of the training data, each stored on one node; null: not partitioned.",
+        description="Parts of the training data on the nodes' own disks: a number, or a mapping of count,"
+        " path, source and replicas; null: not partitioned.",
     )
     samples_per_epoch: int | None = Field(
         default=None,
         ge=1,
         description="Number of training samples; null: as profiled. Required if no member fits on one GPU.",
+    )
+    balance: BalanceModel = Field(
+        default_factory=BalanceModel,
+        description="Balanced batches: a mode, or a mapping of mode, manager and predictor.",
     )
     members: list[Entry] = Field(min_length=1, description="Single members, grids and random samples.")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.serialization import encode
 
 RAISABLE = {
@@ -154,6 +155,29 @@ class Functions:
 
 
 @dataclass(frozen=True)
+class Partitions:
+    """Parts of the training data, each stored on the disks of some nodes.
+
+    Parameters
+    ----------
+    count : int
+        Number of parts.
+    path : str
+        Path of each on its node, with ``{partition}`` for its number, from 0, and with environment variables
+        of the node. Empty: the parts are only planned with.
+    source : str
+        Path from which nodes copy their parts to `path` at the start of a job. Empty: the parts are there.
+    replicas : int
+        Number of nodes that copy each part.
+    """
+
+    count: int
+    path: str = ""
+    source: str = ""
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
 class Ensemble:
     """Networks that are trained on the same data.
 
@@ -163,10 +187,12 @@ class Ensemble:
         Absolute folder of the ensemble file, which also holds the modules of `functions`.
     data : str or None
         Argument of ``input_fn``.
-    partitions : int or None
-        Number of parts of the training data, each stored on one node; None: the data are not partitioned.
+    partitions : Partitions or None
+        Parts of the training data on the nodes' own disks; None: the data are not partitioned.
     samples_per_epoch : int or None
         Training samples, for members without a profile; None: the profiles give the number.
+    balance : BalanceSettings
+        Settings of balanced batches; an option of the command line overrides the mode.
     """
 
     name: str
@@ -175,8 +201,14 @@ class Ensemble:
     members: tuple[Member, ...]
     folder: str
     data: str | None = None
-    partitions: int | None = None
+    partitions: Partitions | None = None
     samples_per_epoch: int | None = None
+    balance: BalanceSettings = field(default_factory=BalanceSettings)
+
+    @property
+    def reads_partitions(self) -> bool:
+        """True if each node reads its own partitions of the data."""
+        return self.partitions is not None and bool(self.partitions.path)
 
     def member(self, name: str) -> Member:
         """Return the member of that name; KeyError if there is none."""

@@ -109,6 +109,9 @@ class Plan:
         Consecutive phases; `rounds` are those of the data-parallel one.
     inputs : str
         Digest of all that the plan was made from.
+    balance_gains : mapping of str to float
+        Expected rate with balanced batches over that with equal ones, by member, for those that begin on
+        several types of GPU and were measured on each.
     """
 
     planner: str
@@ -125,3 +128,4 @@ class Plan:
     choices: tuple[ModeChoice, ...] = ()
     phases: tuple[Phase, ...] = ()
     inputs: str = ""
+    balance_gains: Mapping[str, float] = field(default_factory=dict)

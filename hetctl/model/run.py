@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import MemberProfile, PreprocessPoint
 from hetctl.model.site import Site
 
@@ -46,6 +47,9 @@ class RunSpec:
     sharing : str
         ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once per
         node, for all members.
+    mode : str
+        Requested mode of training: ``data-parallel``, or ``auto``, of which jobs train the data-parallel and
+        the balanced phases.
     preprocess : tuple of PreprocessPoint
         Measured throughputs of preprocessors.
     given : mapping
@@ -68,6 +72,7 @@ class RunSpec:
     chain: bool = False
     budget: Budget = field(default_factory=Budget)
     sharing: str = NONE
+    mode: str = DATA_PARALLEL
     preprocess: tuple[PreprocessPoint, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION

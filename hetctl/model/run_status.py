@@ -119,6 +119,50 @@ class MemberStatus:
 
 
 @dataclass(frozen=True)
+class BalancePoint:
+    """Balancing of a member at one time.
+
+    Parameters
+    ----------
+    time : float
+        Seconds since the epoch.
+    batches : tuple of int
+        Batch of each worker.
+    iteration_s, t_star_s : float
+        Time of the slowest worker in seconds, and the least time of any split of the batch, as estimated.
+    """
+
+    time: float
+    batches: tuple[int, ...]
+    iteration_s: float
+    t_star_s: float
+
+
+@dataclass(frozen=True)
+class BalanceCourse:
+    """Balancing of a member over the run.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        Node and GPU of each worker.
+    iteration_s, equal_batches_s : float
+        Mean time of the slowest worker in seconds, and its estimate with equal batches.
+    """
+
+    member: str
+    workers: tuple[str, ...]
+    points: tuple[BalancePoint, ...]
+    iteration_s: float
+    equal_batches_s: float
+
+    @property
+    def gain(self) -> float:
+        """Iterations in the time of one with equal batches."""
+        return self.equal_batches_s / self.iteration_s
+
+
+@dataclass(frozen=True)
 class StepSpan:
     """Member on the GPUs of one node, in seconds from the run's start; `end_s` is None while it runs."""
 
@@ -173,6 +217,8 @@ class RunStatus:
         Messages about problems of the run.
     comparison : Comparison or None
         Comparison of a finished run, if requested.
+    balances : tuple of BalanceCourse
+        Courses of balanced batches, the largest gain first, if requested.
     """
 
     run: str
@@ -194,3 +240,4 @@ class RunStatus:
     history: Mapping[str, tuple[EpochResult, ...]]
     warnings: tuple[str, ...] = ()
     comparison: Comparison | None = None
+    balances: tuple[BalanceCourse, ...] = ()

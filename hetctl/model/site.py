@@ -250,6 +250,11 @@ class Site:
         return self.nodes * self.gpus_per_node
 
     @property
+    def gpus_of_one_type(self) -> int:
+        """Number of GPUs of the most frequent type."""
+        return max((one.nodes for one in self.node_types), default=self.nodes) * self.gpus_per_node
+
+    @property
     def cores_per_gpu(self) -> int:
         """Cores per GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)

@@ -75,6 +75,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class RankShare:
+    """Part of a rank in the steps of a balanced group.
+
+    Parameters
+    ----------
+    worker : str
+        Node and number of its GPU or slot, as in ``node1:0``.
+    batch : int
+        Samples of the rank in a full chunk.
+    seconds : float
+        Time of its own computing in the last step, without waiting for other ranks.
+    """
+
+    worker: str
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """Live metrics of a member in training at one time.
 
@@ -92,6 +111,8 @@ class Heartbeat:
         Loss of the last batch; None if ``train_fn`` does not report it.
     busy : float or None
         Share of its GPU, or of its cores, that rank 0 used since the previous heartbeat.
+    ranks : tuple of RankShare
+        Parts of all ranks of a group whose times are compared; empty for others.
     """
 
     time: float
@@ -101,3 +122,4 @@ class Heartbeat:
     rate: float
     loss: float | None = None
     busy: float | None = None
+    ranks: tuple[RankShare, ...] = ()

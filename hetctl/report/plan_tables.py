@@ -19,6 +19,7 @@ from hetctl.report.units import device_word, format_rate, format_seconds, printa
 
 ROUNDS_SHOWN = 20
 MAP_WIDTH = 80
+GAINS_SHOWN = 4
 
 
 def plan_table(plan: Plan, device: str) -> RenderableType:
@@ -54,7 +55,18 @@ def _plan_header(plan: Plan, device: str) -> Text:
         f" · objective {plan.objective}\npredicted makespan {format_seconds(plan.predicted_makespan_s)}",
         f", lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}",
         f"\nchosen by auto: {plan.why}" if plan.why else "",
+        printable(_balance_line(plan.balance_gains)),
     )
+
+
+def _balance_line(gains: Mapping[str, float]) -> str:
+    """Return a line on members with balanced batches, the largest gain first; empty if there are none."""
+    if not gains:
+        return ""
+    order = sorted(gains, key=lambda name: -gains[name])
+    shown = ", ".join(f"{name} {gains[name]:.2f}" for name in order[:GAINS_SHOWN])
+    rest = f" and {len(order) - GAINS_SHOWN} more" if len(order) > GAINS_SHOWN else ""
+    return f"\ngain of balanced batches over equal ones: {shown}{rest}"
 
 
 def more_rounds(plan: Plan) -> list[RenderableType]:

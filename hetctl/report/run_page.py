@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from hetctl.model.run_status import RunStatus
+from hetctl.report.balance_chart import MOST_COURSES, balance_svg
 from hetctl.report.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
 from hetctl.report.gantt import gantt_svg
 from hetctl.report.page import fill
@@ -56,6 +57,15 @@ runs. A thin line starts a round; white is time without a job.</p>
 <p>A dot ends the curve of a converged member, a cross that of a failed one.{{ faint }}</p>
 <div class="wide">{{ learning }}</div>
 {% call key() %}{% endcall %}
+</section>
+{% endif %}
+
+{% if balance %}
+<section>
+<h2>Balanced batches</h2>
+<p>Left: samples of each worker in a step; right: time of the slowest worker, with t*, the least time of any
+split of the batch, dashed.{{ gains }}</p>
+<div class="wide">{{ balance }}</div>
 </section>
 {% endif %}
 
@@ -155,8 +165,20 @@ def render_page(status: RunStatus) -> str:
         failed=[member for member in status.members if member.state == "failed"],
         gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
+        balance=Markup(balance_svg(status.balances[:MOST_COURSES])) if status.balances else None,
+        gains=_gains(status),
         accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
     )
+
+
+def _gains(status: RunStatus) -> str:
+    """Return a sentence about the gains of all members with balanced batches."""
+    shown = ", ".join(
+        f"{one.member} {one.gain:.2f} ({one.iteration_s:.3g} s instead of {one.equal_batches_s:.3g} s)"
+        for one in status.balances[:MOST_COURSES]
+    )
+    rest = len(status.balances) - MOST_COURSES
+    return f" Gain over equal batches: {shown}{f' and {rest} more members' if rest > 0 else ''}."
 
 
 def _cards(status: RunStatus) -> list[tuple[str, str, str]]:

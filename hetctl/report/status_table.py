@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.summary import describe_states, describe_time, gpus_by_round
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
@@ -23,6 +24,10 @@ from hetctl.report.units import (
 )
 
 NARROW = 80
+MOST_RANKS = 8
+"""Ranks of a group that are shown, the slowest first."""
+UNEVEN = 1.1
+"""Ratio of the times of two ranks beyond which a group counts as uneven."""
 ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
 MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
 RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
@@ -136,7 +141,44 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
             format_metric(pulse.loss),
             format_percent(pulse.busy),
         )
+    return [Text(), table, *_rank_table(alive)]
+
+
+def _rank_table(alive: Sequence[tuple[str, Heartbeat]]) -> list[RenderableType]:
+    """Return a table of the ranks of groups whose batches or times differ; empty if there are none."""
+    differing = [(name, pulse.ranks) for name, pulse in alive if _differ(pulse.ranks)]
+    if not differing:
+        return []
+    table = ruled_table(
+        "ranks of\nuneven speed",
+        "\nworker",
+        ">\nbatch",
+        ">\nown time",
+        ">of the\nslowest",
+        fold="\nworker",
+    )
+    for name, ranks in differing:
+        slowest_s = max(rank.seconds for rank in ranks)
+        shown = sorted(ranks, key=lambda rank: -rank.seconds)
+        for row, rank in enumerate(shown[:MOST_RANKS]):
+            table.add_row(
+                Text(printable(name) if row == 0 else ""),
+                Text(printable(rank.worker)),
+                f"{rank.batch:,}",
+                f"{rank.seconds:.3g} s",
+                format_percent(rank.seconds / slowest_s),
+            )
+        if len(shown) > MOST_RANKS:
+            table.add_row("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", "")
     return [Text(), table]
+
+
+def _differ(ranks: Sequence[RankShare]) -> bool:
+    """Return true if ranks have different batches, or take times that call for them."""
+    if not ranks:
+        return False
+    seconds = [rank.seconds for rank in ranks]
+    return len({rank.batch for rank in ranks}) > 1 or max(seconds) > UNEVEN * min(seconds)
 
 
 def _best_header(metric: str) -> str:

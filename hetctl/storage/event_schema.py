@@ -10,7 +10,7 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import decode
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, RankShare
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,66 @@ class Failed:
     error: str
 
 
+@dataclass(frozen=True)
+class BalanceStarted:
+    """Start of a manager of batch sizes, with the parts of all ranks at that time."""
+
+    reason: str
+    ranks: tuple[RankShare, ...]
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Parts of all ranks after a change of the batch sizes."""
+
+    ranks: tuple[RankShare, ...]
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Rank that delays its group and whose batch cannot become smaller."""
+
+    rank: RankShare
+    message: str
+
+
+@dataclass(frozen=True)
+class MigrationRecord:
+    """Samples of partitioned data that one rank has sent to another; ranks are given as node and GPU."""
+
+    source: str
+    target: str
+    samples: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SampleVisitsRecord:
+    """Visits of the samples of partitioned data after an epoch, and how many samples each rank holds."""
+
+    epoch: int
+    fewest: int
+    most: int
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PartsStagedRecord:
+    """Parts of the data that a node has copied to its own disk, and those that were there already."""
+
+    node: str
+    copied: tuple[int, ...]
+    kept: tuple[int, ...]
+    bytes: int
+    seconds: float
+    errors: tuple[str, ...]
+
+
 FORMS: dict[str, type] = {
     "job_started": JobStarted,
     "job_ended": JobEnded,
     "node_failed": NodeFailed,
+    "parts_staged": PartsStagedRecord,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
     "step_started": StepStartedRecord,
@@ -119,6 +175,11 @@ FORMS: dict[str, type] = {
     "first_step": FirstStep,
     "epoch": EpochResult,
     "checkpoint": Checkpoint,
+    "balance_started": BalanceStarted,
+    "batch_sizes": BatchSizes,
+    "straggler": Straggler,
+    "migration": MigrationRecord,
+    "sample_visits": SampleVisitsRecord,
     "converged": Converged,
     "stopped": Stopped,
     "failed": Failed,

@@ -126,6 +126,11 @@ class RunFolder:
         """Folder of log files: the output of each member's ranks."""
         return self.path / "logs"
 
+    @property
+    def balance(self) -> Path:
+        """Folder of the logs of balanced batches, one for each member."""
+        return self.path / "balance"
+
     def events_of(self, source: str) -> Path:
         """Return the file of a member's events, or the drivers'."""
         return self.events / f"{source}.jsonl"

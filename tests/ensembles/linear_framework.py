@@ -58,6 +58,8 @@ class Classifier:
 class LinearNetwork:
     """A classifier in training; a `TrainableNetwork`."""
 
+    timer = None  # Only ranks of a group report the times of their steps.
+
     def __init__(self, classifier: Classifier, member: Member, train_fn: Any) -> None:
         self._classifier = classifier
         self._member = member

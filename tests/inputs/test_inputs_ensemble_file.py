@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError
 
 HEAD = """\
@@ -76,13 +76,75 @@ members:
 def test_what_modes_go_by(tmp_path: Path):
     text = HEAD + "partitions: 8\nsamples_per_epoch: 5000\nmembers:\n"
     ensemble = read(tmp_path, text + "  - {name: a, layers: sub/../a.csv}\n  - {name: b}\n")
-    assert (ensemble.partitions, ensemble.samples_per_epoch) == (8, 5000)
+    assert (ensemble.partitions, ensemble.samples_per_epoch) == (Partitions(8), 5000)
     assert [member.layers for member in ensemble.members] == [str(tmp_path / "a.csv"), None]
     plain = read(tmp_path, HEAD + "members:\n  - {name: b}\n")
     assert (plain.partitions, plain.samples_per_epoch) == (None, None)
-    assert "e.yaml:3: partitions: must be at least 1" in refused(
-        tmp_path, text.replace("8", "0", 1) + "  - {name: b}\n"
-    )
+
+
+PARTS = "partitions: {count: 4, path: '$TMPDIR/{partition}.npz'}\n"
+STAGED = "partitions: {{count: 4, path: '$TMPDIR/{{partition}}.npz', source: '{}', replicas: 2}}\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "partitions"),
+    [
+        ("partitions: 8\n", Partitions(8)),
+        ("partitions: {count: 8}\n", Partitions(8)),
+        (PARTS + "samples_per_epoch: 100\n", Partitions(4, "$TMPDIR/{partition}.npz")),
+        (
+            STAGED.format("$HOME/{partition}.npz") + "samples_per_epoch: 100\n",
+            Partitions(4, "$TMPDIR/{partition}.npz", "$HOME/{partition}.npz", 2),
+        ),
+    ],
+)
+def test_partitions_are_a_number_or_a_mapping(tmp_path: Path, written: str, partitions: Partitions):
+    ensemble = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n")
+    assert ensemble.partitions == partitions
+    assert ensemble.reads_partitions == bool(partitions.path)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("partitions: 0\n", "e.yaml:3: partitions.count: must be at least 1"),
+        (PARTS, "e.yaml:3: partitions.path: needs samples_per_epoch"),
+        ("partitions: {count: 4, path: /tmp/all.npz}\n", "e.yaml:3: partitions.path: must have {partition}"),
+        ("partitions: {path: '/tmp/{partition}'}\n", "e.yaml:3: partitions"),
+        (STAGED.format("parts/{partition}"), "e.yaml:3: partitions.source: must be absolute"),
+        (STAGED.format("/{partition}/all.npz"), "e.yaml:3: partitions.source: must have {partition}"),
+        ("partitions: {count: 4, source: '/{partition}'}\n", "e.yaml:3: partitions.source: needs path"),
+        ("partitions: {count: 4, replicas: 0}\n", "e.yaml:3: partitions.replicas: must be at least 1"),
+    ],
+)
+def test_wrong_partitions_are_refused(tmp_path: Path, written: str, message: str):
+    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "settings"),
+    [
+        ("", ("auto", "curve", "narx")),
+        ("balance: off\n", ("off", "curve", "narx")),
+        ("balance: on\n", ("on", "curve", "narx")),
+        ("balance: auto\n", ("auto", "curve", "narx")),
+        ("balance: {mode: on, manager: cpu, predictor: ema}\n", ("on", "cpu", "ema")),
+    ],
+)
+def test_balance_is_a_mode_or_a_mapping(tmp_path: Path, written: str, settings: tuple[str, ...]):
+    balance = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n").balance
+    assert (balance.mode, balance.manager, balance.predictor) == settings
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("balance: sometimes\n", "e.yaml:3: balance.mode: must be 'auto', 'on' or 'off'"),
+        ("balance: {manager: tpu}\n", "e.yaml:3: balance.manager: must be 'cpu', 'gpu' or 'curve'"),
+    ],
+)
+def test_wrong_balance_is_refused(tmp_path: Path, written: str, message: str):
+    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Pl
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.plan_tables import plan_table
 from hetctl.report.profile_table import profile_table
 from hetctl.report.site_tables import sites_table
@@ -120,6 +120,17 @@ def test_plan_lists_allocations_and_maps_nodes() -> None:
     assert line_of(lines, "node-1").split() == ["node-1", "c", "c"]
 
 
+def test_plan_says_the_largest_gains_of_balanced_batches() -> None:
+    gains = {"a": 1.5, "b": 2.25, "c": 1.1, "d": 3.0, "e": 1.2, "f[red]": 1.75}
+    shown = show(plan_table(replace(a_plan(1), balance_gains=gains), "gpu"))
+    words = "gain of balanced batches over equal ones: "
+    assert shown[2] == f"{words}d 3.00, b 2.25, f[red] 1.75, a 1.50"
+    assert shown[3].strip() == "and 2 more"
+    (line,) = [x for x in show(plan_table(replace(a_plan(1), balance_gains={"a": 1.5}), "gpu")) if words in x]
+    assert line == f"{words}a 1.50"
+    assert not any(words in line for line in show(plan_table(a_plan(1), "gpu")))
+
+
 def test_idle_gpus_of_a_node_are_marked() -> None:
     lone = Allocation("net", 1, DATA_PARALLEL, 1.0, (Placement("node-0", (2,)),))
     plan = replace(a_plan(1), rounds=(Round(0, 60.0, (lone,)),))
@@ -205,3 +216,27 @@ def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> Non
     alive = replace(run, members=(replace(busy, state="training", pulse=unknown), *run.members[1:]))
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
     assert shown.split()[-2:] == ["-", "-"]
+
+
+def with_ranks(run: RunStatus, *ranks: RankShare) -> list[str]:
+    pulse = Heartbeat(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, ranks=ranks)
+    alive = replace(run.members[0], state="training", pulse=pulse)
+    return show(status_table(replace(run, members=(alive, *run.members[1:]))))
+
+
+def test_ranks_of_a_balanced_group_are_shown_slowest_first(make_run: MakeRun) -> None:
+    lines = with_ranks(make_run(), RankShare("n1:0", 273, 0.29), RankShare("n4:[0]", 34, 0.31))
+    first = next(i for i, line in enumerate(lines) if "n4:[0]" in line)
+    assert lines[first].split() == ["mlp", "n4:[0]", "34", "0.31", "s", "100", "%"]
+    assert lines[first + 1].split() == ["n1:0", "273", "0.29", "s", "94", "%"]
+
+
+def test_equal_ranks_are_not_shown_and_many_are_cut(make_run: MakeRun) -> None:
+    assert "worker" not in "\n".join(
+        with_ranks(make_run(), RankShare("a:0", 32, 0.1), RankShare("b:0", 32, 0.105))
+    )
+    many = [RankShare(f"n{number}:0", 32, 0.1 + number) for number in range(20)]
+    text = "\n".join(with_ranks(make_run(), *many))
+    assert "and 12 faster ones" in text
+    assert "n19:0" in text
+    assert "n3:0" not in text

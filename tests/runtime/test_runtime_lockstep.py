@@ -16,13 +16,14 @@ from hetctl.model.site import Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
-from hetctl.runtime.data.loaders import Lockstep
+from hetctl.runtime.data.loaders import LoaderWaits, Lockstep
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sources import MapSource
 from hetctl.runtime.worker.group import SingleRank
 
 SAMPLES, SEED = 50, 99
+QUICK = LoaderWaits(check_s=0.1, help_s=0.2)
 
 
 class Counted(MapSource):
@@ -47,8 +48,6 @@ class Counted(MapSource):
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(loaders, "CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(loaders, "HELP_S", 0.2)
     monkeypatch.setattr(loaders, "AHEAD", 24)
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
@@ -75,7 +74,7 @@ class Crew:
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
-        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s))
+        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s), waits=QUICK)
         self.num_workers = num_workers or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
@@ -208,7 +207,7 @@ def test_preprocessors_leave_a_ring_in_use_for_another_one(tmp_path):
     gate = crew.context.Event()
     crew.start(1, epochs=30, pause_s=0.005, gate=gate)
     with ExitStack() as stack:
-        open_loader = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run"), stack)
+        open_loader = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run", waits=QUICK), stack)
         stream = Stream(SAMPLES, 8, 0)
         for ring, readers in (("r.ring", 2), ("next.ring", 1)):
             loader = open_loader(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))

@@ -251,3 +251,24 @@ def test_padded_batches_have_full_size_and_count_their_samples():
     data = TrainingData(Batches(training, 1, 0, SingleRank(), lambda: False), BATCH)
     seen = [(len(x), len(y), len(weights), data.samples) for x, y, weights in data.padded()]
     assert seen == [(BATCH, BATCH, BATCH, 16)] * 4 + [(BATCH, BATCH, BATCH, 7)]
+
+
+class Moving:
+    """A balancer of two ranks that moves samples to the first one after its first step."""
+
+    sizes = (BATCH, BATCH)
+    batch_size = BATCH
+
+    def before_step(self, _should_stop, left):
+        if left < SAMPLES:
+            self.sizes = (BATCH + 4, BATCH - 4)
+        return False
+
+
+def test_padded_batches_that_grow_have_weights_for_all_rows():
+    stream = Stream(SAMPLES, 2 * BATCH, 5, ranks=2)
+    loader = ArrayLoader(ArraySource(X[:SAMPLES], Y[:SAMPLES], "training"), stream)
+    batches = Batches(loader, 1, 0, SingleRank(), lambda: False, balancer=Moving())
+    data = TrainingData(batches, BATCH)
+    seen = [(len(x), len(weights), data.samples, weights.mean()) for x, _, weights in data.padded()]
+    assert seen == [(16, 16, 16, 1), (20, 20, 20, 1), (16, 16, 4, 1)]

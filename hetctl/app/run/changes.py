@@ -41,6 +41,7 @@ def _kept(why: str) -> ChangeRule:
 RUN: Mapping[str, ChangeRule] = {
     "planner": _kept("a run keeps its planner, which goes by what it has learned in earlier rounds"),
     "sharing": _kept("a run keeps how its members share samples"),
+    "mode": _kept("a run keeps the modes that its plan chose"),
     "gpus": _may("members go on from their checkpoints on any number of GPUs"),
     "queue": _may("only the next jobs are submitted to it"),
     "time": _may("each job ends with checkpoints"),
@@ -92,6 +93,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "data": _kept("members go on in the midst of an epoch of it"),
     "partitions": _kept("the data lie on the nodes in so many"),
     "samples_per_epoch": _may("only predictions depend on it"),
+    "balance": _kept("a run keeps how its batches are balanced"),
 }
 MEMBERS = _kept("a run keeps its members")
 MEMBER: Mapping[str, ChangeRule] = {

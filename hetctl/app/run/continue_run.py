@@ -43,6 +43,7 @@ class Asked:
     queue: str | None = None
     planner: str | None = None
     sharing: str | None = None
+    mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int | None = None
     chain: bool | None = None
@@ -91,6 +92,7 @@ def continued(
         planner=_planner_now(spec, asked),
         options={**spec.options, **asked.options},
         sharing=asked.sharing or spec.sharing,
+        mode=asked.mode or spec.mode,
         retries=spec.retries if asked.retries is None else asked.retries,
         chain=spec.chain if asked.chain is None else asked.chain,
         budget=asked.budget,

@@ -14,7 +14,7 @@ from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.select_run import record_of, unfinished
-from hetctl.app.run.spec import SubmitRequest, new_spec
+from hetctl.app.run.spec import SubmitRequest, as_planned, new_spec
 from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
@@ -73,7 +73,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
         plan = saved_or_new_plan(catalog, request.plan)
-        spec = replace(new_spec(project, catalog, request), planner=plan.planner)
+        spec = as_planned(new_spec(project, catalog, request), plan)
         return _begin(project, catalog, spec, plan)
 
 
@@ -289,7 +289,7 @@ def _settle(
     if not in_submission(jobs):
         return None
     batch = project.batch_system(spec.site)
-    job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1])
+    job = adopt(catalog, batch, project.home.run(spec.run), jobs[-1], project.waits.settle_s)
     if record.state not in UNDER_WAY:
         if job is not None:
             batch.cancel([job.batch_id])

@@ -17,9 +17,13 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, Plan
 from hetctl.model.run import Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.progress_fold import events_in
+
+TRAINED = frozenset({DATA_PARALLEL, BALANCED})
+"""Modes of phases in which jobs train."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
         plan = saved_or_new_plan(catalog, request.plan)
-        spec = new_spec(project, catalog, request)
+        spec = as_planned(new_spec(project, catalog, request), plan)
         first = plan.rounds[0].allocations if plan.rounds else ()
         return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
 
@@ -117,6 +121,25 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     )
 
 
+def as_planned(spec: RunSpec, plan: Plan) -> RunSpec:
+    """Return a specification with the planner that the plan chose; balanced phases mix types of GPU.
+
+    Raises
+    ------
+    BadInputError
+        If the plan has phases in which jobs do not train.
+    """
+    modes = {phase.mode for phase in plan.phases}
+    if untrained := modes - TRAINED:
+        raise BadInputError(
+            f"the plan of ensemble {spec.ensemble.name} has phases in mode {', '.join(sorted(untrained))}, in"
+            " which jobs do not train yet",
+            "submit with --mode data-parallel",
+        )
+    mixed = {"mix_types": True} if BALANCED in modes else {}
+    return replace(spec, planner=plan.planner, options={**spec.options, **mixed})
+
+
 def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
     """Return the specification by the request alone."""
     plan = request.plan
@@ -136,5 +159,6 @@ def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
         chain=request.chain,
         budget=request.budget,
         sharing=plan.sharing,
+        mode=plan.mode,
         given=request.given,
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
+from hetctl.app.run.balance_courses import balance_courses
 from hetctl.app.run.collect import current_jobs, ended_by_files
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
@@ -36,9 +37,13 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
-    """Return the status of a run, with simulations of it for comparison if it has finished."""
+    """Return the status of a run for its report.
+
+    It has the courses of balanced batches and, if the run has finished, simulations of it for comparison.
+    """
     watch = RunWatch(project, run)
-    return watch.compared(watch.look())
+    status = watch.compared(watch.look())
+    return replace(status, balances=balance_courses(project.home.run(status.run)))
 
 
 class RunWatch:

@@ -16,6 +16,7 @@ from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.worker.group import CollectiveBackend, Group
+from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 NCCL, GLOO = "nccl", "gloo"
@@ -23,10 +24,21 @@ NCCL, GLOO = "nccl", "gloo"
 
 
 class TrainableNetwork(Protocol):
-    """A built network with its optimizer, on this rank."""
+    """A built network with its optimizer, on this rank.
+
+    Attributes
+    ----------
+    timer : StepTimer or None
+        Timer of this rank's steps; None for a group of one rank.
+    """
+
+    timer: StepTimer | None
 
     def train(self, batches: Batches) -> float:
-        """Train on the batches; return the mean training loss over them, equal on every rank."""
+        """Train on the batches; return the mean training loss over them, equal on every rank.
+
+        Gradients, losses and statistics of the ranks are weighted by their samples (LB-BSP, Equation 7).
+        """
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Return ``val_*`` metrics over all ranks' batches, equal on every rank.

@@ -28,6 +28,7 @@ from hetctl.runtime.frameworks.torch_padding import (
 from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
 from hetctl.runtime.frameworks.torch_state import generators, pack, set_generators, unpack, without_functions
 from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
 Score = Callable[[Any, Any], Any]
@@ -68,7 +69,8 @@ class TorchNetwork:
         self._group = group
         self._device = device
         self._compiled = is_compiled(parts.model)
-        self._is_sample = torch.ones(member.batch_size, device=device)
+        # With balanced batches a rank may have nearly all samples of the group.
+        self._is_sample = torch.ones(member.batch_size * group.size, device=device)
         self._samples = member.batch_size
         if self._compiled:
             ignore_padding(parts.model, self._is_sample)
@@ -78,9 +80,11 @@ class TorchNetwork:
         self._rate_factor = 1.0
         self._rates: list[Any] = []
         self._averaging: Averaging | None = None
+        self.timer: StepTimer | None = None
         if group.size > 1:
             make_equal([*self._model.parameters(), *self._model.buffers()])
             self._averaging = Averaging(self._optimizer)
+            self.timer = self._averaging.timer
         self._optimizer.register_step_pre_hook(self._scale_rates)
         self._optimizer.register_step_post_hook(self._unscale_rates)
 
@@ -92,7 +96,7 @@ class TorchNetwork:
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._parts.scheduler is not None and batches.complete:
             self._parts.scheduler.step()
-        return loss if self._group.size == 1 else self._agree_after(loss)
+        return loss if self._group.size == 1 else self._agree_after(loss, batches.share)
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
@@ -184,13 +188,17 @@ class TorchNetwork:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
 
-    def _agree_after(self, loss: float) -> float:
-        """Average the statistics that each rank has gathered, such as batch-norm means, and the loss."""
+    def _agree_after(self, loss: float, share: float) -> float:
+        """Average the loss, and the statistics that each rank has gathered, such as batch-norm means.
+
+        The weights are the ranks' shares of the samples, as for gradients: a rank with a larger part of each
+        batch has seen more of the data.
+        """
         buffers = list(self._model.buffers())
-        average(buffer for buffer in buffers if buffer.is_floating_point())
+        average((buffer for buffer in buffers if buffer.is_floating_point()), share)
         make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
         losses = torch.tensor([loss], dtype=torch.float64, device=self._device)
-        average([losses])
+        average([losses], share)
         return float(losses)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,17 +44,20 @@ class KerasNetwork:
         ignore_padding(model, self._rows)
         self._train_fn = train_fn or _default_train_fn(model, self._rows)
         self._test_step = _test_step_of(model)
+        self.timer: GraphStepTimer | None = None
         if group.size > 1:
-            self._average_gradients()
+            self.timer = GraphStepTimer()
+            self._average_gradients(self.timer)
 
     def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; return the loss, averaged over the ranks."""
+        """Run ``train_fn``; return the loss, averaged over the samples of all ranks."""
         data = TrainingData(batches, self._member.batch_size, on_batch=self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._group.size > 1:
-            self._agree_on_statistics()
-            loss = float(_horovod().allreduce(tf.constant(loss), op=_horovod().Average))
+            self._agree_on_statistics(batches.share)
+            own = tf.constant(loss * batches.share, tf.float64)
+            loss = float(_horovod().allreduce(own, op=_horovod().Sum))
         return loss
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
@@ -123,15 +127,16 @@ class KerasNetwork:
             for index, variable in enumerate(holder.variables)
         ]
 
-    def _average_gradients(self) -> None:
+    def _average_gradients(self, timer: GraphStepTimer) -> None:
         """Average in the optimizer's ``apply``, which both ``fit`` and custom loops use.
 
-        Keras 3 never calls the method that Horovod's own DistributedOptimizer overrides.
+        Each rank's weight is its share of the samples (LB-BSP, Equation 7). Keras 3 never calls the method
+        that Horovod's own DistributedOptimizer overrides.
         """
         hvd = _horovod()
         hvd.broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
         # A variable, because a Python number would be a constant of the traced step.
-        self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float32)
+        self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float64)
         apply = self._optimizer.apply
 
         def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
@@ -139,7 +144,7 @@ class KerasNetwork:
             # from all ranks instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
             # Horovod's own prescale_factor must be equal on all ranks, and shares of a last batch are not.
-            weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
+            weighted = timer.end([g * tf.cast(self._weight, g.dtype) for g in dense])
             return apply(hvd.grouped_allreduce(weighted, op=hvd.Sum), trainable_variables)
 
         self._optimizer.apply = apply_averaged
@@ -170,13 +175,55 @@ class KerasNetwork:
         for variable, total in zip(own, _horovod().grouped_allreduce(own, op=_horovod().Sum), strict=True):
             variable.assign(total)
 
-    def _agree_on_statistics(self) -> None:
-        """Average the statistics that each rank has gathered, such as batch-normalisation means."""
+    def _agree_on_statistics(self, share: float) -> None:
+        """Average the statistics that each rank has gathered, such as batch-normalisation means.
+
+        The weights are the ranks' shares of the samples, as for gradients.
+        """
         hvd = _horovod()
         own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
         if own:
-            for variable, mean in zip(own, hvd.grouped_allreduce(own, op=hvd.Average), strict=True):
+            weighted = [variable * tf.cast(share, variable.dtype) for variable in own]
+            for variable, mean in zip(own, hvd.grouped_allreduce(weighted, op=hvd.Sum), strict=True):
                 variable.assign(mean)
+
+
+class GraphStepTimer:
+    """Timer whose end is an operation of the step's graph, between the gradients and their average."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._began = math.inf
+        with tf.device("CPU:0"):
+            self._ended = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+    def begin(self, step: int) -> None:
+        """Start the time of a step."""
+        # The same clock as tf.timestamp(): the wall clock, which a jump may disturb once.
+        self._step, self._began = step, time.time()
+
+    def end(self, gradients: list[Any]) -> list[Any]:
+        """Return the gradients, which are available only after the time is taken."""
+        with tf.device("CPU:0"), tf.control_dependencies(self._computed(gradients)):
+            ended = self._ended.assign(tf.timestamp())
+        with tf.control_dependencies([ended]):
+            return [tf.identity(gradient) for gradient in gradients]
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Return the last step, once, if it has averaged gradients."""
+        seconds = float(self._ended.numpy()) - self._began
+        self._began = math.inf
+        return [(self._step, seconds)] if seconds > 0 else []
+
+    @staticmethod
+    def _computed(gradients: list[Any]) -> list[Any]:
+        """Return a tensor that exists when all gradients are computed; on a GPU, operations return before."""
+        if not tf.config.get_visible_devices("GPU"):
+            return gradients
+        # One number of each in one copy to the node's memory, for which the GPU has to finish them.
+        numbers = [tf.cast(tf.reshape(gradient, [-1])[:1], tf.float32) for gradient in gradients]
+        with tf.device("CPU:0"):
+            return [tf.identity(tf.concat(numbers, axis=0))]
 
 
 @keras.saving.register_keras_serializable("hetctl")

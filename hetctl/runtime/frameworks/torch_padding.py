@@ -27,7 +27,8 @@ def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
     Parameters
     ----------
     is_sample : torch.Tensor
-        Shape (rows,): 1 for each row of a batch that is a sample, 0 for padding; read at every step.
+        Shape (at least the rows of a batch,): 1 for each row of a batch that is a sample, 0 for padding; read
+        at every step.
     """
     for part in model.modules():
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
@@ -77,10 +78,10 @@ def _masked(norm: type[Any]) -> type[Any]:
     class Masked(norm):  # type: ignore[misc]
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             rows = len(inputs)
-            if not self.training or rows != len(self.is_sample):
+            if not self.training or rows > len(self.is_sample):
                 return self._forward_unpadded(inputs)
             self._check_input_dim(inputs)
-            mean, variance = _moments(self, inputs, self.is_sample)
+            mean, variance = _moments(self, inputs, self.is_sample[:rows])
             scale = torch.rsqrt(variance + self.eps)
             if self.affine:
                 scale, shift = scale * self.weight, self.bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,9 @@ from torch.autograd import Variable
 
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import WiredGroup
+from hetctl.runtime.worker.step_clock import HostStepTimer
+
+MS_PER_S = 1000.0
 
 
 def meet(group: WiredGroup) -> None:
@@ -39,11 +43,17 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(values)
 
 
-def average(tensors: Iterable[torch.Tensor]) -> None:
-    """Set the tensors on every rank to the mean of all ranks' values."""
+def average(tensors: Iterable[torch.Tensor], weight: float) -> None:
+    """Set the tensors on every rank to the mean of all ranks' values.
+
+    Parameters
+    ----------
+    weight : float
+        Weight of this rank; the weights of all ranks add up to 1.
+    """
     with torch.no_grad():
         for tensor in tensors:
-            values = tensor / dist.get_world_size()
+            values = tensor * weight
             dist.all_reduce(values)
             tensor.copy_(values)
 
@@ -64,11 +74,15 @@ class Averaging:
     Attributes
     ----------
     weight : float
-        Share of this rank in the batch of the whole group; the shares of all ranks add up to 1.
+        Share of this rank in the batch of the whole group, |B_i| / X of LB-BSP, Equation 7; the shares of
+        all ranks add up to 1.
+    timer : HostStepTimer or CudaStepTimer
+        Timer of the steps, which ends where the average begins.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.weight = 1.0 / dist.get_world_size()
+        self.timer = CudaStepTimer() if torch.cuda.is_available() else HostStepTimer()
         self._optimizer = optimizer
         self._queued = False
         self._averaged = False
@@ -99,6 +113,7 @@ class Averaging:
     def _average(self) -> None:
         self._queued = False
         self._averaged = True
+        self.timer.end()
         kinds: dict[Any, list[torch.Tensor]] = {}
         for parameter in self._parameters():
             # A rank without samples runs its example batch only to take part: its gradients must not count.
@@ -121,6 +136,36 @@ class Averaging:
         for parameter, mean, count in zip(parameters, means, ranks, strict=True):
             if parameter.grad is not None or count > 0:
                 parameter.grad = mean.view_as(parameter)
+
+
+class CudaStepTimer:
+    """Timer by events in the GPU's queue, which are read when the GPU has passed them."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._began = torch.cuda.Event(enable_timing=True)
+        self._queued: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def begin(self, step: int) -> None:
+        """Start the time of a step."""
+        self._step, self._began = step, torch.cuda.Event(enable_timing=True)
+        self._began.record()
+
+    def end(self) -> None:
+        """End the time of the step; a later end of the same step, as of its next backward pass, holds."""
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        if self._queued and self._queued[-1][0] == self._step:
+            self._queued.pop()
+        self._queued.append((self._step, self._began, ended))
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Return the steps whose end the GPU has passed."""
+        taken = []
+        while self._queued and self._queued[0][2].query():
+            step, began, ended = self._queued.popleft()
+            taken.append((step, began.elapsed_time(ended) / MS_PER_S))
+        return taken
 
 
 def _flat_gradient(parameter: torch.Tensor) -> torch.Tensor:

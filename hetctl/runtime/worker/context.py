@@ -14,7 +14,8 @@ from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep
-from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.partitions import PartitionedData, load_partitions
+from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
 from hetctl.runtime.transport import Address
@@ -51,8 +52,8 @@ class BuiltMember:
 
 
 @dataclass(frozen=True)
-class WorkerResources:
-    """Data and functions that all members of an ensemble use.
+class WholeData:
+    """Samples that every node can read.
 
     Parameters
     ----------
@@ -60,12 +61,35 @@ class WorkerResources:
         Numbers of training and of validation samples.
     """
 
-    framework: Framework
-    functions: UserFunctions
     samples: int
     open_loader: OpenLoader
     held_out: int
     open_validation: OpenLoader
+
+    def open(self, place: RankInfo, member: Member, share: InputShare) -> tuple[Loader, Loader]:
+        """Return loaders of the training and of the validation samples of a member."""
+        stream, held_out = streams_of(member, self.samples, self.held_out, place.rank, place.size)
+        # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
+        preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
+        return (
+            self.open_loader(stream, share.preprocessors, share.lockstep),
+            self.open_validation(held_out, preprocessors),
+        )
+
+
+@dataclass(frozen=True)
+class WorkerResources:
+    """Data and functions that all members of an ensemble use.
+
+    Parameters
+    ----------
+    data : WholeData or PartitionedData
+        Training and validation samples that this node can read.
+    """
+
+    framework: Framework
+    functions: UserFunctions
+    data: WholeData | PartitionedData
 
 
 class WorkerContext:
@@ -131,6 +155,8 @@ class WorkerContext:
         stack: ExitStack,
         interfaces: NetworkInterfaces = ANY_INTERFACES,
         timeouts: Timeouts = USUAL_TIMEOUTS,
+        *,
+        partial: bool = False,
     ) -> BuiltMember:
         """Load resources, join the group, and build the network.
 
@@ -142,6 +168,8 @@ class WorkerContext:
             Interfaces over which the group connects.
         timeouts : Timeouts
             Time limits of the group.
+        partial : bool
+            Train on the partitions that the group's nodes have, even if others are missing.
         """
         resources = self.load_resources(ensemble, sharing)
         # An error while the group forms must not be blamed on the ranks of the last one.
@@ -150,25 +178,16 @@ class WorkerContext:
         self.sign()
         # Joining the group uses random numbers, too.
         self._prepare(resources.framework, member.seed)
-        chunk = member.batch_size * place.size
-        stream = Stream(resources.samples, chunk, member.seed, rank=place.rank, ranks=place.size)
-        loader = resources.open_loader(stream, share.preprocessors, share.lockstep)
-        stack.callback(loader.close)
-        network = resources.framework.build(member, resources.functions, self.group, loader.sample)
-        validation = self._open_validation(resources, member, place, share)
+        data = resources.data
+        if isinstance(data, PartitionedData):
+            training, validation = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
+        else:
+            training, validation = data.open(place, member, share)
+        stack.callback(training.close)
         stack.callback(validation.close)
+        network = resources.framework.build(member, resources.functions, self.group, training.sample)
         self.sign()
-        return BuiltMember(self.group, resources.framework, network, loader, validation)
-
-    @staticmethod
-    def _open_validation(
-        resources: WorkerResources, member: Member, place: RankInfo, share: InputShare
-    ) -> Loader:
-        chunk = member.rows_evaluated * place.size
-        stream = Stream(resources.held_out, chunk, UNSHUFFLED, rank=place.rank, ranks=place.size)
-        # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
-        preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
-        return resources.open_validation(stream, preprocessors)
+        return BuiltMember(self.group, resources.framework, network, training, validation)
 
     def sign(self) -> None:
         """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
@@ -189,12 +208,21 @@ class WorkerContext:
         framework = load_framework(ensemble.framework)
         self._prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
-        training, validation = as_sources(functions.input_fn(ensemble.data))
-        open_loader = open_pipeline(training, sharing, self._keep)
-        open_held_out = open_validation(validation, sharing, self._keep)
+        data = self._load_data(ensemble, functions, sharing)
         # Objects that stay need not be scanned each time that garbage of a member is collected.
         gc.collect()
         gc.freeze()
-        return WorkerResources(
-            framework, functions, len(training), open_loader, len(validation), open_held_out
+        return WorkerResources(framework, functions, data)
+
+    def _load_data(
+        self, ensemble: Ensemble, functions: UserFunctions, sharing: Sharing
+    ) -> WholeData | PartitionedData:
+        if ensemble.partitions and ensemble.reads_partitions:
+            return load_partitions(ensemble.partitions, ensemble.data, functions.input_fn)
+        training, validation = as_sources(functions.input_fn(ensemble.data))
+        return WholeData(
+            len(training),
+            open_pipeline(training, sharing, self._keep),
+            len(validation),
+            open_validation(validation, sharing, self._keep),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,18 @@ class Group(Protocol):
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, which must be a JSON value, on every rank."""
+
+    def report(self, value: Any) -> None:
+        """Send rank 0 a JSON value other than None, without waiting; rank 0 reads it with `reports`."""
+
+    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield, on rank 0, the ranks and the values that have arrived since the last call.
+
+        Parameters
+        ----------
+        wait : bool
+            If true, wait until each of the other ranks has sent at least one value.
+        """
 
     def peer_failed(self) -> bool:
         """Return true if another rank has ended."""
@@ -113,6 +125,13 @@ class SingleRank:
         """Return the value."""
         return value
 
+    def report(self, value: Any) -> None:
+        """Do nothing: rank 0 has its own values."""
+
+    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
+        """Yield nothing: there is no other rank."""
+        yield from ()
+
     def peer_failed(self) -> bool:
         """Return false: there is no other rank."""
         return False
@@ -161,9 +180,27 @@ class ProcessGroup:
             raise LostPeerError(f"lost another rank of the group: {error}") from None
         return value
 
-    def peer_failed(self) -> bool:
-        """Watch the connections for `BROKEN_S`; ranks that fail close theirs."""
-        limit = time.monotonic() + BROKEN_S
+    def report(self, value: Any) -> None:
+        """Send rank 0 a value; LostPeerError if it has ended."""
+        try:
+            self._connections[0].send(value)
+        except ConnectionError as error:
+            raise LostPeerError(f"lost another rank of the group: {error}") from None
+
+    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:
+        """Yield the values that have arrived on rank 0; LostPeerError if another rank has ended."""
+        try:
+            for rank, connection in enumerate(self._connections, 1):
+                if wait:
+                    yield rank, connection.receive()
+                for value in connection.arrived():
+                    yield rank, value
+        except ConnectionError as error:
+            raise LostPeerError(f"lost another rank of the group: {error}") from None
+
+    def peer_failed(self, patience_s: float = BROKEN_S) -> bool:
+        """Watch the connections for some seconds; ranks that fail close theirs."""
+        limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
             try:
                 for connection in self._connections:
@@ -181,7 +218,9 @@ class ProcessGroup:
                 # A barrier: the first rank that shuts Horovod down would end all others.
                 self._connections[0].send(None)
             for connection in self._connections:
-                connection.receive()
+                # Reports of the last steps may still be on the way.
+                while connection.receive() is not None:
+                    pass
             if self.rank == 0:
                 self.broadcast(None)
         except ConnectionError as error:
@@ -189,6 +228,15 @@ class ProcessGroup:
         self._link.part()
         for connection in self._connections:
             connection.close()
+
+
+def all_gather(group: Group, value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank, on every rank; JSON values other than None."""
+    if group.rank != 0:
+        group.report(value)
+    others = dict(group.reports(wait=True)) if group.rank == 0 else {}
+    values: list[Any] = group.broadcast([value, *(others[rank] for rank in sorted(others))])
+    return values
 
 
 def join_group(

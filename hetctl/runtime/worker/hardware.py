@@ -6,12 +6,17 @@ import os
 import platform
 import resource
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 
 KIBIBYTE = 1024
+LOOK_EVERY_S = 0.5
+"""Seconds over which the use of a node's cores is averaged."""
 
 
 def gpu_and_driver() -> tuple[str, str]:
@@ -56,6 +61,45 @@ def peak_gpu_memory() -> int:
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return 0
+
+
+class NodeLoad:
+    """Processor and memory of this rank's node, as LB-BSP's predictors use them (section 3.2.2)."""
+
+    def __init__(self) -> None:
+        self._cores = psutil.cpu_count() or 1
+        self._gpu_bytes = _gpu_memory()
+        self._looked_at = (0.0, 0.0)
+        self._available = 1.0
+        self._used = 0.0
+
+    def look(self) -> tuple[float, float]:
+        """Return the share of the node's cores that other processes leave, and that of memory in use.
+
+        The node's own are those of the last `LOOK_EVERY_S`; on a GPU, memory counts at its peak.
+        """
+        now = time.monotonic()
+        # A look reads files of /proc, which takes longer than the rest of a step's accounting.
+        if now - self._looked_at[0] >= LOOK_EVERY_S:
+            self._look(now, time.process_time())
+        return self._available, peak_gpu_memory() / self._gpu_bytes if self._gpu_bytes else self._used
+
+    def _look(self, now: float, own: float) -> None:
+        looked_at, own_before = self._looked_at
+        own_share = (own - own_before) / (now - looked_at) / self._cores
+        self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
+        self._used = float(psutil.virtual_memory().percent) / 100
+        self._looked_at = now, own
+
+
+def _gpu_memory() -> int:
+    """Return the bytes of this process's GPU; 0 if it uses none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    if not peak_gpu_memory():
+        return 0
+    return next((gpu.memory or 0 for gpu in visible_gpus(gpus_of_node(), os.environ)), 0)
 
 
 def _processor() -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
 
 EVERY_S = 2.0
@@ -21,7 +21,13 @@ Busy = Callable[[], float | None]
 
 
 @contextlib.contextmanager
-def heartbeats_to(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[int, int, Any], None]]:
+def heartbeats_to(
+    send: Send,
+    samples: int,
+    busy: Busy,
+    shares: Callable[[], tuple[RankShare, ...]] = tuple,
+    every_s: float = EVERY_S,
+) -> Iterator[Callable[[int, int, Any], None]]:
     """Yield a function to call after each step: with the epoch, its samples that are done, and the loss.
 
     Parameters
@@ -30,8 +36,12 @@ def heartbeats_to(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[in
         Function that sends a heartbeat; a closed connection is ignored here.
     samples : int
         Samples of an epoch.
+    shares : callable
+        Function that returns the parts of the group's ranks in the last step.
+    every_s : float
+        Seconds between two heartbeats.
     """
-    sender = _Sender(send, samples, busy)
+    sender = _Sender(send, samples, busy, shares, every_s)
     over = threading.Event()
     thread = threading.Thread(target=sender.run, args=(over,), name="heartbeat", daemon=True)
     thread.start()
@@ -43,10 +53,19 @@ def heartbeats_to(send: Send, samples: int, busy: Busy) -> Iterator[Callable[[in
 
 
 class _Sender:
-    def __init__(self, send: Send, samples: int, busy: Busy) -> None:
+    def __init__(
+        self,
+        send: Send,
+        samples: int,
+        busy: Busy,
+        shares: Callable[[], tuple[RankShare, ...]],
+        every_s: float,
+    ) -> None:
         self._send = send
         self._samples = samples
         self._busy = busy
+        self._shares = shares
+        self._every_s = every_s
         self._seen: tuple[int, int, Any] | None = None
 
     def note(self, epoch: int, position: int, loss: Any) -> None:
@@ -55,7 +74,7 @@ class _Sender:
 
     def run(self, over: threading.Event) -> None:
         last_at, last = time.time(), (0, 0)
-        while not over.wait(EVERY_S):
+        while not over.wait(self._every_s):
             if self._seen is None:
                 continue
             (epoch, position, loss), now = self._seen, time.time()
@@ -63,7 +82,10 @@ class _Sender:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
                 # Reading the loss waits for the GPU: in this thread, and not in that of training.
-                heartbeat = Heartbeat(now, epoch, position, self._samples, rate, _number(loss), self._busy())
+                heartbeat = Heartbeat(
+                    *(now, epoch, position, self._samples, rate, _number(loss), self._busy()),
+                    ranks=self._shares(),
+                )
                 with contextlib.suppress(ConnectionError):
                     self._send(heartbeat)
             last_at, last = now, (epoch, position)

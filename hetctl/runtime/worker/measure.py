@@ -60,6 +60,7 @@ def _measure_point(
     built = context.build(
         *(measurements.ensemble, member, assignment.place, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
+        partial=True,
     )
     built_s = time.perf_counter() - began
     steady = _train_steadily(built, member, context)
@@ -83,8 +84,10 @@ def _measure_point(
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
-        machine=Hardware(site.gpu_type or gpu_type, driver, built.framework.version()),
-        samples_per_epoch=built.training.samples,
+        machine=Hardware(
+            assignment.task.gpu_type or site.gpu_type or gpu_type, driver, built.framework.version()
+        ),
+        samples_per_epoch=measurements.ensemble.samples_per_epoch or built.training.samples,
         startup_s=step_s + built_s + once_s,
         evaluate_s=evaluate_s,
         checkpoint_s=_checkpoint_seconds(built, scratch),
@@ -183,6 +186,10 @@ class FullBatches:
         """Time for which the trainer has waited for batches, in seconds."""
         return self._loader.waited_s
 
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Split the loader's chunks by these sizes."""
+        self._loader.split(sizes)
+
     def close(self) -> None:
         """Do nothing: the loader's owner closes it."""
 
@@ -207,6 +214,10 @@ class TimedLoader:
     def waited_s(self) -> float:
         """Time for which the trainer has waited for batches, in seconds."""
         return self._loader.waited_s
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Split the loader's chunks by these sizes."""
+        self._loader.split(sizes)
 
     def close(self) -> None:
         """Do nothing: the loader's owner closes it."""

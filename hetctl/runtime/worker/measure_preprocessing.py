@@ -7,11 +7,14 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
+from hetctl.runtime.data.part_folder import path_on_node
+from hetctl.runtime.data.partitions import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
 from hetctl.runtime.data.sources import ArraySource, SampleSource, as_sources
 from hetctl.runtime.worker.reporting import report_failure
@@ -52,14 +55,19 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     """Return number of samples, start and end of calls that take at least `PREPROCESS_S` in total."""
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
-    input_fn = load_functions(ensemble).input_fn
+    functions, partitions = load_functions(ensemble), ensemble.partitions
+    paths = list(partition_paths(partitions).values()) if partitions and partitions.path else []
+    if partitions and partitions.source:
+        # The ranks have ended, and with them the copies on this node.
+        paths = [str(path_on_node(partitions.source, 0))]
+    read = partial(functions.input_fn, ensemble.data, *paths[:1])
     samples, start = 0, time.perf_counter()
-    training, validation = as_sources(input_fn(ensemble.data))
+    training, validation = as_sources(read())
     if not isinstance(training, ArraySource):
         return _prepare(training)
     while time.perf_counter() - start < PREPROCESS_S:
         samples += len(training) + len(validation)
-        training, validation = as_sources(input_fn(ensemble.data))
+        training, validation = as_sources(read())
     return samples, start, time.perf_counter()
 
 

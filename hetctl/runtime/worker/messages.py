@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.cluster.launchers.agents import round_prefix
+from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import Allocation
 from hetctl.model.run import NONE
@@ -16,6 +17,7 @@ from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json
+from hetctl.storage.paths import RunFolder
 
 TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
 
@@ -44,6 +46,8 @@ class TrainingSpec:
         Largest number of preprocessors per rank that any member may need, as far as known.
     gpu_type : str or None
         Type of the member's GPUs if the site has several types and these are of one; else None.
+    balance : BalanceSettings
+        Settings of balanced batches; the first batches are those of the allocation.
     network, timeouts
         Settings of the site.
     """
@@ -59,6 +63,7 @@ class TrainingSpec:
     sharing: str = NONE
     preprocessors: int = 1
     gpu_type: str | None = None
+    balance: BalanceSettings = field(default_factory=BalanceSettings)
     network: NetworkInterfaces = ANY_INTERFACES
     timeouts: Timeouts = USUAL_TIMEOUTS
 
@@ -77,12 +82,15 @@ class TaskMessage:
         Name of the member or of the point; also that of event file and log.
     training : TrainingSpec or None
         Specification for the kind `TRAIN`; else None.
+    gpu_type : str or None
+        Type of the GPUs for the kind `MEASURE`, if the site has several types; else None.
     """
 
     kind: str
     folder: str
     name: str
     training: TrainingSpec | None = None
+    gpu_type: str | None = None
 
     @property
     def events(self) -> Path:
@@ -98,6 +106,11 @@ class TaskMessage:
     def step_prefix(self) -> str:
         """Prefix of the names of steps that are started for this task alone."""
         return round_prefix(self.training.round) if self.training else Path(self.folder).name
+
+    @property
+    def balance_log(self) -> Path:
+        """Log of the batch sizes of the group, and of the times from which they were derived."""
+        return RunFolder(Path(self.folder)).balance / f"{self.name}.jsonl"
 
     @property
     def log(self) -> Path:

@@ -1,10 +1,10 @@
-"""Clocks of training steps: one for a rate in steady state, one for the rate of an epoch."""
+"""Clocks of training steps: for a rate in steady state, for that of an epoch, and for a rank's own part."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from hetctl.perf.step_times import StepTimes, is_known, step_times
 
@@ -61,6 +61,44 @@ class SteadyClock:
         self.done = is_known(self._runs, self._timed_s)
         self._run_steps = 0
         self._run_began = time.perf_counter()
+
+
+class StepTimer(Protocol):
+    """Timer of a rank's own part of each step, from the request of its batch to the averaging of gradients.
+
+    It contains waiting for samples, which delays the group as well, and not the waiting for other ranks.
+    """
+
+    def begin(self, step: int) -> None:
+        """Start the time of a step."""
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Return the numbers of the steps whose time became known since the last call, and their seconds.
+
+        It never waits for a device, so that it may return a step later, or never if it averaged nothing.
+        """
+
+
+class HostStepTimer:
+    """Timer of steps that are computed when the framework's functions return."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._began = 0.0
+        self._taken: list[tuple[int, float]] = []
+
+    def begin(self, step: int) -> None:
+        """Start the time of a step."""
+        self._step, self._began = step, time.perf_counter()
+
+    def end(self) -> None:
+        """End the time of the step; a later end of the same step, as of its next backward pass, holds."""
+        self._taken = [(self._step, time.perf_counter() - self._began)]
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Return the last step, once."""
+        taken, self._taken = self._taken, []
+        return taken
 
 
 class EpochClock:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, RankShare
 from hetctl.storage.atomic_io import make_private_folder
 
 VERSION = "brain.Event:2"
@@ -28,11 +29,14 @@ class Board:
         File `board_in` the folder of the member's checkpoints.
     samples : int
         Samples of an epoch.
+    shares : callable
+        Function that returns the parts of the ranks of a balanced group; empty for others.
     """
 
-    def __init__(self, path: Path, samples: int) -> None:
+    def __init__(self, path: Path, samples: int, shares: Callable[[], tuple[RankShare, ...]] = tuple) -> None:
         self._path = path
         self._samples = samples
+        self._shares = shares
         self._records: Any = None
 
     def show(self, result: EpochResult) -> None:
@@ -50,6 +54,8 @@ class Board:
             return
         rate = self._samples / max(result.seconds, 1e-9)
         values = {**result.metrics, "samples/s": rate, "gpus": result.gpus}
+        for rank in self._shares():
+            values |= {f"batch/{rank.worker}": rank.batch, f"step_s/{rank.worker}": rank.seconds}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         records = self._opened(Event)
         event = Event(wall_time=result.finished_at, step=result.epoch, summary=summary)

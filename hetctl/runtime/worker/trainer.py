@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hetctl.methods.balance.sample_visits import SampleVisits
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
@@ -18,12 +19,17 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, Report, Saver, TrainingState
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.step_clock import EpochClock
 
 Note = Callable[[int, int, Any], None]
+MANAGER_STATE = "balance/manager"
+"""Name of the state of the manager of batch sizes among a checkpoint's arrays."""
+VISITS = "visits/"
+"""Prefix of the names of the state of `SampleVisits`."""
 
 
 class Reporter(Protocol):
@@ -91,6 +97,10 @@ class Trainer:
         Function called after each step with the epoch, its samples that are done, and the last loss.
     show : callable
         Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
+    balancer : Balancer or None
+        Balancer of the group's batch sizes; None: they are constant.
+    visits : SampleVisits or None
+        Visits of the samples of partitioned data; None: each sample is visited once in an epoch.
     """
 
     member: Member
@@ -109,11 +119,17 @@ class Trainer:
     sign: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
+    balancer: Balancer | None = None
+    visits: SampleVisits | None = None
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
         self._saver = Saver(self.checkpoints)
         self._trained_at: float | None = None
+
+    @property
+    def _balances(self) -> BalanceLeader | None:
+        return None if self.balancer is None else self.balancer.leader
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop; its last state is then in a checkpoint."""
@@ -152,6 +168,12 @@ class Trainer:
         if loaded.arrays is None:
             return
         self.state = loaded.state
+        managed = loaded.arrays.pop(MANAGER_STATE, None)
+        if managed is not None and self._balances is not None:
+            self._balances.restore(managed.tobytes())
+        visits = {name: loaded.arrays.pop(name) for name in list(loaded.arrays) if name.startswith(VISITS)}
+        if visits and self.visits is not None:
+            self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
         self.network.restore(loaded.arrays)
         _set_random_state(self.state.random_state)
         if self.state.epochs:
@@ -186,6 +208,7 @@ class Trainer:
             self.stop,
             after_step,
             self.state.part_order or None,
+            self.balancer,
         )
         began = time.perf_counter()
         loss = self.network.train(batches)
@@ -197,6 +220,9 @@ class Trainer:
             self._save(self._report_checkpoint)
             return False
         self._finish_epoch(number, clock.rate, last_s)
+        if self.visits is not None:
+            fewest, most = self.visits.extremes
+            self.events.write("sample_visits", epoch=number, fewest=fewest, most=most, held=self.visits.held)
         return True
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
@@ -255,6 +281,10 @@ class Trainer:
 
     def _save(self, report: Report) -> None:
         arrays = self.network.save()
+        if self._balances is not None and (managed := self._balances.state()):
+            arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
+        if self.visits is not None:
+            arrays.update({f"{VISITS}{name}": array for name, array in self.visits.save().items()})
         self.state = replace(self.state, random_state=_random_state())
         if self.group.rank == 0:
             self._saver.save(arrays, self.state, report)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
+from hetctl.methods.balance.sample_visits import Transfer
+from hetctl.model.balance_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sharing.node_folder import folder_of
+from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.balance_records import BalanceRecorder
+from hetctl.runtime.worker.balancing import Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.heartbeat import cores_used, gpu_used, heartbeats_to
-from hetctl.runtime.worker.messages import Assignment, TrainingSpec
+from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
-from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.trainer import Reporter, StopSignal, Trainer
 from hetctl.storage.paths import board_in
 
 
@@ -30,7 +38,7 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
         built = context.build(
             *(spec.ensemble, member, place, sharing, share, stack, spec.network, spec.timeouts)
         )
-        _run(spec, assignment, built, context, restarted_at)
+        _run(spec, assignment, built, context, restarted_at, stack)
     built.group.leave()
 
 
@@ -47,9 +55,16 @@ def _run(
     built: BuiltMember,
     context: WorkerContext,
     restarted_at: float | None,
+    stack: ExitStack,
 ) -> None:
     (member,) = spec.ensemble.members
     checkpoints = CheckpointFolder(Path(spec.checkpoints))
+    events = reporter(assignment.task, built.group, context.send_written)
+    balancer = _balancer(spec, assignment.task, built, events, stack)
+    visits = None
+    if isinstance(built.training, PartitionLoader):
+        visits = built.training.visits
+        built.training.on_landed = partial(_report_migration, events, _workers(spec), built.training.sample)
     trainer = Trainer(
         member=member,
         network=built.network,
@@ -57,7 +72,7 @@ def _run(
         validation=built.validation,
         checkpoints=checkpoints,
         group=built.group,
-        events=reporter(assignment.task, built.group, context.send_written),
+        events=events,
         stop=_stop_signal(context, spec, assignment),
         gpus=spec.allocation.gpus,
         expected_epoch_s=built.training.samples / spec.allocation.rate,
@@ -65,15 +80,53 @@ def _run(
         gpu_type=spec.gpu_type,
         restarted_at=restarted_at,
         sign=context.sign,
+        balancer=balancer,
+        visits=visits,
     )
     if built.group.rank != 0:
         trainer.run()
         return
-    trainer.show = Board(board_in(checkpoints.path), built.training.samples).show
+    shares = tuple if balancer is None or balancer.leader is None else balancer.leader.shares
+    trainer.show = Board(board_in(checkpoints.path), built.training.samples, shares).show
     device = context.binding.device
     busy = cores_used() if device is None else gpu_used(device)
-    with heartbeats_to(context.send_heartbeat, built.training.samples, busy) as trainer.note:
+    with heartbeats_to(context.send_heartbeat, built.training.samples, busy, shares) as trainer.note:
         trainer.run()
+
+
+def _balancer(
+    spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: Reporter, stack: ExitStack
+) -> Balancer | None:
+    """Return the balancer of a group of several ranks, unless balancing is off."""
+    (member,) = spec.ensemble.members
+    timer, group = built.network.timer, built.group
+    if group.size == 1 or timer is None or spec.balance.mode == OFF:
+        return None
+    given = spec.allocation.batch_sizes
+    sizes = given or (member.batch_size,) * group.size
+    balance = Balance(spec.balance, _workers(spec), sizes, unlike=bool(given), seed=member.seed)
+    leader = None
+    if group.rank == 0:
+        recorder = BalanceRecorder(events, task.balance_log)
+        leader = BalanceLeader(group, balance, recorder, stack.enter_context(closing(BackgroundTraining())))
+    return Balancer(group, balance, timer, leader)
+
+
+def _workers(spec: TrainingSpec) -> tuple[str, ...]:
+    """Return node and GPU of each rank."""
+    return tuple(f"{place.node}:{gpu}" for place in spec.allocation.placement for gpu in place.gpus)
+
+
+def _report_migration(
+    events: Reporter, workers: tuple[str, ...], sample: Samples, transfer: Transfer
+) -> None:
+    events.write(
+        "migration",
+        source=workers[transfer.source],
+        target=workers[transfer.target],
+        samples=len(transfer.samples),
+        bytes=len(transfer.samples) * sum(array.nbytes for array in sample),
+    )
 
 
 def _sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:

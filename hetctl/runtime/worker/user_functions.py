@@ -14,9 +14,12 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Functions of CEREBRO's API (section 3); if ``train_fn`` is None, the framework's own is used."""
+    """Functions of CEREBRO's API (section 3); if ``train_fn`` is None, the framework's own is used.
 
-    input_fn: Callable[[str | None], Any]
+    ``input_fn`` takes `Ensemble.data` and, for partitioned data, the path of a partition.
+    """
+
+    input_fn: Callable[..., Any]
     model_fn: Callable[[dict[str, Any]], Any]
     train_fn: Callable[[Any, Any, Any, dict[str, Any]], Any] | None
 

@@ -326,7 +326,7 @@ for way in (clipped, accumulated, by_hand, unfrozen_later):
     results[way.__name__ + " unused"] = net.unused.weight.grad is net.of_no_row.grad is None
 
 mine = [torch.tensor([1.0, group.rank]), torch.tensor([group.rank, 7]), torch.tensor([group.rank > 0, True])]
-average(mine[:1])
+average(mine[:1], 1 / dist.get_world_size())
 make_equal([*mine[1:], wide := torch.full((2, 3), group.rank).T])
 results["statistics"] = [values.tolist() for values in (*mine, wide)]
 json.dump(results, open(f"{json.loads(sys.argv[1])[0]}/{group.rank}.json", "w"))

@@ -11,7 +11,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker import group
-from hetctl.runtime.worker.group import LostPeerError, RankInfo, SingleRank, join_group
+from hetctl.runtime.worker.group import LostPeerError, RankInfo, SingleRank, all_gather, join_group
 
 
 class LinkOfTests:
@@ -95,17 +95,25 @@ def test_ranks_receive_the_broadcasts_of_rank_0():
     assert len(ranks.link.parted) == 3
 
 
+def test_every_rank_gets_the_values_of_all():
+    def body(group):
+        values = all_gather(group, [group.rank, "a"])
+        group.leave()
+        return values
+
+    assert list(Ranks(body, body, body).results.values()) == 3 * [[[0, "a"], [1, "a"], [2, "a"]]]
+    assert all_gather(SingleRank(), 5) == [5]
+
+
 def let_go(group):
     for connection in group._connections:
         connection.close()
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_remaining_ranks_notice_a_lost_rank(monkeypatch, gone):
-    monkeypatch.setattr(group, "BROKEN_S", 60.0)
-
+def test_remaining_ranks_notice_a_lost_rank(gone):
     def left(group):
-        broken = group.peer_failed()
+        broken = group.peer_failed(patience_s=60.0)
         let_go(group)  # as a process does that fails
         return broken
 

@@ -14,12 +14,8 @@ from hetctl.runtime.worker import heartbeat
 from hetctl.storage.heartbeats import STALE_S, read_heartbeats, write_heartbeats
 
 PATIENCE_S = 60.0
+EVERY_S = 0.05
 HEARTBEAT = Heartbeat(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(heartbeat, "EVERY_S", 0.05)
 
 
 def wait_for(condition):
@@ -32,7 +28,7 @@ def wait_for(condition):
 
 def test_a_heartbeat_has_position_and_rate_since_the_last():
     sent = []
-    with heartbeat.heartbeats_to(sent.append, 100, lambda: 0.25) as note:
+    with heartbeat.heartbeats_to(sent.append, 100, lambda: 0.25, every_s=EVERY_S) as note:
         note(3, 90, None)
         wait_for(lambda: sent)
         note(4, 10, 0.125)  # 20 samples later, in the next epoch
@@ -49,7 +45,7 @@ def test_a_heartbeat_has_position_and_rate_since_the_last():
 @pytest.mark.parametrize("loss", [math.nan, math.inf, "much", object()])
 def test_a_loss_that_is_no_number_is_left_out(loss):
     sent = []
-    with heartbeat.heartbeats_to(sent.append, 100, lambda: None) as note:
+    with heartbeat.heartbeats_to(sent.append, 100, lambda: None, every_s=EVERY_S) as note:
         note(1, 10, loss)
         assert wait_for(lambda: sent)[0].loss is None
 
@@ -61,7 +57,7 @@ def test_a_heartbeat_that_cannot_be_sent_does_not_end_training():
         tried.append(value)
         raise ConnectionResetError
 
-    with heartbeat.heartbeats_to(refuse, 100, lambda: None) as note:
+    with heartbeat.heartbeats_to(refuse, 100, lambda: None, every_s=EVERY_S) as note:
         note(1, 10, 0.5)
         wait_for(lambda: len(tried) > 1)
 

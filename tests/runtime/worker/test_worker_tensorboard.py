@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, RankShare
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.storage.paths import board_in
 
@@ -46,6 +46,16 @@ def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
     }
     assert list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
+    pytest.importorskip("tensorboard")
+    path = board_in(tmp_path / "m")
+    ranks = (RankShare("n1:0", 48, 0.25), RankShare("n2:0", 16, 0.5))
+    Board(path, 200, lambda: ranks).show(result(1))
+    tags = read(path.parent)
+    assert (tags["batch/n1:0"], tags["batch/n2:0"]) == ([[1, 48.0]], [[1, 16.0]])
+    assert tags["step_s/n2:0"] == [[1, 0.5]]
 
 
 @pytest.mark.parametrize("torn", [1, 13, 40, None])

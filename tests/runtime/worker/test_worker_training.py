@@ -195,6 +195,31 @@ def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, framework, gpus
         np.testing.assert_allclose(group[0][name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+CHANGING = [[40, 8, 16], [1, 62, 1], [21, 21, 22], [21, 21, 22], [30, 4, 30]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "train_fn", "samples"),
+    [([[40, 8, 16]], None, 601), (CHANGING, None, 601), (CHANGING, "fit_train_fn", 577)],
+    ids=["fixed", "changing", "changing, own loop"],
+)
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_group_with_uneven_batches_trains_as_one_big_batch(tmp_path, framework, sizes, train_fn, samples):
+    """LB-BSP, Equation 7, in double precision: only the order of additions differs."""
+    config = {"optimizer": "sgd", "learning_rate": 0.1, "float64": True}
+    how = {"samples": samples, "train_fn": train_fn, "sizes": sizes}
+    (one,), (alone,) = train_on(framework, 1, 64, config, tmp_path, **how)
+    # A batch size that no rank of the group has: it must not matter.
+    group, results = train_on(framework, 3, 64 // 3, config, tmp_path, **how)
+    assert all(result == results[0] for result in results)
+    assert results[0][1] == pytest.approx(alone[1], rel=1e-6)
+    if train_fn is None:
+        assert results[0][0] == pytest.approx(alone[0], rel=1e-9)
+    for name, array in one.items():
+        assert all(np.array_equal(group[0][name], state[name]) for state in group), name
+        np.testing.assert_allclose(group[0][name], array, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
 @pytest.mark.parametrize("framework", MODULES)
 def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
     config = {"dropout": 0.2, "batch_norm": True, "optimizer": "adam"}

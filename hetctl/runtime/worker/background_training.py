@@ -1,0 +1,108 @@
+"""Process beside rank 0 that trains the networks of a predictor while the steps go on (LB-BSP, section 4).
+
+Another thread would hold Python's lock in the steps, and a fork is not safe once frameworks have threads.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from hetctl.runtime.best_effort_io import log_line
+
+if TYPE_CHECKING:
+    from hetctl.methods.balance.predictors.base import Values
+    from hetctl.methods.balance.predictors.network_training import Training
+
+DUTY = 0.01
+"""Most of one core's time that trainings take."""
+COMMAND = (sys.executable, "-m", "hetctl.runtime.worker.background_training")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class BackgroundTraining:
+    """One training at a time, in a process of the lowest priority.
+
+    No call waits, but `start` takes some milliseconds. Without a result, as after the death of the process,
+    networks stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[Training | None] = SimpleQueue()
+        self._found: SimpleQueue[tuple[Values, float]] = SimpleQueue()
+        self._is_free = False
+        self._rests_until = 0.0
+
+    def start(self) -> None:
+        """Start the process; without it, nothing is trained."""
+        Thread(target=self._serve, name="background training", daemon=True).start()
+        self._is_free = True
+
+    def offer(self, training: Training) -> None:
+        """Begin a training, unless one has no result yet or the last one was too recent for `DUTY`."""
+        if self._is_free and time.monotonic() >= self._rests_until:
+            self._is_free = False
+            self._given.put(training)
+
+    def result(self) -> Values | None:
+        """Return the result of the training, once; None as long as there is none."""
+        with suppress(Empty):
+            found, cpu_s = self._found.get_nowait()
+            self._is_free = True
+            self._rests_until = time.monotonic() + cpu_s / DUTY
+            return found
+        return None
+
+    def close(self) -> None:
+        """Let the process end; a training is not awaited."""
+        self._given.put(None)
+
+    def _serve(self) -> None:
+        """Pass trainings to the process, and its results back, until there is no more."""
+        pipe = subprocess.PIPE
+        try:
+            with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, env=os.environ | ONE_THREAD) as process:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                while (training := self._given.get()) is not None:
+                    pickle.dump(training, process.stdin, pickle.HIGHEST_PROTOCOL)
+                    process.stdin.flush()
+                    self._found.put(pickle.load(process.stdout))
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            log_line(f"the predictor of speeds learns no more: {error!r}")
+
+
+def main() -> None:
+    """Compute the trainings on standard input until it ends, as it does with the parent."""
+    # Signals to the whole job are for the parent.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    _yield_to_all()
+    # A parent that was killed may have sent only a part.
+    with suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            training: Training = pickle.load(sys.stdin.buffer)
+            began_s = time.process_time()
+            found = training.fitted()
+            pickle.dump((found, time.process_time() - began_s), sys.stdout.buffer)
+            sys.stdout.flush()
+
+
+def _yield_to_all() -> None:
+    """Run only while no other process wants the core; the modules of numpy are not loaded yet."""
+    os.nice(19)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Records of a group's balancing: events for the user, and a log from which it can be replayed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, line_of
+from hetctl.model.serialization import encode
+from hetctl.model.training_progress import RankShare
+from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.worker.trainer import Reporter
+from hetctl.storage.atomic_io import make_private_folder
+
+LINES_EVERY_S = 1.0
+"""Seconds between two writes to the log."""
+LONGEST_LINE = 2**20
+SIZES_EVERY_S = 10.0
+"""Least seconds between two events about sizes: some managers change them in each step."""
+
+
+class BalanceRecorder:
+    """A `Recorder` that writes events.
+
+    Parameters
+    ----------
+    log : Path
+        File for the replay.
+    """
+
+    def __init__(self, events: Reporter, log: Path) -> None:
+        self._events = events
+        self._log = log
+        self._lines: list[str] = []
+        self._is_whole = False
+        self._next_lines = 0.0
+        self._next_sizes = 0.0
+
+    def started(self, reason: str, ranks: Sequence[RankShare]) -> None:
+        """Write a ``balance_started`` event."""
+        self._events.write("balance_started", reason=reason, ranks=encode(tuple(ranks)))
+
+    def log(self, record: ManagerStart | LoggedIteration) -> None:
+        """Add a record; the file gets it within about `LINES_EVERY_S`."""
+        self._lines.append(line_of(record))
+        if time.monotonic() >= self._next_lines:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append the records since the last call; training goes on if the disk is full."""
+        self._next_lines = time.monotonic() + LINES_EVERY_S
+        lines, self._lines = self._lines, []
+        try:
+            make_private_folder(self._log.parent)
+            with self._log.open("ab") as file:
+                if not self._is_whole:
+                    file.truncate(_whole_lines(self._log))
+                    self._is_whole = True
+                file.write("".join(lines).encode())
+        except OSError as error:
+            log_line(f"{len(lines)} records of {self._log.name} are lost: {error}")
+
+    def changed(self, ranks: Sequence[RankShare]) -> None:
+        """Write a ``batch_sizes`` event, if the last one is `SIZES_EVERY_S` old."""
+        if time.monotonic() >= self._next_sizes:
+            self._next_sizes = time.monotonic() + SIZES_EVERY_S
+            self._events.write("batch_sizes", ranks=encode(tuple(ranks)))
+
+    def straggler(self, rank: RankShare, message: str) -> None:
+        """Write a ``straggler`` event."""
+        self._events.write("straggler", rank=encode(rank), message=message)
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the bytes of the whole lines of a file: a killed process may have torn the last one."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST_LINE))
+        tail = file.read()
+    return size - (len(tail) - tail.rfind(b"\n") - 1)

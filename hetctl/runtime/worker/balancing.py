@@ -1,0 +1,286 @@
+"""Batch sizes of a group that follow the speeds of its ranks (LB-BSP, Algorithm 3).
+
+Before each step every rank reports the time of its last ones, and rank 0 answers with the sizes of the next.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetctl.methods.balance.drift import DriftDetector
+from hetctl.methods.balance.manager import BatchSizeManager, Observation
+from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, logged
+from hetctl.methods.balance.predictors.base import Values
+from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.model.balance_settings import ON, BalanceSettings
+from hetctl.model.training_progress import RankShare
+from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.hardware import NodeLoad
+from hetctl.runtime.worker.step_clock import StepTimer
+
+WARM_UP = 2
+"""First steps whose times do not count: they compile, allocate and tune."""
+BLOCKING = frozenset({"cpu"})
+"""Managers whose answer each step waits for (LB-BSP, section 4: with fast-changing speeds, a late answer is
+a wrong one). For the others, a report that arrives after rank 0 has decided counts in a later step."""
+
+TAKES_LATE = frozenset({"gpu"})
+"""Managers that use steps which began with older sizes: this one moves a few samples at a time, and skipping
+every other step would halve its speed. `curve` would judge its new sizes by times of the old ones."""
+
+UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError)
+"""Errors of a pickle that is empty, or whose classes have changed."""
+
+Report = tuple[int, float, float, float]
+"""Step, its seconds, the share of available cores, and that of memory in use."""
+
+
+class Recorder(Protocol):
+    """Record of a group's balancing, on rank 0."""
+
+    def started(self, reason: str, ranks: Sequence[RankShare]) -> None:
+        """Record the start of the manager."""
+
+    def log(self, record: ManagerStart | LoggedIteration) -> None:
+        """Add a record to the log from which the balancing can be repeated."""
+
+    def flush(self) -> None:
+        """Write the log as far as it is."""
+
+    def changed(self, ranks: Sequence[RankShare]) -> None:
+        """Record new sizes, with the times of the last iteration."""
+
+    def straggler(self, rank: RankShare, message: str) -> None:
+        """Record a warning of the manager."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Balancing of a group as it is at its start.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        Node and GPU of each rank, as in `RankShare`.
+    sizes : tuple of int
+        First batch sizes by rank.
+    unlike : bool
+        True if the ranks have GPUs of several types.
+    seed : int
+        Seed of the manager's predictor.
+    """
+
+    settings: BalanceSettings
+    workers: tuple[str, ...]
+    sizes: tuple[int, ...]
+    unlike: bool = False
+    seed: int = 0
+
+    @property
+    def managed(self) -> bool:
+        """True if a manager sets the sizes from the first step."""
+        return self.settings.mode == ON or self.unlike
+
+
+class Balancer:
+    """One rank's side of the balancing; a `StepBalancer`.
+
+    Parameters
+    ----------
+    leader : BalanceLeader or None
+        Manager of the group's sizes, on rank 0 alone.
+    timer : StepTimer
+        Timer of this rank's steps.
+    """
+
+    def __init__(
+        self, group: Group, balance: Balance, timer: StepTimer, leader: BalanceLeader | None
+    ) -> None:
+        self._group = group
+        self._timer = timer
+        self._load = NodeLoad()
+        self._step = 0
+        self.leader = leader
+        # Every rank begins with the same sizes, and takes over those of rank 0 before the first step.
+        self.sizes = (sum(balance.sizes) // group.size,) * group.size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a full chunk."""
+        return self.sizes[self._group.rank]
+
+    def before_step(self, should_stop: bool, left: int) -> bool:
+        """Exchange times and sizes, and start the time of the step; return true if the group stops."""
+        reports = self._reports()
+        answer = None
+        if self.leader is None:
+            self._group.report(reports)
+        else:
+            answer = should_stop, self.leader.next_sizes(reports)
+        stop, sizes = self._group.broadcast(answer)
+        if stop:
+            return True
+        self.sizes = tuple(sizes)
+        self._step += 1
+        if self.leader is not None:
+            self.leader.begin(self._step, is_full=left >= sum(self.sizes))
+        self._timer.begin(self._step)
+        return False
+
+    def _reports(self) -> list[Report]:
+        taken = self._timer.taken()
+        if not taken:
+            return []
+        cpu, memory = self._load.look()
+        return [(step, seconds, cpu, memory) for step, seconds in taken]
+
+
+class BalanceLeader:
+    """Sizes of a group's batches, decided on rank 0 from the reports of all ranks.
+
+    Parameters
+    ----------
+    background : BackgroundTraining
+        Process that trains the networks of the manager's predictor, if it has any.
+    """
+
+    def __init__(
+        self, group: Group, balance: Balance, recorder: Recorder, background: BackgroundTraining
+    ) -> None:
+        self._group = group
+        self._balance = balance
+        self._recorder = recorder
+        self._background = background
+        self._waits = balance.settings.manager in BLOCKING
+        self._takes_late = balance.settings.manager in TAKES_LATE
+        self._drift = DriftDetector(group.size)
+        self._manager: BatchSizeManager | None = None
+        self._iterations = 0
+        self._warned = 0
+        self._sizes = balance.sizes
+        self._begun: dict[int, tuple[int, ...]] = {}
+        self._seen: dict[int, dict[int, Report]] = {}
+        self._ranks: tuple[RankShare, ...] = ()
+
+    def next_sizes(self, own: Sequence[Report]) -> tuple[int, ...]:
+        """Return the sizes of the next step; `own` are the reports of rank 0 itself."""
+        if self._manager is None and self._balance.managed:
+            self._start("several types of GPU" if self._balance.unlike else "balance: on")
+        self._add(0, own)
+        for rank, reports in self._group.reports(self._waits):
+            self._add(rank, reports)
+        for step in sorted(step for step, seen in self._seen.items() if len(seen) == self._group.size):
+            self._finish(step)
+        return self._sizes
+
+    def begin(self, step: int, *, is_full: bool) -> None:
+        """Note the beginning of a step; times of the smaller last chunk of an epoch say less."""
+        if is_full and step > WARM_UP:
+            self._begun[step] = self._sizes
+
+    def shares(self) -> tuple[RankShare, ...]:
+        """Return the parts of the ranks in the last iteration that all have reported."""
+        return self._ranks
+
+    def state(self) -> bytes:
+        """Return the manager's state for a checkpoint; empty if there is none."""
+        if self._manager is None:
+            return b""
+        # A state whose iterations are not in the log could not be repeated from it.
+        self._recorder.flush()
+        return pickle.dumps((self._balance.settings, self._balance.workers, self._iterations, self._manager))
+
+    def restore(self, state: bytes) -> None:
+        """Continue with a state, if it is that of the same workers with the same total and settings.
+
+        A state that another version of hetctl has written is not used either.
+        """
+        try:
+            # The checkpoint's checksum was verified.
+            settings, workers, iterations, manager = pickle.loads(state)
+        except UNREADABLE:
+            return
+        same = (settings, workers) == (self._balance.settings, self._balance.workers)
+        if same and sum(manager.batches) == sum(self._sizes):
+            self._manager, self._sizes, self._iterations = manager, manager.batches, iterations
+            self._warned = len(manager.warnings)
+            self._begin_manager(manager)
+
+    def _add(self, rank: int, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if report[0] in self._begun:
+                self._seen.setdefault(report[0], {})[rank] = report
+
+    def _finish(self, step: int) -> None:
+        """Learn from an iteration that all ranks have reported."""
+        sizes, reports = self._begun[step], self._seen[step]
+        for older in [known for known in self._begun if known <= step]:
+            del self._begun[older]
+            self._seen.pop(older, None)
+        observations = [Observation(size, *reports[rank][1:]) for rank, size in enumerate(sizes)]
+        self._ranks = tuple(
+            RankShare(worker, seen.batch, seen.seconds)
+            for worker, seen in zip(self._balance.workers, observations, strict=True)
+        )
+        if self._manager is not None:
+            if sizes == self._manager.batches or self._takes_late:
+                self._update(self._manager, observations)
+        elif self._drift.observe([seen.seconds for seen in observations]):
+            self._start(_drift_reason(self._ranks))
+
+    def _update(self, manager: BatchSizeManager, observations: Sequence[Observation]) -> None:
+        adopted = None if manager.learner is None else self._learn(manager.learner)
+        new = manager.update(observations)
+        self._iterations += 1
+        self._recorder.log(logged(time.time(), observations, new, adopted))
+        if new != self._sizes:
+            self._sizes = new
+            self._recorder.changed(
+                [
+                    RankShare(rank.worker, size, rank.seconds)
+                    for rank, size in zip(self._ranks, new, strict=True)
+                ]
+            )
+        for worker, message in manager.warnings[self._warned :]:
+            self._recorder.straggler(self._ranks[worker], message)
+        self._warned = len(manager.warnings)
+
+    def _learn(self, learner: Learner) -> Values | None:
+        """Give the learner a result if there is one, else the background its training; return the result."""
+        found = self._background.result()
+        if found is not None:
+            learner.adopt(found)
+        elif learner.training is not None:
+            self._background.offer(learner.training)
+        return found
+
+    def _start(self, reason: str) -> None:
+        balance = self._balance
+        self._manager = manager_of(balance.settings, self._sizes, (), balance.seed)
+        self._recorder.started(reason, self._ranks)
+        self._begin_manager(self._manager)
+
+    def _begin_manager(self, manager: BatchSizeManager) -> None:
+        """Start the process for the manager's networks, if it has any, and log its start."""
+        balance = self._balance
+        if manager.learner is not None:
+            # Here, and not with the first training: mostly no step has begun, and none is delayed.
+            self._background.start()
+        self._recorder.log(
+            ManagerStart(balance.settings, balance.workers, self._sizes, balance.seed, self._iterations)
+        )
+
+
+def _drift_reason(ranks: Sequence[RankShare]) -> str:
+    slow = max(ranks, key=lambda rank: rank.seconds)
+    fast = min(ranks, key=lambda rank: rank.seconds)
+    return (
+        f"{slow.worker} takes {slow.seconds:.3g} s for its {slow.batch} samples, {fast.worker}"
+        f" {fast.seconds:.3g} s"
+    )

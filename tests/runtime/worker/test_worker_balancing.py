@@ -1,0 +1,260 @@
+"""Balanced batches: exchange of times and sizes between ranks, and the leader's decisions."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+
+import pytest
+from thread_groups import groups_of_threads
+
+from hetctl.methods.balance.drift import LASTING, WINDOW
+from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
+from hetctl.methods.balance.predictors import learner
+from hetctl.model.balance_settings import AUTO, ON, BalanceSettings
+from hetctl.runtime.worker import background_training
+from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
+from hetctl.runtime.worker.group import SingleRank
+
+CHUNK = 64
+
+
+class Timer:
+    """Times of steps by a rate, as if they had been trained."""
+
+    def __init__(self, seconds):
+        self.seconds, self.step, self.balancer = seconds, None, None
+
+    def begin(self, step):
+        self.step = step
+
+    def taken(self):
+        if self.step is None:
+            return []
+        return [(self.step, self.seconds(self.step, self.balancer.batch_size))]
+
+
+class Records:
+    """All that a leader records."""
+
+    def __init__(self):
+        self.reasons, self.segments, self.iterations = [], [], []
+        self.sizes, self.stragglers = [], []
+
+    def started(self, reason, _ranks):
+        self.reasons.append(reason)
+
+    def log(self, record):
+        (self.segments if isinstance(record, ManagerStart) else self.iterations).append(record)
+
+    def flush(self):
+        pass
+
+    def changed(self, ranks):
+        self.sizes.append(tuple(rank.batch for rank in ranks))
+
+    def straggler(self, rank, message):
+        self.stragglers.append((rank, message))
+
+
+def run(
+    speeds,
+    steps,
+    *,
+    mode=ON,
+    manager="curve",
+    predictor="memoryless",
+    sizes=None,
+    state=b"",
+    left=10**9,
+    unlike=False,
+    ends=lambda _: False,
+):
+    """Run ranks whose times follow `speeds`, until enough is recorded or for a number of steps.
+
+    Return the sizes of each step by rank, records, and leader.
+    """
+    size = len(speeds)
+    balance = Balance(
+        BalanceSettings(mode, manager, predictor),
+        tuple(f"node:{rank}" for rank in range(size)),
+        sizes or (CHUNK // size,) * size,
+        unlike=unlike,
+    )
+    records, seen = Records(), [[] for _ in speeds]
+    ranks = groups_of_threads(size)
+    background = BackgroundTraining()
+    leader = BalanceLeader(ranks[0], balance, records, background)
+    leader.restore(state)
+    average = threading.Barrier(size)
+
+    def train(rank):
+        timer = Timer(speeds[rank])
+        balancer = timer.balancer = Balancer(ranks[rank], balance, timer, leader if rank == 0 else None)
+        for step in range(steps + 1):
+            if balancer.before_step(rank == 0 and (step == steps or ends(records)), left):
+                break
+            seen[rank].append(balancer.sizes)
+            assert balancer.batch_size == balancer.sizes[rank]
+            average.wait(timeout=60)
+        ranks[rank].leave()
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    background.close()
+    assert all(sizes == seen[0] for sizes in seen)
+    return seen[0], records, leader
+
+
+def speed(per_sample, launch=0.001):
+    return lambda _step, batch: launch + per_sample * batch
+
+
+@pytest.mark.parametrize("manager", ["curve", "cpu", "gpu"])
+def test_ranks_agree_on_sizes_that_fit_their_speeds(manager):
+    sizes, records, _ = run([speed(0.001), speed(0.003)], 150, manager=manager)
+    assert all(sum(step) == CHUNK for step in sizes)
+    # 48 and 16 samples take the same time.
+    assert sizes[-1] == pytest.approx((48, 16), abs=2)
+    assert records.reasons == ["balance: on"]
+    assert records.sizes[-1] == sizes[-1]
+
+
+def test_equal_ranks_keep_equal_batches_in_auto_mode():
+    sizes, records, leader = run([speed(0.001)] * 3, 200, mode=AUTO, sizes=(22, 22, 22))
+    assert set(sizes) == {(22, 22, 22)}
+    assert (records.reasons, leader.state()) == ([], b"")
+    assert [rank.worker for rank in leader.shares()] == ["node:0", "node:1", "node:2"]
+
+
+def test_auto_mode_switches_on_when_a_rank_slows_down():
+    def slowing(step, batch):
+        return 0.001 * batch * (3 if step > 50 else 1)
+
+    sizes, records, _ = run([speed(0.001, 0), slowing], 50 + WINDOW * (LASTING + 1) + 60, mode=AUTO)
+    assert set(sizes[:50]) == {(32, 32)}
+    assert sizes[-1] == pytest.approx((48, 16), abs=2)
+    (reason,) = records.reasons
+    assert reason.startswith("node:1 takes 0.096 s for its 32 samples, node:0 0.032 s")
+
+
+def test_unlike_gpus_are_managed_from_the_first_step():
+    sizes, records, _ = run([speed(0.001), speed(0.003)], 5, mode=AUTO, sizes=(48, 16), unlike=True)
+    assert sizes[0] == (48, 16)
+    assert records.reasons == ["several types of GPU"]
+
+
+def test_a_leader_goes_on_from_its_state_with_the_same_sizes():
+    speeds = [speed(0.001), speed(0.003)]
+    sizes, _, leader = run(speeds, 40)
+    again, records, _ = run(speeds, 3, state=leader.state())
+    assert again[0] == sizes[-1]
+    assert records.reasons == []
+    assert records.segments[0].continued > 20
+
+
+@pytest.mark.parametrize("change", ["other workers", "another total"])
+def test_a_state_of_another_group_is_not_used(change):
+    _, _, leader = run([speed(0.001), speed(0.003)], 40)
+    settings, workers, iterations, manager = pickle.loads(leader.state())
+    first = (32, 32)
+    if change == "other workers":
+        workers = ("node:7", "node:8")
+    else:
+        first = (40, 40)
+    again, *_ = run(
+        [speed(0.001), speed(0.003)],
+        1,
+        sizes=first,
+        state=pickle.dumps((settings, workers, iterations, manager)),
+    )
+    assert again[0] == first
+
+
+@pytest.mark.parametrize("state", [b"", b"no pickle", pickle.dumps(3), pickle.dumps((1, 2))])
+def test_a_state_that_cannot_be_read_begins_anew(state):
+    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=state)
+    assert again[0] == (32, 32)
+    assert records.reasons == ["balance: on"]
+
+
+def test_the_first_steps_and_smaller_chunks_do_not_count():
+    _, records, _ = run([speed(0.001), speed(0.003)], WARM_UP + 1)
+    assert len(records.iterations) <= 1
+    _, records, _ = run([speed(0.001), speed(0.003)], 50, left=CHUNK - 1)
+    assert records.iterations == []
+
+
+def test_a_rank_that_cannot_give_more_is_reported_as_a_straggler():
+    _, records, _ = run([speed(0.001), speed(1.0)], 120, manager="gpu")
+    ((rank, message), *_) = records.stragglers
+    assert (rank.worker, rank.seconds > rank.batch) == ("node:1", True)
+    assert "is the slowest" in message
+
+
+def test_a_rank_without_a_timed_step_stops_no_other():
+    """As with a ``train_fn`` that averages nothing in some steps."""
+
+    class Silent(Timer):
+        def taken(self):
+            return []
+
+    balance = Balance(BalanceSettings(ON, "cpu", "memoryless"), ("a:0", "b:0"), (32, 32))
+    ranks, records = groups_of_threads(2), Records()
+    leader = BalanceLeader(ranks[0], balance, records, BackgroundTraining())
+    balancers = [
+        Balancer(rank, balance, Silent(None), leader if number == 0 else None)
+        for number, rank in enumerate(ranks)
+    ]
+    other = threading.Thread(target=lambda: [balancers[1].before_step(False, CHUNK) for _ in range(5)])
+    other.start()
+    for _ in range(5):
+        assert not balancers[0].before_step(False, CHUNK)
+    other.join(timeout=60)
+    assert records.iterations == []
+
+
+def test_a_group_of_one_rank_has_no_reports():
+    assert list(SingleRank().reports(wait=True)) == []
+
+
+@pytest.mark.parametrize("manager", ["curve", "cpu", "gpu"])
+def test_a_log_over_two_jobs_repeats_to_the_same_sizes(manager):
+    speeds = [speed(0.001), speed(0.003)]
+    _, first, leader = run(speeds, 40, manager=manager)
+    _, second, _ = run(speeds, 40, manager=manager, state=leader.state())
+    log = [*first.segments, *first.iterations, *second.segments, *second.iterations]
+    found = replay(records_in([line_of(record) for record in log]))
+    assert (len(found.segments), found.difference) == (2, None)
+    assert found.iterations == (*first.iterations, *second.iterations)
+
+
+def adoptions(count):
+    return lambda records: sum(bool(one.adopted) for one in records.iterations) >= count
+
+
+def test_a_log_of_networks_in_the_background_is_repeated(monkeypatch):
+    """The second job goes on with a training that had no result in the first one."""
+    monkeypatch.setattr(learner, "LEARNS_FROM", 20)
+    monkeypatch.setattr(learner, "PREDICTS_FROM", 40)
+    monkeypatch.setattr(background_training, "DUTY", 1e9)
+
+    def shaky(step, batch):
+        time.sleep(0.002)
+        return batch * (0.001 + 0.0005 * (step // 5 % 3))
+
+    narx = {"manager": "cpu", "predictor": "narx", "sizes": (640, 640)}
+    speeds = [shaky, speed(0.003)]
+    _, first, leader = run(speeds, 10**5, **narx, ends=adoptions(3))
+    _, second, _ = run(speeds, 10**5, **narx, state=leader.state(), ends=adoptions(2))
+    assert second.segments[0].continued == len(first.iterations)
+    log = [*first.segments, *first.iterations, *second.segments, *second.iterations]
+    found = replay(records_in([line_of(record) for record in log]))
+    assert (len(found.segments), found.difference) == (2, None)
+    assert found.iterations == (*first.iterations, *second.iterations)
