@@ -16,6 +16,7 @@ from hetctl.cli.options import (
     given_options,
     json_option,
     planner_options,
+    this_project,
 )
 from hetctl.cli.output import print_json, print_table, write_text
 
@@ -104,10 +105,9 @@ def command(
     """
     if wishes["name"] and "ensemble" in given_options(context):
         raise click.UsageError("an ensemble is given twice: as NAME and with --ensemble", context)
-    from hetctl.app.project import Project
     from hetctl.app.simulate import run_simulation
 
-    project = Project.here()
+    project = this_project()
     request = _request(project, **wishes)
     outcome = run_simulation(project, request)
     _write(report, trace, request.ensemble.name, outcome)

@@ -10,11 +10,13 @@ import click
 from hetctl.cli.options import (
     ensemble_option,
     json_option,
+    mode_option,
     plan_request,
     planner_options,
     said_options,
     sharing_option,
     site_options,
+    this_project,
     warn,
 )
 from hetctl.cli.output import print_json
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.run import Budget
 
-WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue", "planner", "sharing"}
-"""Shared options that are not the planner's own."""
+SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
+NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
+"""Options of planning that are not the planner's own."""
 
 
 @click.command("submit")
@@ -36,6 +39,7 @@ WHAT_AND_WHERE = {"ensemble", "site", "account", "launch", "gpus", "time", "queu
 @site_options
 @planner_options
 @sharing_option
+@mode_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run even if an unfinished one could continue.")
@@ -77,13 +81,12 @@ def command(
     If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
     now that may change.
     """
-    from hetctl.app.project import Project
     from hetctl.app.run.lifecycle import go_on
     from hetctl.app.run.select_run import unfinished_run
     from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.run import Budget
 
-    project = Project.here()
+    project = this_project()
     asked = _asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours))
     ensemble = project.ensemble(wishes["ensemble"])
     run = None if new else unfinished_run(project, ensemble.name)
@@ -111,7 +114,8 @@ def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) ->
         queue=said.get("queue"),
         planner=said.get("planner"),
         sharing=said.get("sharing"),
-        options={name: said[name] for name in wishes.keys() & said.keys() - WHAT_AND_WHERE},
+        mode=said.get("mode"),
+        options={name: said[name] for name in wishes.keys() & said.keys() - NOT_OF_PLANNERS},
         retries=said.get("retries"),
         chain=said.get("chain"),
         budget=budget,

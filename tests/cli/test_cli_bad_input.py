@@ -269,7 +269,7 @@ def test_an_internal_error_is_named_as_a_bug(project, monkeypatch, capsys):
     from hetctl.cli import main
 
     monkeypatch.chdir(project.path)
-    monkeypatch.setattr(Project, "here", lambda: 1 / 0)
+    monkeypatch.setattr(Project, "here", lambda *_: 1 / 0)
     with pytest.raises(SystemExit, match="1"):
         main.main(["plan"])
     output = capsys.readouterr()

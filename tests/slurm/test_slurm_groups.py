@@ -10,12 +10,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from led_round import wait_until
 from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder
 
 from hetctl.runtime.data.sharing.broadcast import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import member_folder
+from hetctl.storage.progress_fold import events_in
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RANKS, BATCH, SAMPLES = 4, 16, 640
@@ -24,8 +26,10 @@ CONFIG = {"optimizer": "sgd", "learning_rate": 0.1}
 ENSEMBLE = """\
 name: wide
 framework: {framework}
-functions: {{input_fn: {input_fn}, model_fn: {module}:model_fn}}
+functions: {functions}
 rescale_learning_rate: false
+partitions: {partitions}
+samples_per_epoch: {samples}
 stop: {{metric: val_accuracy, mode: max, patience: 9, max_epochs: {epochs}}}
 members:
 """
@@ -66,7 +70,7 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
     readings = tmp_path / "readings"
     project = project_of(
         framework, slurm_cluster, tmp_path / "project", members,
-        input_fn="tiny:rows_input_fn", epochs=epochs, READINGS=str(readings),
+        functions={"input_fn": "tiny:rows_input_fn"}, epochs=epochs, variables={"READINGS": str(readings)},
     )  # fmt: skip
     run = project.run(
         "submit", "--planner", "flotilla", "--sharing", "lockstep", "--gpus", "4", "--time", "10m", "--wait"
@@ -85,6 +89,96 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
     assert len(read) == 2
 
 
+MIGRATE = ("submit", "--planner", "fixed-4", "--gpus", "4", "--time", "10m", "--wait")
+
+
+def test_samples_migrate_until_their_visits_are_equal(slurm_cluster, tmp_path):
+    project = partitioned_project(slurm_cluster, tmp_path, "tensorflow", epochs=4)
+    project.run(*MIGRATE)
+    visits, migrated = migrations_of(project)
+    assert visits[-1]["held"] == pytest.approx([160, 160, 160, 160], abs=20)
+    assert [each["most"] - each["fewest"] <= 2 for each in visits] == 4 * [True]
+    assert sum(each["samples"] for each in migrated) >= 140
+    assert {each["bytes"] // each["samples"] for each in migrated} == {8 * 8 * 4 + 8}
+    nodes = {each[end].split(":")[0] for each in migrated for end in ("source", "target")}
+    assert len(nodes) == 2
+
+
+def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
+    project = partitioned_project(
+        slurm_cluster, tmp_path, "pytorch", epochs=8,
+        functions={"train_fn": "tiny_torch:paced_train_fn"},
+        config={**CONFIG, "seconds": 4 * [0.005], "seen": str(tmp_path / "seen")},
+    )  # fmt: skip
+    assert project.hetctl(*MIGRATE[:-1]).code == 0
+    wait_until(lambda: len(migrations_of(project)[0]) >= 3)
+    assert project.hetctl("cancel").code == 0
+    first_job = sum(each["samples"] for each in migrations_of(project)[1])
+    project.run(*MIGRATE)
+    visits, migrated = migrations_of(project)
+    assert [each["epoch"] for each in visits] == list(range(1, 9))
+    assert visits[-1]["held"] == pytest.approx([160, 160, 160, 160], abs=20)
+    assert [each["most"] - each["fewest"] <= 2 for each in visits] == 8 * [True]
+    assert sum(each["samples"] for each in migrated) >= first_job + 140
+    seen = Counter(number for path in tmp_path.glob("seen-*") for number in path.read_text().split())
+    assert sum(seen.values()) == 8 * SAMPLES
+    assert len(seen) == SAMPLES
+    assert max(seen.values()) - min(seen.values()) <= 2
+
+
+def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path):
+    shared, disks = tmp_path / "shared", tmp_path / "disks"
+    project = project_of(
+        "tensorflow", slurm_cluster, tmp_path / "project", {"m": RANKS},
+        functions={"input_fn": "handwriting:staged_input_fn"},
+        partitions=f"{{count: 8, source: '{shared}/{{partition}}.npz',"
+        f" path: '{disks}/$SLURMD_NODENAME/{{partition}}.npz'}}",
+    )  # fmt: skip
+    made = project.hetctl("partition", str(shared), "--json").json
+    project.run(*MIGRATE)
+    started, *events = project.driver_events("wide-001")
+    nodes = [node["name"] for node in started.data["nodes"]]
+    staged = {event.data["node"]: event.data for event in events if event.kind == "parts_staged"}
+    assert {node: data["copied"] for node, data in staged.items()} == {
+        nodes[0]: [0, 2, 4, 6], nodes[1]: [1, 3, 5, 7],
+    }  # fmt: skip
+    assert [(data["kept"], data["errors"]) for data in staged.values()] == [([], []), ([], [])]
+    assert sum(data["bytes"] for data in staged.values()) == sum(p["size_bytes"] for p in made["parts"])
+    visits, _ = migrations_of(project)
+    assert [sum(each["held"]) for each in visits] == [SAMPLES, SAMPLES]
+    assert sorted(path.name for path in disks.iterdir()) == sorted(nodes)
+    assert list(disks.glob("*/*")) == list(disks.glob("*/.*")) == []
+    assert len(list(shared.iterdir())) == 9
+
+
+def partitioned_project(cluster, folder, framework, *, functions=None, **how):
+    """Make a project whose first two ranks have 80 samples each, and the others 240."""
+    parts = folder / "parts"
+    place_images(parts, {0: [0, 1], 1: [2, 3, 4, 5, 6, 7]})
+    return project_of(
+        framework, cluster, folder / "project", {"m": RANKS},
+        functions={"input_fn": "handwriting:part_input_fn", **(functions or {})},
+        partitions=f"{{count: 8, path: '{parts}/$SLURM_NODEID/{{partition}}.npz'}}", **how,
+    )  # fmt: skip
+
+
+def migrations_of(project):
+    """Return the data of the events about visits after each epoch, and of those about migrations."""
+    events = events_in(project.home.run("wide-001"))
+    return tuple([e.data for e in events if e.kind == kind] for kind in ("sample_visits", "migration"))
+
+
+def place_images(folder, places):
+    """Write parts of some images, as many samples each, into a folder for each node."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((SAMPLES, 8, 8, 1), dtype=np.float32), rng.integers(0, 10, SAMPLES)
+    for node, numbers in places.items():
+        (folder / str(node)).mkdir(parents=True)
+        for number in numbers:
+            part = slice(80 * number, 80 * (number + 1))
+            np.savez(folder / str(node) / f"{number}.npz", x=x[part], y=y[part])
+
+
 def _odd(numbers, stream, chunks):
     """Count how many samples other than those of a node's first chunks were read, or were not."""
     mine = Counter(str(number) for position in range(chunks) for number in stream.at(position).numbers)
@@ -101,23 +195,39 @@ class Project(ProjectFolder):
         return answer.json
 
 
-def project_of(framework, cluster, folder, members, input_fn=None, epochs=2, **variables):
+def project_of(
+    framework,
+    cluster,
+    folder,
+    members,
+    functions=None,
+    config=CONFIG,
+    epochs=2,
+    partitions="null",
+    variables=None,
+):
     """Make one whose members have so many GPUs each."""
     (folder / "site-configs").mkdir(parents=True)
     module = MODULES[framework]
     for each in (*MODULES.values(), "handwriting"):
         shutil.copy(ENSEMBLES / f"{each}.py", folder)
     text = ENSEMBLE.format(
-        framework=framework, module=module, input_fn=input_fn or f"{module}:input_fn", epochs=epochs
+        framework=framework,
+        functions=json.dumps(
+            {"input_fn": f"{module}:input_fn", "model_fn": f"{module}:model_fn", **(functions or {})}
+        ),
+        epochs=epochs,
+        partitions=partitions,
+        samples=SAMPLES,
     )
     rates = RATES
     for name, gpus in members.items():
-        text += MEMBER.format(name=name, config=json.dumps(CONFIG), batch=BATCH, gpus=gpus)
+        text += MEMBER.format(name=name, config=json.dumps(config), batch=BATCH, gpus=gpus)
         rates += "".join(f"{name},{k},{100 * k},{SAMPLES * epochs}\n" for k in (1, 2, 4) if k <= gpus)
     (folder / "ensemble.yaml").write_text(text)
     (folder / "rates.csv").write_text(rates)
     mpi = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-    site = SITE.format(python=sys.executable, environment=json.dumps(mpi | variables))
+    site = SITE.format(python=sys.executable, environment=json.dumps(mpi | (variables or {})))
     (folder / "site-configs" / "lab.yaml").write_text(site)
     project = Project(folder, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
     assert project.hetctl("profile", "import", "rates.csv").code == 0

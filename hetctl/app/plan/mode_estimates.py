@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.pipeline.members import MemberLayers, PipelineMember
-from hetctl.methods.balance.cpu_manager import with_batches
+from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, hop_phase, pipeline_phase, unit_times
+from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Plan, Round
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Site
 from hetctl.model.workload import Workload
@@ -51,7 +52,8 @@ class PlanContext:
     @property
     def partitions(self) -> int:
         """Number of partitions of the data; 0 if it is not partitioned."""
-        return self.ensemble.partitions or 0
+        given = self.ensemble.partitions
+        return given.count if given else 0
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ def data_parallel(
 
 def _data_parallel_plans(question: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
     plans = {DATA_PARALLEL: question.data_parallel(members, question.options)}
-    if _may_be_balanced(question, members):
-        balanced = replace(question.options, mix_types=True, balance=True)
+    if question.options.balance != OFF and _may_be_balanced(question, members):
+        balanced = replace(question.options, mix_types=True)
         plans[BALANCED] = question.data_parallel(members, balanced)
     return plans
 
@@ -164,15 +166,14 @@ def _balanced(
     gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
     by_name = {member.name: member for member in members}
     batch_sizes = {member.name: member.batch_size for member in question.ensemble.members}
+
+    def with_batches(given: Allocation) -> Allocation:
+        workload, size = by_name[given.member], batch_sizes[given.member]
+        batches = first_batches(given, size, gpu_types, lambda t: workload.on_type(t).rates[given.gpus])
+        return replace(given, batch_sizes=batches)
+
     return tuple(
-        replace(
-            planned,
-            allocations=tuple(
-                with_batches(given, by_name[given.member], batch_sizes[given.member], gpu_types)
-                for given in planned.allocations
-            ),
-        )
-        for planned in rounds
+        replace(planned, allocations=tuple(map(with_batches, planned.allocations))) for planned in rounds
     )
 
 

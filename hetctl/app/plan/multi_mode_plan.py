@@ -162,6 +162,9 @@ def _assembled(
             Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.prices)
             for part, start_s in begun
         ),
+        balance_gains={
+            name: gain for part in parts if part.plan for name, gain in part.plan.balance_gains.items()
+        },
     )
 
 

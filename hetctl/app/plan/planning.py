@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
@@ -158,7 +160,25 @@ def _data_parallel(
         )
     _refuse_unknown_nodes(request)
     plan = forecast(choice.planner, members, world, options, explain=request.explain)
-    return replace(plan, why=choice.why)
+    gains = {} if options.balance == OFF else _balance_gains(plan, members, world.cluster)
+    return replace(plan, why=choice.why, balance_gains=gains)
+
+
+def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:
+    """Return what balanced batches gain each member on the first several types of GPU that it has at once."""
+    types = {node.name: node.gpu_type or "" for node in cluster.nodes}
+    workloads = {member.name: member for member in members}
+    gains: dict[str, float] = {}
+    for given in (allocation for planned in plan.rounds for allocation in planned.allocations):
+        gpus = Counter[str]()
+        for part in given.placement:
+            gpus[types[part.node]] += len(part.gpus)
+        workload, count = workloads[given.member], given.gpus
+        # A type on which the member was not measured counts as one that was, and would hide the gain.
+        if len(gpus) > 1 and gpus.keys() <= workload.rates_by_type.keys() and given.member not in gains:
+            equal = workload.on_slowest(gpus).rates[count]
+            gains[given.member] = workload.on_balanced(gpus).rates[count] / equal
+    return gains
 
 
 def _refuse_unknown_nodes(request: PlanRequest) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from hetctl.model.balance_settings import AUTO, BALANCE_MODES
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
@@ -40,8 +41,9 @@ class Options:
         ``shared`` if the members of a family explore their rates together, ``each`` otherwise.
     mix_types : bool
         True if a member may have GPUs of several types at once.
-    balance : bool
-        True if batches on several types of GPU are sized for equal times, not equally large.
+    balance : str
+        Mode of balanced batches, as in `BalanceSettings`. Unless it is ``off``, batches on several types of
+        GPU are sized for equal times, and the rates of the types add up; else the slowest type sets the pace.
     """
 
     delta: float | None = None
@@ -53,7 +55,7 @@ class Options:
     plan_seconds: float = 2.0
     exploration: str = "shared"
     mix_types: bool = False
-    balance: bool = False
+    balance: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "plan_seconds": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
-    "balance": (lambda v: isinstance(v, bool), "true or false"),
+    "balance": (lambda v: v in BALANCE_MODES, f"one of: {', '.join(BALANCE_MODES)}"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}

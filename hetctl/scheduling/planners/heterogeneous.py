@@ -1,8 +1,8 @@
 """Planners on nodes with several types of GPU: each type is a separate cluster, or all are one.
 
 A planner supports one type only. Here each member gets a type, and the planner is called once for
-each; or, with the option ``mix_types``, once for all, as if each GPU were of the slowest type, or with
-``balance`` of the average of all.
+each; or, with the option ``mix_types``, once for all, as if each GPU were of the average of all types or,
+without balanced batches, of the slowest type.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from hetctl.model.balance_settings import OFF
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
@@ -80,7 +81,7 @@ def _mixed(request: Request) -> Request:
     for node in request.all_nodes:
         gpus[node.gpu_type or ""] += len(node.gpus)
     # The unary plus drops types without GPUs, which would otherwise limit the rates.
-    on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance)
+    on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance != OFF)
     return replace(
         request,
         workloads=[on_all(workload) for workload in request.workloads],
@@ -97,13 +98,13 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
         gpus = Counter[str]()
         for part in given.placement:
             gpus[types[part.node]] += len(part.gpus)
-        workload = _on_types(members[given.member], gpus, request.options.balance)
+        workload = _on_types(members[given.member], gpus, balance=request.options.balance != OFF)
         return replace(given, rate=workload.rates[given.gpus])
 
     return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
 
 
-def _on_types(workload: Workload, gpus: Mapping[str, int], balance: bool) -> Workload:
+def _on_types(workload: Workload, gpus: Mapping[str, int], *, balance: bool) -> Workload:
     """Return the member with its rates on the given GPUs of each type at once."""
     return workload.on_balanced(gpus) if balance else workload.on_slowest(gpus)
 

@@ -28,8 +28,8 @@ def member(name: str, samples: float = 1000.0) -> Workload:
 def asked(
     *members: Workload, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
 ) -> Request:
-    flags = {name: bool(values.pop(name, False)) for name in ("mix_types", "balance")}
-    options = Options(plan_seconds=0.05, **flags)
+    given = {name: values.pop(name) for name in ("mix_types", "balance") if name in values}
+    options = Options(plan_seconds=0.05, **given)  # type: ignore[arg-type]
     return Request(
         members,
         nodes or cluster.nodes,
@@ -139,7 +139,8 @@ def test_a_planner_remembers_by_type_even_while_one_is_down() -> None:
 
 def test_mixed_types_train_at_the_slowest_ones_rate() -> None:
     cluster = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
-    decision = planner_named("fixed-4").decide(asked(member("a"), cluster=cluster, mix_types=True))
+    unbalanced = asked(member("a"), cluster=cluster, mix_types=True, balance="off")
+    decision = planner_named("fixed-4").decide(unbalanced)
     (given,) = decision.start
     assert (given.gpus, given.rate) == (4, SLOW[4])
     assert types_of(decision, cluster) == {"a": {"v100", "p100"}}
@@ -148,14 +149,16 @@ def test_mixed_types_train_at_the_slowest_ones_rate() -> None:
     assert options_from({"mix_types": True}).mix_types
     with pytest.raises(BadInputError, match="mix_types is 1, but must be true or false"):
         options_from({"mix_types": 1})
+    with pytest.raises(BadInputError, match="balance is True, but must be one of: auto, on, off"):
+        options_from({"balance": True})
 
 
 def test_balanced_batches_add_up_the_rates_of_the_types() -> None:
     cluster = Cluster.of_types({"v100": (1, 2), "p100": (3, 3)})
-    both = asked(member("a"), cluster=cluster, mix_types=True, balance=True)
+    both = asked(member("a"), cluster=cluster, mix_types=True)
     (given,) = planner_named("fixed-4").decide(both).start
     assert (given.gpus, given.rate) == (4, pytest.approx((FAST[4] + 3 * SLOW[4]) / 4))
-    alone = asked(member("a"), cluster=Cluster.of_types({"v100": (2, 2)}), mix_types=True, balance=True)
+    alone = asked(member("a"), cluster=Cluster.of_types({"v100": (2, 2)}), mix_types=True)
     assert planner_named("fixed-2").decide(alone).start[0].rate == FAST[2]
 
 
