@@ -34,7 +34,7 @@ check: setup-test ## lint, types, direction of imports, and that the docs are co
 bench: setup-test ## how far planners are from the limits; HETCTL_DATA names the folder of measured tables
 	$(BIN)/python tests/benchmarks/bench.py
 
-results: setup-test ## replay the papers and measure anew: docs/results.md (takes about twenty minutes)
+results: setup-test ## replay the papers and measure anew: docs/results.md (takes about half an hour)
 	$(BIN)/python tests/benchmarks/results.py
 
 docs: setup-test ## build the documentation into site/

@@ -1,6 +1,7 @@
 """The house: imports go downstairs only, heavy packages stay in their rooms, and --help is light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "methods.pipeline": {"model", "scheduling.planners"},
     "methods.automl": {"model"},
     "methods": DECIDING | METHODS | {"scheduling.simulate"},
-    "runtime": IN_A_JOB,
+    "runtime": IN_A_JOB | {"methods.balance"},
     "report": {"model"},
     "app": IN_A_JOB
     | METHODS
@@ -208,6 +209,19 @@ def test_docstrings_open_with_a_verb_or_a_noun():
     opened = [(path, text.split()[0]) for path in modules() for text in docstrings_of(path)]
     assert len(opened) > 2000
     assert [(path.name, word) for path, word in opened if word.strip(",:") in QUESTIONS] == []
+
+
+PATCHED_WAIT = re.compile(
+    r"""(?:setattr|patch(?:\.object)?)\([^()]*[A-Z]_S['"]|\w\.[A-Z_]+_S\s*=[^=]""",
+)
+
+
+def test_waits_are_injected_and_not_patched():
+    """Neither by a fixture nor by an assignment, also in the programs that tests write."""
+    texts = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    patched = [(path.name, found) for path, text in texts.items() for found in PATCHED_WAIT.findall(text)]
+    assert len(texts) > 200
+    assert patched == []
 
 
 LONGEST_NAME = 60

@@ -1,4 +1,4 @@
-"""Agents: how long ranks take to start, and what a driver of many of them costs.
+"""Agents: time for ranks to start, and cost of a driver of many of them.
 
 python tests/benchmarks/agent_bench.py [--quick]
 """
@@ -128,8 +128,8 @@ def many_table(quick: bool = False) -> Table:
         (
             Figure("driver, share of a core", share, 0.05),
             Figure("driver, MB", memory * 1.048576, 200),
-            Figure("seconds until all ranks have left that were told to stop", stop_s, 1.0),
-            Figure("seconds until a killed rank is known", known_s, 0.2),
+            Figure("seconds from a stop to the end of all ranks", stop_s, 1.0),
+            Figure("seconds from a kill to its report", known_s, 0.2),
         ),
         "Real processes, all on this machine, whose task is to sleep and to report every two seconds.",
     )

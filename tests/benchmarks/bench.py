@@ -1,4 +1,4 @@
-"""How far decisions and the feeding of trainers are from the limits, with the bars that they must not pass.
+"""Distance of decisions and of the feeding of trainers from the limits, and bars for it.
 
     python tests/benchmarks/bench.py [SECTION ..] [--quick]
 
@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
+import accuracy_bench
 import agent_bench
 import balance_bench
+import balanced_bench
 import capes
 import cerebro_bench
 import checkpoint_bench
+import coordination_bench
 import demo_bench
 import doubling_exact
 import fleet
@@ -30,6 +33,7 @@ import hopper_bench
 import outage_bench
 import pace_bench
 import paced_bench
+import partition_bench
 import pipeline_bench
 import planning_time
 import predictor_bench
@@ -39,6 +43,7 @@ import round_bench
 import sharing_bench
 import state_bench
 import static_bench
+import types_bench
 import waiting_bench
 from tables import Figure, Table
 
@@ -216,7 +221,7 @@ def doubling(quick: bool = False) -> Table:
 
 
 def mean_jct(quick: bool = False) -> Table:
-    """Capes' arrivals: mean time to completion of ours over that of `doubling`."""
+    """Capes' arrivals: mean time to completion of hetctl's planners over that of `doubling`."""
     seeds = _seeds(quick, 10)
     over = {strategy: over_doubling(strategy, tuple(seeds)) for strategy in ("fluid", "doubling-exploratory")}
     rows = [(name, *(f"{found[column]:.4f}" for column in capes.CONTENTION)) for name, found in over.items()]
@@ -272,8 +277,7 @@ def planning(quick: bool = False) -> Table:
         ("planner", *(f"{members:,} on {gpus:,}" for members, gpus in sizes)),
         tuple(rows),
         tuple(figures),
-        "Processor time, so many members on so many GPUs. "
-        f"`static` searches for up to {PLAN_SECONDS:g} s as it is asked to.",
+        f"Processor time, by members and GPUs. `static` searches for up to {PLAN_SECONDS:g} s, its limit.",
     )
 
 
@@ -350,6 +354,12 @@ DECIDING: dict[str, Section] = {
     "outage": outage_bench.table,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
+    "balance-training": balanced_bench.table,
+    "balance-types": types_bench.table,
+    "balance-hog": balanced_bench.hog,
+    "balance-partitions": partition_bench.table,
+    "balance-accuracy": accuracy_bench.table,
+    "coordination": coordination_bench.table,
     "predictors": predictor_bench.table,
     "pipeline": pipeline_bench.table,
     "hetpipe": hetpipe_bench.table,

@@ -1,4 +1,4 @@
-"""What checkpoints cost a training that goes on while they are written.
+"""Cost of checkpoints for a training that continues while they are written.
 
 A network of some ten million parameters trains as hetctl trains it: stretches of steps that begin with a
 checkpoint, and as many without, in turn. Each stretch is put together from the medians of its steps over
@@ -159,12 +159,14 @@ def table(quick: bool = False) -> Table:
     )
     figures = tuple(
         Figure(
-            f"what a checkpoint adds to an epoch of {EPOCH_S:g} s, {framework}", cost.added_s / EPOCH_S, 0.01
+            f"added time of a checkpoint over an epoch of {EPOCH_S:g} s, {framework}",
+            cost.added_s / EPOCH_S,
+            0.01,
         )
         for framework, cost in found.items()
     )
     note = f"Three layers of {WIDTH} units, Adam, one core for the trainer; medians of {rounds} rounds."
-    header = ("", "MB", "step, ms", "copying, ms", "writing, ms", "adds, ms")
+    header = ("", "MB", "step, ms", "copying, ms", "writing, ms", "added, ms")
     return Table("Checkpoints", header, rows, figures, note)
 
 

@@ -1,4 +1,4 @@
-"""The example ensemble, profiled and trained on this machine: how true the rates are, and who is done first.
+"""The example ensemble, profiled and trained on this machine: errors of the rates, and times of methods.
 
 python tests/benchmarks/demo_bench.py
 """
@@ -54,7 +54,7 @@ class Round:
     profiled : mapping
         Rates by (member, slots).
     runs : mapping
-        By who made them.
+        Runs by method.
     pairs : Run
         On two slots each.
     """
@@ -64,10 +64,10 @@ class Round:
     runs: Mapping[str, Run]
     pairs: Run
 
-    def cost(self, who: str) -> float:
+    def cost(self, method: str) -> float:
         """Return the time per work done."""
         alone = {name: rate for (name, slots), rate in self.profiled.items() if slots == 1}
-        run = self.runs[who]
+        run = self.runs[method]
         return run.seconds / sum(SAMPLES * count / alone[name] for name, count in run.epochs.items())
 
     def seen(self, slots: int) -> dict[str, float]:
@@ -92,15 +92,15 @@ def _round(folder: Path) -> Round:
 
 
 def _table(rounds: list[Round]) -> Table:
-    cost = {who: statistics.median(one.cost(who) for one in rounds) for who in rounds[0].runs}
+    cost = {method: statistics.median(one.cost(method) for one in rounds) for method in rounds[0].runs}
     rows = [
         (
-            who,
-            f"{statistics.median(one.runs[who].seconds for one in rounds):.0f}",
-            f"{statistics.median(sum(one.runs[who].epochs.values()) for one in rounds):.0f}",
-            f"{cost[who]:.3f}",
+            method,
+            f"{statistics.median(one.runs[method].seconds for one in rounds):.0f}",
+            f"{statistics.median(sum(one.runs[method].epochs.values()) for one in rounds):.0f}",
+            f"{cost[method]:.3f}",
         )
-        for who in cost
+        for method in cost
     ]
     off = {slots: _off(rounds, slots) for slots in (1, 2)}
     rows += [
@@ -122,8 +122,8 @@ def _table(rounds: list[Round]) -> Table:
     predicted = statistics.median(one.runs[OURS].predicted_s / one.runs[OURS].seconds - 1 for one in rounds)
     profile_s = statistics.median(one.profile_s for one in rounds)
     return Table(
-        "The example on two slots: time, and how true its rates are",
-        ("who", "seconds", "epochs", "time per work done"),
+        "The example on two slots: times, and errors of profiled rates",
+        ("method", "seconds", "epochs", "time per work done"),
         tuple(rows),
         (
             Figure(f"{OURS} over {BASELINE}, per work done", cost[OURS] / cost[BASELINE], 1.02),
@@ -132,7 +132,7 @@ def _table(rounds: list[Round]) -> Table:
             Figure("two-slot rates, profiled over in training, worst", worst[2], 0.10),
             Figure(f"{OURS}, predicted over measured", abs(predicted), 0.10),
             Figure(
-                "points off by more than 3 %",
+                "points with an error above 3 %",
                 sum(abs(error) > 0.03 for errors in off.values() for error in errors.values()),
                 0,
             ),

@@ -1,4 +1,4 @@
-"""HetPipe's Figures 3 and 4 and Table 4, simulated, and how near pipelines come to their slowest stages.
+"""HetPipe's Figures 3 and 4 and Table 4, simulated, and pipelines over their slowest stages.
 
     python tests/benchmarks/hetpipe_bench.py [DATA_FOLDER]      (or HETCTL_DATA)
 
@@ -56,10 +56,10 @@ def table(quick: bool = False) -> Table:
             cells.append(f"{reached:.3f} ({planned.in_flight})")
         rows.append((name, *cells))
     return Table(
-        "Pipelines: simulated throughput over what the slowest stage allows",
+        "Pipelines: simulated throughput over the limit of the slowest stage",
         ("network", *POLICIES),
         tuple(rows),
-        (Figure("what the slowest stage allows over what is simulated, worst", worst, 1 / 0.95),),
+        (Figure("limit of the slowest stage over simulated throughput, worst", worst, 1 / 0.95),),
         "HetPipe's four nodes, with memory for enough minibatches in flight: in brackets, how many in each "
         f"virtual worker. {DERIVED} Random ones are of 60 layers.",
     )
@@ -93,9 +93,9 @@ def table_4(_quick: bool = False) -> Table:
     rows = []
     for name in _networks():
         equal = [_fastest(name, nodes, "ed" if nodes[1:] else "np", LOCAL) for nodes in SETS]
-        ours = [_fastest(name, nodes, "best", LOCAL) for nodes in SETS]
+        best = [_fastest(name, nodes, "best", LOCAL) for nodes in SETS]
         rows.append((name, "data-parallel", *(_data_parallel(name, nodes) for nodes in SETS)))
-        rows += [(name, "ed, local", *equal), (name, "best, local", *ours)]
+        rows += [(name, "ed, local", *equal), (name, "best, local", *best)]
     title = "HetPipe, Table 4: images/s as whimpy GPUs are added"
     return _table(title, ("network", "method", "4 V", "+ 4 R", "+ 4 Q", "+ 4 G"), rows, IN_BRACKETS)
 

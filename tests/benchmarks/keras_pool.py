@@ -1,4 +1,4 @@
-"""What a user might write in the place of hetctl: two pinned processes that run Keras' own ``fit``.
+"""A simple alternative to hetctl: two pinned processes that run Keras' own ``fit``.
 
     python tests/benchmarks/keras_pool.py FOLDER
 

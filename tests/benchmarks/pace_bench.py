@@ -1,4 +1,4 @@
-"""What ``cached`` gains where the rates of a flotilla's members differ, which ``lockstep`` ties together.
+"""Gain of ``cached`` over ``lockstep``, which holds members of a flotilla with different rates to one.
 
 Trainers sleep as long as a GPU would compute, and samples take next to nothing to prepare.
 
@@ -74,7 +74,7 @@ def table(quick: bool = False) -> Table:
     )
     return Table(
         "Samples/s of members whose rates differ",
-        ("way", "slow", "fast", "both"),
+        ("sharing", "slow", "fast", "both"),
         rows,
         (Figure("lockstep over cached, samples/s of both", ratio, 1 / 1.8),),
         note,

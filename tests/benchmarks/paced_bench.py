@@ -1,4 +1,4 @@
-"""A run on a real Slurm with fake GPUs, whose steps sleep as a rate table says: what is lost beside training.
+"""A run on a real Slurm with fake GPUs, with steps that sleep instead of training: the time lost.
 
 python tests/benchmarks/paced_bench.py [--quick]
 """
@@ -107,7 +107,7 @@ def table(quick: bool = False) -> Table:
     rows, figures = [], []
     for killed in (False,) if quick else (False, True):
         run = _run(members_of(5), killed)
-        what = "a node killed" if killed else "whole"
+        what = "one node killed" if killed else "no failure"
         rows.append(
             (what, f"{run.bound_s:.1f}", f"{run.planned_s:.1f}", f"{run.seconds:.1f}", f"{run.trained_s:.1f}")
         )
@@ -117,7 +117,7 @@ def table(quick: bool = False) -> Table:
         if not killed:
             figures.append(
                 Figure(
-                    "whole: first step to last epoch, over the bound",
+                    "no failure: first step to last epoch, over the bound",
                     run.trained_s / run.bound_s,
                     1.10,
                 )
@@ -130,8 +130,8 @@ def table(quick: bool = False) -> Table:
         tuple(rows),
         tuple(figures),
         f"A real Slurm of {NODES} nodes with {GPUS_PER_NODE} fake GPUs each, all on this machine with "
-        f"{os.cpu_count()} cores; steps sleep as the rate table says. The bound is the fluid one of the true "
-        "rates; with a killed node, of what was left when it was killed on the GPUs that are left.",
+        f"{os.cpu_count()} cores; steps sleep for the times of the rate table. The bound is the fluid bound "
+        "of the true rates; with a killed node, that of the work left at the kill, on the other nodes' GPUs.",
     )
 
 
@@ -171,11 +171,11 @@ def _run(members: list[Paced], killed: bool) -> Run:
 
 def _run_on(cluster: SlurmCluster, folder: Path, members: list[Paced], killed: bool) -> Run:
     environment = _project(cluster, folder, members)
-    plan = _hetctl(folder, environment, "plan", "--planner", "fluid", "--gpus", str(GPUS), "--time", "10m")
+    plan = hetctl(folder, environment, "plan", "--planner", "fluid", "--gpus", str(GPUS), "--time", "10m")
     lost: list[tuple[float, str]] = []
     if killed:
         threading.Thread(target=_kill_a_node, args=(cluster, folder, lost), daemon=True).start()
-    status = _hetctl(
+    status = hetctl(
         folder, environment, "submit", "--planner", "fluid", "--gpus", str(GPUS), "--time", "10m", "--wait"
     )
     events = list(events_in(Home(folder / ".hetctl").run("paced-001")))
@@ -215,7 +215,7 @@ def _project(cluster: SlurmCluster, folder: Path, members: list[Paced]) -> dict[
     (folder / "site-configs" / "lab.yaml").write_text(site)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
     environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
-    _hetctl(folder, environment, "profile", "import", "rates.csv")
+    hetctl(folder, environment, "profile", "import", "rates.csv")
     return environment
 
 
@@ -273,7 +273,8 @@ def _wrong_epochs(members: list[Paced], events: list[Event]) -> int:
     return len(wanted ^ set(trained)) + len(trained) - len(set(trained))
 
 
-def _hetctl(folder: Path, environment: dict[str, str], *arguments: str) -> Any:
+def hetctl(folder: Path, environment: dict[str, str], *arguments: str) -> Any:
+    """Run a command in a project's folder; return what it prints as JSON."""
     done = subprocess.run(
         [sys.executable, "-m", "hetctl", *arguments, "--json"],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Pipelines by trying everything: for a few layers and GPUs."""
+"""Optimal pipelines of a few layers on a few GPUs, by exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a decision takes each planner, as members and GPUs grow tenfold together.
+"""Time of a decision by planner, as members and GPUs grow tenfold together.
 
 Run it to see the table; a log-log plot is saved where ``--plot`` says, by default in the
 documentation's images::

@@ -89,7 +89,7 @@ def spread(result: Simulation, round_index: int | None = None) -> tuple[float, f
 
 
 def figure5(seeds: Sequence[int] = SEEDS, lockstep: bool = False) -> Table:
-    """Speed-ups over the baseline; planners of ours share nothing, so that lockstep is all one to them."""
+    """Speed-ups over the baseline; hetctl's planners share nothing, so lockstep does not affect them."""
     planners = SHARING if lockstep else (*SHARING, *OURS)
     rows = [
         (str(gpus), *(_with_spread(speedups(planner, gpus, seeds, lockstep), 2) for planner in planners))
@@ -163,7 +163,7 @@ def hours(strategy: str, seeds: tuple[int, ...]) -> dict[str, float]:
 
 
 def capes3(seeds: Sequence[int] = SEEDS) -> Table:
-    """Capes' strategies and ours, with the paper's hours."""
+    """Capes' strategies and hetctl's, with the paper's hours."""
     rows = []
     for strategy in (*capes.STRATEGIES, "fluid"):
         found = [f"{mean:.2f}" for mean in hours(strategy, tuple(seeds)).values()]

@@ -1,4 +1,4 @@
-"""Ranks that only report: a driver's pool of workers hears them, through agents that are played here."""
+"""Ranks that only report, to a driver's pool of workers, through simulated agents."""
 
 from __future__ import annotations
 

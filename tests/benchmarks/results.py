@@ -1,6 +1,6 @@
 """Write docs/results.md anew, with its pictures: ``python tests/benchmarks/results.py``.
 
-What is said there of the tables is in results.md beside this file.
+The text between the tables is in results.md beside this file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+import accuracy_bench
 import bench
+import coordination_bench
 import fleet
 import matplotlib
 import planning_time
@@ -45,6 +47,8 @@ def main() -> None:
     with matplotlib.rc_context({"svg.hashsalt": "results", "svg.fonttype": "none"}):
         draw_ratios(DOCS / "images" / "ratios.svg")
         planning_time.plot(bench.plan_times(planning_time.SIZES), planning_time.IMAGE)
+    accuracy_bench.plot(accuracy_bench.IMAGE)
+    coordination_bench.plot(coordination_bench.IMAGE)
     (DOCS / TEXT.name).write_text(page, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What the ring of shared memory moves, beside what ``memcpy`` moves of the same batches.
+"""Bytes per second through the ring of shared memory, and by ``memcpy`` of the same batches.
 
 One producer copies batches into the ring, one reader in another process touches every page of each. Both
 figures of a round are taken one after the other, so that what else the machine does hits them alike.

@@ -1,4 +1,4 @@
-"""What it costs to feed K trainers with images, shared or not, beside a PyTorch DataLoader for each.
+"""Cost of feeding K trainers with images, shared or not, and with a PyTorch DataLoader for each.
 
 Trainers are processes that take batches as fast as they come. Every way has the same JPEG files, the same
 random part and a preprocessor for each core, but one for each trainer at least; in lockstep, where one
@@ -176,7 +176,7 @@ def table(quick: bool = False) -> Table:
     rounds = 1 if quick else ROUNDS
     found = measured(rounds)
     columns = (("samples/s", "rate", ",.0f"), ("CPU s", "cpu_s", ".1f"), ("decoded", "decoded", ",.0f"))
-    header = ("way", *(f"{what}, {n}" for what, _, _ in columns for n in TRAINERS))
+    header = ("method", *(f"{what}, {n}" for what, _, _ in columns for n in TRAINERS))
     rows = [
         (way, *(format(getattr(found[way, n], name), form) for _, name, form in columns for n in TRAINERS))
         for way in WAYS

@@ -1,4 +1,4 @@
-"""What it costs to know where a large run stands: the driver's decisions, its restart, `status`, `--watch`.
+"""Cost of the state of a large run: the driver's decisions, its restart, `status`, `--watch`.
 
 The event files are written as a driver and its trainers write them, without training anything.
 
@@ -326,26 +326,26 @@ def table(quick: bool = False) -> Table:
             ending = decisions(run, ranks, [], last_to_leave(run, ranks.events))
         files = [path.read_bytes() for path in run.folder.events.glob("*.jsonl")]
     found = (
-        ("a decision as the round's last members leave, ms", [1000 * seconds for seconds in ending], 10.0),
-        ("a decision with 1,000 members in training, ms", [1000 * seconds for seconds in training], 10.0),
+        ("decision at the end of a round, ms", [1000 * seconds for seconds in ending], 10.0),
+        ("decision with 1,000 members in training, ms", [1000 * seconds for seconds in training], 10.0),
         ("restart of the driver, s", restarts, 5.0),
         ("`hetctl status`, s", statuses, 1.0),
-        ("one more look of `status --watch`, ms", [1000 * seconds for seconds in watched], 50.0),
+        ("update of `status --watch`, ms", [1000 * seconds for seconds in watched], 50.0),
     )
     events = sum(text.count(b"\n") for text in files)
     return Table(
-        "Knowing where a large run stands",
-        ("what", "median", "most"),
+        "State of a large run",
+        ("quantity", "median", "most"),
         tuple(
             (what, f"{statistics.median(values):,.1f}", f"{max(values):,.1f}") for what, values, _ in found
         ),
         tuple(Figure(what, statistics.median(values), bar) for what, values, bar in found),
         f"Processor time, files in the page cache: {MEMBERS:,} members, {ROUNDS} rounds, {events:,} events "
-        f"in {len(files):,} files. Between two decisions or looks {NEWS} of {IN_TRAINING:,} members in "
-        "training finish an epoch, or leave, and tell the driver. A decision is all but the planner's part: "
-        "hearing the ranks, and two looks at the files. A restart is imports, run.json, the snapshot of the "
-        "state, later events, and the work left; `status` is the whole command. Since the snapshot all "
-        f"{IN_TRAINING:,} in training have reported.",
+        f"in {len(files):,} files. Between two decisions or updates {NEWS} of {IN_TRAINING:,} members in "
+        "training finish an epoch, or end, and send an event to the driver. A decision is all but the "
+        "planner's part: the messages of the ranks, and two reads of the files. A restart is imports, "
+        "run.json, the snapshot of the state, later events, and the work left; `status` is the whole "
+        f"command. Since the snapshot all {IN_TRAINING:,} in training have reported.",
     )
 
 

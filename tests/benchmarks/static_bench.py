@@ -1,4 +1,4 @@
-"""How far `static` stays from the bound of constant allotments, on rates that others measured.
+"""Distance of `static` from the bound of constant allotments, on rates that others measured.
 
 Each instance has 100 members, drawn with equal chances from the rows of the tables. Their work is
 lognormal with sigma 1 around one GPU-hour: exp(N(0, 1)) hours of the row's rate on one GPU. Rates

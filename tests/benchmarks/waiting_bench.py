@@ -1,4 +1,4 @@
-"""For what share of its time a trainer waits for batches when preprocessing is fast enough.
+"""Share of its time that a trainer waits for batches when preprocessing is fast enough.
 
 Trainers sleep as long as a GPU would compute.
 
@@ -57,7 +57,7 @@ def table(quick: bool = False) -> Table:
     figures = tuple(
         Figure(f"share of time that a trainer waits, {mode}", medians[mode], 0.02) for mode in MODES
     )
-    return Table("Waiting for batches", ("way", "median", "most"), rows, figures, note)
+    return Table("Waiting for batches", ("sharing", "median", "most"), rows, figures, note)
 
 
 def main() -> int:
