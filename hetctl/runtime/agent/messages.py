@@ -21,6 +21,12 @@ ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
 STAGED = "staged"
 """Key with the `StagedParts` of the node: its ranks are forked from now on."""
+STATES = "states"
+"""Key with the address of the node's store of states, and ``partitions``, the numbers that exist there."""
+FETCH, FETCHED = "fetch", "fetched"
+"""Keys of the driver's order to copy a state from the store at ``address``, and of the `Fetched` result."""
+FORGET = "forget"
+"""Key with the names of states that the agent deletes from its store."""
 OVERUSE = "overuse"
 """Key with an `Overuse`, or None."""
 
@@ -109,6 +115,22 @@ class StagedParts:
     size_bytes: int = 0
     seconds: float = 0.0
     errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Result of copying a state from another node's store.
+
+    Parameters
+    ----------
+    error : str
+        Reason why the state is not there; empty if it is.
+    """
+
+    name: str
+    size_bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True)

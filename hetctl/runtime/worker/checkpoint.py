@@ -42,6 +42,15 @@ class TrainingState:
         Sum of the training loss over those samples, and their time in seconds.
     random_state : Any
         States of NumPy's and Python's global generators, as plain values.
+    visited : tuple of int
+        Partitions that a member that hops has visited in the present pass, in order: to train the unfinished
+        epoch, or, if `evaluating`, to evaluate it.
+    scores : mapping of str to float
+        Sums of the validation metrics times their samples over the evaluated partitions.
+    scored : int
+        Number of these samples.
+    visit : int
+        Number of the newest visit; -1 if there was none.
     """
 
     epochs: tuple[EpochResult, ...] = ()
@@ -51,6 +60,11 @@ class TrainingState:
     part_loss: float = 0.0
     part_seconds: float = 0.0
     random_state: Any = None
+    visited: tuple[int, ...] = ()
+    evaluating: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
+    scored: int = 0
+    visit: int = -1
 
     @property
     def order(self) -> tuple[int, int]:

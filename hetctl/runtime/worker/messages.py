@@ -13,13 +13,109 @@ from hetctl.model.plan import Allocation
 from hetctl.model.run import NONE
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.paths import RunFolder
 
-TRAIN, MEASURE, PROBE, ALL_REDUCE = "train", "measure", "probe", "all-reduce"
+TRAIN, VISIT, MEASURE, PROBE, ALL_REDUCE = "train", "visit", "measure", "probe", "all-reduce"
+
+
+@dataclass(frozen=True)
+class VisitSpec:
+    """Visit of a member to a partition: a part of its epoch, or of the evaluation after it.
+
+    Parameters
+    ----------
+    number : int
+        Number of the visit in its run.
+    epoch : int
+        Epoch, counted from 1.
+    partition : int
+        Number of the partition.
+    evaluates : bool
+        True if the visit evaluates the member on the partition's validation samples, and trains nothing.
+    state : str or None
+        Name of the file in the node's store from which the visit starts; it may not have arrived yet. None:
+        the newest checkpoint, or a fresh network.
+    """
+
+    number: int
+    epoch: int
+    partition: int
+    evaluates: bool
+    state: str | None = None
+
+
+@dataclass(frozen=True)
+class VisitReport:
+    """Result of a visit; its new state is in the store of the rank's node.
+
+    Parameters
+    ----------
+    number, epoch, partition, evaluates
+        Those of the visit.
+    began_at, ended_at : float
+        Arrival of the assignment, and end, in seconds since the epoch.
+    waited_s, restore_s, train_s, save_s : float
+        Seconds until the old state was in the store, and for building and restoring the network, training
+        or evaluating, and writing the new state.
+    samples : int
+        Samples trained or evaluated.
+    loss : float or None
+        Mean training loss of the visit; None for an evaluation.
+    state : str
+        Name of the new state.
+    size_bytes : int
+        Size of its file.
+    result : EpochResult or None
+        Finished epoch, after its last evaluation.
+    """
+
+    member: str
+    number: int
+    epoch: int
+    partition: int
+    evaluates: bool
+    began_at: float
+    ended_at: float
+    waited_s: float
+    restore_s: float
+    train_s: float
+    save_s: float
+    samples: int
+    loss: float | None
+    state: str
+    size_bytes: int
+    result: EpochResult | None = None
+
+
+@dataclass(frozen=True)
+class StateSaved:
+    """Checkpoint of the state after a visit, complete on the disk.
+
+    Parameters
+    ----------
+    number : int
+        Number of the visit.
+    epochs : int
+        Number of finished epochs.
+    part_samples : int
+        Trained samples of the unfinished epoch.
+    seconds : float
+        Time of writing.
+    """
+
+    member: str
+    number: int
+    epochs: int
+    part_samples: int
+    path: str
+    size_bytes: int
+    sha256: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +146,8 @@ class TrainingSpec:
         Settings of balanced batches; the first batches are those of the allocation.
     network, timeouts
         Settings of the site.
+    visit : VisitSpec or None
+        Visit for the kind `VISIT`; else None.
     """
 
     run: str
@@ -66,6 +164,7 @@ class TrainingSpec:
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     network: NetworkInterfaces = ANY_INTERFACES
     timeouts: Timeouts = USUAL_TIMEOUTS
+    visit: VisitSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -75,13 +174,13 @@ class TaskMessage:
     Parameters
     ----------
     kind : str
-        `TRAIN`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
+        `TRAIN`, `VISIT`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
     folder : str
         Folder of the run or of the profiling job.
     name : str
         Name of the member or of the point; also that of event file and log.
     training : TrainingSpec or None
-        Specification for the kind `TRAIN`; else None.
+        Specification for the kinds `TRAIN` and `VISIT`; else None.
     gpu_type : str or None
         Type of the GPUs for the kind `MEASURE`, if the site has several types; else None.
     """
