@@ -32,11 +32,11 @@ MAY_IMPORT = {
     "scheduling": PLANNING,
     "scheduling.simulate": DECIDING,
     "methods.balance": {"model"},
-    "methods.hopper": {"model"},
+    "methods.hopper": {"model", "scheduling"},
     "methods.pipeline": {"model", "scheduling.planners"},
     "methods.automl": {"model"},
     "methods": DECIDING | METHODS | {"scheduling.simulate"},
-    "runtime": IN_A_JOB | {"methods.balance"},
+    "runtime": IN_A_JOB | {"methods.balance", "methods.hopper"},
     "report": {"model"},
     "app": IN_A_JOB
     | METHODS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.methods.hopper.schedule import Unit, Visit
@@ -46,6 +46,7 @@ class HopperState:
     torn: bool = False
 
 
+MayStart = Callable[[Unit, str], bool]
 Reschedule = Callable[[HopperState, float], Sequence[Visit]]
 """Function from a state and its time in seconds to a plan of what is left."""
 
@@ -144,6 +145,11 @@ class Hopper:
     def running(self) -> Mapping[str, Visit]:
         """Running visits by worker."""
         return dict(self._running)
+
+    @property
+    def configs(self) -> Mapping[str, int]:
+        """Active configurations with their present epochs."""
+        return dict(self._epochs)
 
     @property
     def is_over(self) -> bool:
@@ -250,13 +256,28 @@ class Hopper:
             self._queue.add(visit.unit)
         return True
 
-    def dispatch(self, now_s: float = 0.0) -> tuple[Visit, ...]:
+    def undo(self, visits: Collection[Visit]) -> None:
+        """Put the units of done visits of one configuration back: their results were lost.
+
+        The configuration, of which no unit may be running, continues in the epoch of the earliest one.
+        """
+        if not visits:
+            return
+        (config,) = {visit.config for visit in visits}
+        self.config_stops(config)
+        self._log = [visit for visit in self._log if visit not in visits]
+        self._done.difference_update(visit.unit for visit in visits)
+        self._enter(config, min(visit.epoch for visit in visits))
+
+    def dispatch(self, now_s: float = 0.0, may_start: MayStart = lambda *_: True) -> tuple[Visit, ...]:
         """Start all units that can start now, planned ones first (Algorithm 1, lines 6 to 15).
 
         Parameters
         ----------
         now_s : float
             Seconds on any clock; needed only for rescheduling.
+        may_start : callable
+            Function of a unit and a worker that returns false if it must not start now.
         """
         if self._reschedule and self._needs_plan:
             self.follow(self._reschedule(self.state, now_s))
@@ -265,8 +286,14 @@ class Hopper:
             # In two passes, so that no drawn unit takes the configuration of a planned one.
             for choice in (self._planned, self._drawn)
             for worker in self._queue.homes
-            if worker not in self._running and (unit := choice(worker)) is not None
+            if worker not in self._running
+            and (unit := choice(worker)) is not None
+            and may_start(unit, worker)
         )
+
+    def next_turn(self, worker: str) -> Unit | None:
+        """Return the unit that a worker, busy or not, can process next by the plan; None if none waits."""
+        return self._planned(worker) if worker in self._queue.homes else None
 
     @property
     def _needs_plan(self) -> bool:

@@ -21,12 +21,16 @@ from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, bind
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
     ENDED,
+    FETCH,
+    FETCHED,
+    FORGET,
     FROM,
     LEAVE,
     OVERUSE,
     SIGNAL,
     STAGED,
     START,
+    STATES,
     TO,
     AgentFacts,
     GpuFacts,
@@ -36,7 +40,10 @@ from hetctl.runtime.agent.messages import (
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template
 from hetctl.runtime.agent.staging import Staging
+from hetctl.runtime.agent.state_store import StateStore
 from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.data.part_folder import path_on_node
+from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.transport import Address, Connection, connect
 
 CONNECT_S = 60.0
@@ -99,6 +106,9 @@ class Agent:
         stage = self._welcome.stage
         self._staging = Staging(self._welcome.node, stage) if stage else None
         self._bytes_staged = 0
+        order = self._welcome.store
+        folder = state_folder(order.run, self._welcome.node) if order else ""
+        self._store = StateStore(folder, order.control) if order else None
         # GPUs of ranks that are forked when the parts are there; None: they are there.
         self._to_start: list[int] | None = [] if stage else None
 
@@ -119,7 +129,11 @@ class Agent:
         self._selector.register(self._template, selectors.EVENT_READ, self._receive_from_template)
         if self._staging:
             self._selector.register(self._staging, selectors.EVENT_READ, self._start_staged)
+        if self._store:
+            self._selector.register(self._store, selectors.EVENT_READ, self._report_fetched)
         with suppress(ConnectionError):
+            if not self._staging:
+                self._report_store()
             # Messages may have arrived together with the welcome.
             self._receive_from_driver()
             while not self._released:
@@ -129,6 +143,8 @@ class Agent:
         self._template.close()
         if self._staging:
             self._staging.end()
+        if self._store:
+            self._store.close()
         return self._released
 
     def _send_heartbeat(self) -> None:
@@ -164,6 +180,10 @@ class Agent:
                 self._released = True
             elif SIGNAL in message:
                 self._signal(message["gpu"], message[SIGNAL])
+            elif self._store and FETCH in message:
+                self._store.fetch(message[FETCH], decode(Address, message["address"]))
+            elif self._store and FORGET in message:
+                self._store.forget(message[FORGET])
             else:
                 self._pass_on(message[TO], message["message"])
 
@@ -172,9 +192,21 @@ class Agent:
         assert self._staging
         self._selector.unregister(self._staging)
         self._driver.send({STAGED: encode(self._staging.result())})
+        self._report_store()
         waiting, self._to_start = self._to_start or (), None
         for gpu in waiting:
             self._start(gpu)
+
+    def _report_store(self) -> None:
+        """Report where other agents get this node's states, and the partitions that are on the node."""
+        if self._store and (order := self._welcome.store):
+            here = [n for n, path in enumerate(order.partitions) if path_on_node(path, n).exists()]
+            self._driver.send({STATES: encode(self._store.address), "partitions": here})
+
+    def _report_fetched(self) -> None:
+        assert self._store
+        for result in self._store.fetched():
+            self._driver.send({FETCHED: encode(result)})
 
     def _start(self, gpu: int) -> None:
         if self._to_start is not None:

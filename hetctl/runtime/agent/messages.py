@@ -1,8 +1,8 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO` and `LEAVE`.
-The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED` or `STAGED`, or empty ones as
-heartbeats.
+The driver sends `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`,
+`FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`,
+`STATES` or `FETCHED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -95,6 +95,25 @@ class StageOrder:
 
 
 @dataclass(frozen=True)
+class StoreOrder:
+    """Store for the states of members that hop, and the data that they visit.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run.
+    partitions : tuple of str
+        Path of each partition, with variables of the node.
+    control : tuple of str
+        Patterns of the network interfaces over which states are copied; empty: any.
+    """
+
+    run: str
+    partitions: tuple[str, ...]
+    control: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StagedParts:
     """Result of a `StageOrder`.
 
@@ -153,6 +172,8 @@ class Welcome:
         Time of the site's `Timeouts`, in seconds.
     stage : StageOrder or None
         Parts to copy first.
+    store : StoreOrder or None
+        Store to open, if members hop.
     """
 
     node: str
@@ -162,6 +183,7 @@ class Welcome:
     memory_per_gpu: int
     orphaned_s: float
     stage: StageOrder | None = None
+    store: StoreOrder | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,17 +29,23 @@ from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.messages import (
     ENDED,
+    FETCH,
+    FETCHED,
+    FORGET,
     FROM,
     LEAVE,
     OVERUSE,
     SIGNAL,
     STAGED,
     START,
+    STATES,
     TO,
     AgentFacts,
+    Fetched,
     Overuse,
     StagedParts,
     StageOrder,
+    StoreOrder,
     Welcome,
 )
 from hetctl.runtime.best_effort_io import log_line
@@ -71,6 +77,12 @@ class RankEvents(Protocol):
 
     def on_staged(self, node: str, staged: StagedParts) -> None:
         """Process the end of the stage-in of a node."""
+
+    def on_store(self, node: str, partitions: frozenset[int]) -> None:
+        """Process the opening of a node's store of states; the node has these partitions."""
+
+    def on_fetched(self, node: str, fetched: Fetched) -> None:
+        """Process the end of a copy of a state to a node."""
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
@@ -181,6 +193,8 @@ class AgentPool:
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
         Parts that the agent on each node copies before it forks ranks.
+    store : StoreOrder or None
+        Store of states that each agent opens; None: members do not hop.
     """
 
     def __init__(
@@ -192,9 +206,11 @@ class AgentPool:
         events: RankEvents,
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
+        store: StoreOrder | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
-        self._stages = stages
+        self._stages, self._store = stages, store
+        self._stores: dict[str, Any] = {}
         # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
         self.site = site.yielding_to(os.environ)
         self._files = files
@@ -267,6 +283,19 @@ class AgentPool:
         if agent := self._agent_of(step, gpu):
             self._send(agent, {SIGNAL: int(number), "gpu": gpu[1]})
 
+    def fetch(self, node: str, name: str, source: str) -> None:
+        """Have a node's agent copy a state from another node; if one of them is lost, report a failure."""
+        agent, address = self._agent_on(node), self._stores.get(source)
+        if agent and address:
+            self._send(agent, {FETCH: name, "address": address})
+        else:
+            self._events.on_fetched(node, Fetched(name, error=f"{node} or {source} is lost"))
+
+    def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
+        """Have the agents of nodes delete states; lost nodes have none any more."""
+        for agent in filter(None, map(self._agent_on, nodes)):
+            self._send(agent, {FORGET: list(names)})
+
     def wait(self, seconds: float) -> None:
         """Wait for messages of connected agents, at most for `seconds`, and process them."""
         for key, _ in self._selector.select(seconds):
@@ -311,6 +340,10 @@ class AgentPool:
         running = self._running.get(step)
         return running.agents.get(gpu[0]) if running else None
 
+    def _agent_on(self, node: str) -> _Agent | None:
+        agents = (agent for step in self._running.values() for agent in step.agents.values())
+        return next((agent for agent in agents if agent.node == node), None)
+
     def _send(self, agent: _Agent, *messages: Any) -> None:
         """Send messages; a closed connection is noticed when it is next read."""
         with suppress(ConnectionError):
@@ -344,6 +377,11 @@ class AgentPool:
             self._events.on_end(gpu, message["exit_code"], overuse, agent.node)
         elif STAGED in message:
             self._events.on_staged(agent.node, decode(StagedParts, message[STAGED]))
+        elif STATES in message:
+            self._stores[agent.node] = message[STATES]
+            self._events.on_store(agent.node, frozenset(message["partitions"]))
+        elif FETCHED in message:
+            self._events.on_fetched(agent.node, decode(Fetched, message[FETCHED]))
 
     def _watch_steps(self, now: float) -> None:
         for name, step in list(self._running.items()):
@@ -426,7 +464,7 @@ class AgentPool:
         site = self.site
         welcome = Welcome(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
-            *(site.timeouts.orphaned_s, self._stages.get(node)),
+            *(site.timeouts.orphaned_s, self._stages.get(node), self._store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         step.to_start = [gpu for gpu in step.to_start if gpu not in own]
@@ -451,6 +489,7 @@ class AgentPool:
     def _lose_node(self, node: str) -> None:
         """Record the loss of a node for this job: its groups end, and nothing is placed on it any more."""
         self.nodes = tuple(other for other in self.nodes if other.name != node)
+        self._stores.pop(node, None)
         log_line(f"node {node} is lost: its agent has ended, sends nothing, or did not connect")
         for name, step in self._running.items():
             for planned in step.sets_on(node):

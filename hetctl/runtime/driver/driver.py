@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hetctl.methods.hopper.hop_commands import HopCommand, OpenHops, StartVisit
+from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
+from hetctl.methods.hopper.hop_events import HopEvents
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
+from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
@@ -18,6 +22,7 @@ from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
+from hetctl.runtime.driver.hop_job import HOP_RECORDS, HopJob, hop_core, newest_states, store_order
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
@@ -96,10 +101,13 @@ class Driver:
         self._workers = WorkerPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
+            store=store_order(self._spec),
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._members = RunMembers(folder, self._spec, self._workers.gpus, self._workers.take_written)
+        self._hops = HopJob(folder, self._workers) if self._spec.mode == HOPPER else None
+        take_written = (self._hops or self._workers).take_written
+        self._members = RunMembers(folder, self._spec, self._workers.gpus, take_written)
         self._began_at = self._members.began_at
         first_round = self._members.next_round
         # On a full disk the driver goes on, since trainers must still be told to stop.
@@ -117,12 +125,23 @@ class Driver:
             *(self._workers, self._exchanges, self._end_by_disk),
         )
         self._open: dict[int, ActiveRound] = {}
-        self._core = Core(self._planner, options, JobOptions(), self._observer(options))
+        self._core = self._hop_core(options) if self._hops else self._round_core(options)
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._end_reason: str | None = None
         self._ended_by: str | None = None
+
+    def _round_core(self, options: Options) -> Core | HopCore:
+        return Core(self._planner, options, JobOptions(), self._observer(options))
+
+    def _hop_core(self, options: Options) -> Core | HopCore:
+        assert self._hops is not None
+        left = self._members.left()
+        states = newest_states(self._spec, left)
+        number = self._hops.reconcile(states, self._members.epochs(left))
+        active = {member.name: member for member in self._members.as_they_are(left)}
+        return hop_core(self._spec, options, active, number, states, self._observer(options))
 
     def _observer(self, options: Options) -> RunObserver:
         def order(workload: Workload) -> Any:
@@ -170,8 +189,10 @@ class Driver:
     def _now_s(self) -> float:
         return time.time() - self._began_at
 
-    def _send(self, event: Event) -> None:
-        self._execute(self._core.handle(event))
+    def _send(self, event: Event | HopEvents) -> None:
+        # Only a core of hops gets the events of hops.
+        core: Any = self._core
+        self._execute(core.handle(event))
 
     def _schedule(self) -> None:
         try:
@@ -191,6 +212,7 @@ class Driver:
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
+        self._report_hops()
         self._watch_for_the_end()
         for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
             self._send(StepSignalled(self._now_s(), name))
@@ -218,8 +240,11 @@ class Driver:
 
     def _close_step(self, step: EndedGroup) -> None:
         """Report the end of a step to the scheduling, and nodes that failed with it."""
-        open_round = self._open[self._core.running[step.name].round]
+        running = self._core.running[step.name]
+        open_round = self._open[running.round]
         why = open_round.close(step, self._members.peak_memory(step.name))
+        if self._hops and isinstance(running, RunningVisit) and not running.done:
+            self._hops.lose(running, self._began_at + running.since_s, why.value)
         no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
         if why is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(step)
@@ -232,6 +257,11 @@ class Driver:
         placed = (place.node for place in step.placement)
         nodes = step.lost_nodes or failed_nodes(step.output, placed)
         self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+
+    def _report_hops(self) -> None:
+        """Report what agents and ranks say of visits: their ends come before those of their steps."""
+        for event in self._hops.events(self._now_s()) if self._hops else ():
+            self._send(event)
 
     def _report_staged(self) -> None:
         for node, staged in self._workers.take_staged():
@@ -271,9 +301,33 @@ class Driver:
         spent_s = time.monotonic() - began
         self._next_state = began + max(STATE_EVERY_S, spent_s / STATE_SHARE)
 
-    def _execute(self, commands: list[Command]) -> None:
+    def _execute(self, commands: Sequence[Command | HopCommand]) -> None:
         for command in commands:
             _EXECUTORS[type(command)](self, command)
+
+    def _open_hops(self, command: OpenHops) -> None:
+        assert self._hops is not None
+        self._hops.open(command.round)
+        self._open[command.round] = self._launcher.open_hops(command.round, command.members)
+
+    def _start_visit(self, command: StartVisit) -> None:
+        """Start a visit; report one that cannot be launched as ended."""
+        assert self._hops is not None
+        name, opened = command.visit.config, self._open[command.round]
+        (member,) = self._members.as_they_are([name])
+        try:
+            self._launcher.visit(opened, *self._hops.start(command, self._members.rate(name)), member)
+        except OSError as error:
+            self._end_by_disk(error)
+        now_s = self._now_s()
+        if name in opened.active:
+            self._send(StepStarted(now_s, name, now_s))
+        else:
+            self._send(StepEnded(now_s, name, ExitReason.NOT_LAUNCHED))
+
+    def _tell_hops(self, command: HopCommand) -> None:
+        assert self._hops is not None
+        self._hops.execute(command)
 
     def _start(self, command: Start) -> None:
         """Start a round; report members that cannot be launched as ended."""
@@ -330,4 +384,7 @@ _EXECUTORS: Mapping[type, Callable[[Driver, Any], None]] = {
     EndRound: Driver._end_round,
     EndJob: Driver._end_job,
     AskAgain: Driver._poll,
+    OpenHops: Driver._open_hops,
+    StartVisit: Driver._start_visit,
+    **dict.fromkeys(HOP_RECORDS, Driver._tell_hops),
 }

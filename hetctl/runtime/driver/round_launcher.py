@@ -26,7 +26,7 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
-from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.messages import TRAIN, VISIT, TaskMessage, TrainingSpec, VisitSpec
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
@@ -96,6 +96,24 @@ class RoundLauncher:
             self._launch(opened, allocation, member, shares[member.name])
         return opened
 
+    def open_hops(self, index: int, names: Sequence[str]) -> ActiveRound:
+        """Begin the round in which all visits of a job take place.
+
+        Raises
+        ------
+        OSError
+            If its start cannot be written.
+        """
+        EventWriter(self.folder.events, DRIVER, index).write(
+            "round_started", job=self.job, predicted_s=0.0, members=list(names)
+        )
+        events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
+        return ActiveRound(self.folder, index, events, time.time(), self.workers.stop, hops=True)
+
+    def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
+        """Start a visit of a member in the round of all visits."""
+        self._launch(opened, allocation, member, (InputShare(),), visit)
+
     def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
         return Lineup(
             run=self.spec.run,
@@ -110,7 +128,12 @@ class RoundLauncher:
         )
 
     def _launch(
-        self, opened: ActiveRound, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
+        self,
+        opened: ActiveRound,
+        allocation: Allocation,
+        member: Member,
+        shares: tuple[InputShare, ...],
+        visit: VisitSpec | None = None,
     ) -> None:
         # Before the group forms: GPUs of a step whose driver is killed are counted from this event on.
         opened.events.write(
@@ -122,12 +145,13 @@ class RoundLauncher:
             placement=encode(allocation.placement),
             batch_size=member.batch_size,
         )
-        training = self._training(opened.index, allocation, member, shares)
+        training = replace(self._training(opened.index, allocation, member, shares), visit=visit)
+        kind = TRAIN if visit is None else VISIT
         # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
             self.workers.start(
-                TaskMessage(TRAIN, str(self.folder.path), member.name, training), allocation.placement
+                TaskMessage(kind, str(self.folder.path), member.name, training), allocation.placement
             )
         except OSError as error:
             self.on_failure(error)

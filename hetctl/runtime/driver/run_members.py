@@ -93,6 +93,14 @@ class RunMembers:
         members = (self._members[name] for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
 
+    def epochs(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of finished epochs of members."""
+        return {name: len(self._state.progress[name].epochs) for name in names}
+
+    def rate(self, name: str) -> float:
+        """Return the member's expected rate on one GPU, in samples/s."""
+        return self._workloads.left[name].rates[1]
+
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
         return self._profiles[name].peak_memory_bytes

@@ -11,28 +11,48 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.cluster.launchers.agents import Gpu, gpus_of, sets_by_step
 from hetctl.model.plan import Allocation, Placement
-from hetctl.model.serialization import encode
+from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import Heartbeat
-from hetctl.runtime.agent.messages import Overuse, StagedParts, StageOrder
+from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
 from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.messages import Assignment, StopMessage, TaskMessage
+from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
 """Seconds between two checks for groups that hang."""
 KILL_DOUBT_S = 0.05
 """Seconds after a rank was killed in which the loss of its node, of which it may be the first sign, shows."""
-URGENT = frozenset({"ready", "master", "signalled", "done"})
+URGENT = frozenset({"ready", "master", "signalled", "visited", "saved", "done"})
 """Keys of messages of ranks on which the driver acts at once."""
+
+
+@dataclass
+class StoreReports:
+    """Reports of agents and ranks about states, since they were last taken.
+
+    Parameters
+    ----------
+    opened : list
+        Nodes whose stores are open, with the partitions found there.
+    fetched : list
+        Copies between stores that have ended, with the node of the copy.
+    visited, saved : list
+        Visits that have ended, and checkpoints that are complete.
+    """
+
+    opened: list[tuple[str, frozenset[int]]] = field(default_factory=list)
+    fetched: list[tuple[str, Fetched]] = field(default_factory=list)
+    visited: list[VisitReport] = field(default_factory=list)
+    saved: list[StateSaved] = field(default_factory=list)
 
 
 class WorkerPool:
@@ -48,6 +68,8 @@ class WorkerPool:
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
         Parts that nodes copy first, as in `AgentPool`.
+    store : StoreOrder or None
+        Store of states on each node, as in `AgentPool`.
     """
 
     def __init__(
@@ -58,9 +80,11 @@ class WorkerPool:
         framework: str | None,
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
+        store: StoreOrder | None = None,
     ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages)
+        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages, store)
+        self.stores = StoreReports()
         self._slots: dict[Gpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[Gpu, RunningTask] = {}
@@ -119,6 +143,25 @@ class WorkerPool:
         self._running[task.name] = running
         self._running_on |= dict.fromkeys(gpus_of(placement), running)
         self._assign(running)
+
+    def start_agents(self) -> None:
+        """Start the agents of all nodes, before the first task.
+
+        Raises
+        ------
+        OSError
+            If they cannot be started.
+        """
+        for name, held in sets_by_step(self._agents.site, self.nodes, "", {}).items():
+            self._agents.start_step(name, held)
+
+    def fetch(self, node: str, name: str, source: str) -> None:
+        """Have a state copied from the store of the node `source` to that of `node`."""
+        self._agents.fetch(node, name, source)
+
+    def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
+        """Have states deleted from the stores of nodes."""
+        self._agents.forget(names, nodes)
 
     def reap(self) -> list[EndedGroup]:
         """Return the results of the groups that have ended since the last call; their GPUs are free."""
@@ -187,6 +230,11 @@ class WorkerPool:
             return
         # Signs of life and heartbeats need no reaction, and come from all ranks all the time.
         self._is_urgent |= not URGENT.isdisjoint(message)
+        if "visited" in message:
+            self.stores.visited.append(decode(VisitReport, message["visited"]))
+        elif "saved" in message:
+            # It may come while the rank works for another member.
+            self.stores.saved.append(decode(StateSaved, message["saved"]))
         if "ready" in message:
             slot.ready = True
         elif group and slot in group.working:
@@ -209,6 +257,16 @@ class WorkerPool:
     def on_staged(self, node: str, staged: StagedParts) -> None:
         """Record the end of the stage-in of a node."""
         self._staged.append((node, staged))
+
+    def on_store(self, node: str, partitions: frozenset[int]) -> None:
+        """Record the opening of a node's store of states."""
+        self._is_urgent = True
+        self.stores.opened.append((node, partitions))
+
+    def on_fetched(self, node: str, fetched: Fetched) -> None:
+        """Record the end of a copy of a state."""
+        self._is_urgent = True
+        self.stores.fetched.append((node, fetched))
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -134,6 +135,15 @@ class CheckpointFolder:
             else:
                 return Loaded(arrays, manifest.state, tuple(invalid))
         return Loaded(None, TrainingState(), tuple(invalid))
+
+    def newest_state(self) -> TrainingState:
+        """Return the state of the newest checkpoint without its arrays; a fresh state if there is none."""
+        for path in self._manifests():
+            with suppress(OSError, ValueError):
+                manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+                if (self.path / manifest.file).stat().st_size == manifest.bytes:
+                    return manifest.state
+        return TrainingState()
 
     def _manifests(self) -> list[Path]:
         # Numbers in the names have fixed widths, so the order of names is that of training.

@@ -46,6 +46,11 @@ def folder_of(run: str, node: str) -> str:
     return f"{run}-{node}"
 
 
+def state_folder(run: str, node: str) -> str:
+    """Return the name of the folder in which a node stores the states of members that hop."""
+    return f"{run}-{node}-states"
+
+
 @contextmanager
 def node_folder(name: str) -> Iterator[Path]:
     """Use a folder together with other processes that use the same name.

@@ -1,0 +1,452 @@
+"""The scheduling of a batch job in which members hop: events in, commands out (CEREBRO, section 3.2).
+
+It has the interface of `hetctl.scheduling.core.Core`, and like it no clock, file or process. A worker is a
+GPU. In the hopper's state machine the training visits of epoch e, counted from 1, are its epoch 2(e - 1),
+and the evaluation visits that follow its epoch 2(e - 1) + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.methods.hopper import hop_events
+from hetctl.methods.hopper.hop_commands import (
+    Converge,
+    FetchState,
+    ForgetStates,
+    HopCommand,
+    OpenHops,
+    ReportPlan,
+    StartVisit,
+    UndoVisits,
+)
+from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.schedule import Unit, Visit
+from hetctl.methods.hopper.state_book import StateBook
+from hetctl.methods.hopper.state_machine import Hopper, HopperState
+from hetctl.model.ensemble import Member
+from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
+from hetctl.model.site import Node
+from hetctl.scheduling import events
+from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop
+from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSE_S
+from hetctl.scheduling.events import Event
+from hetctl.scheduling.observer import Observer
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL
+
+STATE_LOST = "state lost"
+"""Reason for stopping a visit whose state cannot be fetched."""
+WRITE_S = 60.0
+"""Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
+PATIENCE_S = 5.0
+"""Seconds between two attempts to end a job that waits."""
+
+
+@dataclass(frozen=True)
+class HopProgress:
+    """Progress of a member in its newest checkpoint.
+
+    Parameters
+    ----------
+    history : tuple of float
+        The stop rule's metric after each finished epoch.
+    evaluating : bool
+        True if all training visits of the present epoch are done.
+    visited : tuple of int
+        Partitions that are done in the present pass: of training visits, or of evaluation visits.
+    """
+
+    member: Member
+    history: tuple[float, ...] = ()
+    evaluating: bool = False
+    visited: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class HopRules:
+    """Rules of a job in which members hop.
+
+    Parameters
+    ----------
+    partitions : int
+        Number of partitions of the data.
+    replay : sequence of Visit
+        Visits to repeat; empty: the planner's.
+    first_number : int
+        Number of the job's first visit, larger than those of earlier jobs.
+    least_members : int
+        Least number of members that hop; fewer end the hops, each after its epoch. 0: hop to the end.
+    """
+
+    partitions: int
+    seed: int = 0
+    replay: Sequence[Visit] = ()
+    first_number: int = 0
+    least_members: int = 0
+
+
+@dataclass
+class RunningVisit:
+    """A visit in execution.
+
+    Parameters
+    ----------
+    awaits : str or None
+        Name of the state that the visit starts from, if it has to come from another node.
+    since_s : float
+        Time of its start.
+    done : bool
+        True once its new state is in the store.
+    """
+
+    visit: Visit
+    round: int
+    awaits: str | None
+    since_s: float
+    done: bool = False
+    leaving: bool = False
+
+
+class HopCore:
+    """State machine that schedules one job of hops.
+
+    Attributes
+    ----------
+    running : dict of str to RunningVisit
+        Visits by member.
+    ending : str or None
+        Reason for which the job ends; then no visit is started any more.
+
+    Parameters
+    ----------
+    progress : sequence of HopProgress
+        Members that need training.
+    planner : HopPlanner
+        Planner of the visits; its times also decide what fits before the deadline.
+    observer : Observer
+        State of the members: a member that has failed for good is not in its `left`.
+    """
+
+    def __init__(
+        self, rules: HopRules, progress: Sequence[HopProgress], planner: HopPlanner, observer: Observer
+    ) -> None:
+        self.running: dict[str, RunningVisit] = {}
+        self.ending: str | None = None
+        self._rules, self._planner, self._observer = rules, planner, observer
+        self._members = {each.member.name: each.member for each in progress}
+        self._history = {each.member.name: list(each.history) for each in progress}
+        self._names = tuple(f"p{number}" for number in range(rules.partitions))
+        self._hopper = Hopper.resume(
+            _state_of(rules, progress, self._names), None if rules.replay else self._plan
+        )
+        self._book = StateBook(self._members)
+        self._nodes: dict[str, Node] = {}
+        self._stores: set[str] = set()
+        self._converging: dict[str, str] = {}
+        self._change = "start"
+        self._deadline_s = math.inf
+        self._launch_from_s = -math.inf
+        self._ended_s = math.inf
+        self._round = 0
+        self._commands: list[Command | HopCommand] = []
+
+    def handle(self, event: Event | hop_events.HopEvents) -> list[Command | HopCommand]:
+        """Record an event and return the commands that follow at once."""
+        _HANDLERS[type(event)](self, event)
+        return self._take_commands()
+
+    def schedule(self, now_s: float) -> list[Command | HopCommand]:
+        """Return the commands that follow from all events until now."""
+        if not self.ending and self._is_complete and now_s >= self._launch_from_s:
+            self._start_visits(now_s)
+            self._prefetch()
+            self._check_end(now_s)
+        if self.ending and not self.running:
+            self._end_job(now_s)
+        else:
+            self._commands.append(AskAgain(now_s + PATIENCE_S))
+        return self._take_commands()
+
+    def _take_commands(self) -> list[Command | HopCommand]:
+        commands, self._commands = self._commands, []
+        return commands
+
+    @property
+    def _is_complete(self) -> bool:
+        """True if the agents of all nodes have reported: a plan without some workers would be a poor one."""
+        return bool(self._nodes) and self._stores >= self._nodes.keys()
+
+    def _on_job_opened(self, event: events.JobOpened) -> None:
+        self._nodes = {node.name: node for node in event.nodes}
+        self._deadline_s, self._round = event.deadline_s, event.first_round
+        self._commands.append(OpenHops(self._round, tuple(self._members)))
+        self._on_tick(event)
+
+    def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
+        if event.now_s >= self._deadline_s:
+            self._end(DEADLINE, event.now_s)
+
+    def _on_node_joined(self, event: events.NodeJoined) -> None:
+        self._nodes[event.node.name] = event.node
+        self._change = "node joined"
+
+    def _on_node_lost(self, event: events.NodeLost) -> None:
+        """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
+        node = self._nodes.pop(event.node)
+        self._stores.discard(event.node)
+        self._book.lose(event.node)
+        self._change = "node lost"
+        for worker in workers_of(node):
+            self._hopper.worker_fails(worker)
+            self._book.without_writer(worker)
+        for member in self._members:
+            self._recover(member, f"node {event.node} was lost")
+        if not self._nodes:
+            self._end(ExitReason.NODE_FAILURE.value, event.now_s)
+
+    def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
+        if event.node not in self._nodes:
+            return
+        self._stores.add(event.node)
+        has = [self._names[number] for number in sorted(event.partitions)]
+        for worker in workers_of(self._nodes[event.node]):
+            self._hopper.worker_joins(worker, has)
+
+    def _on_member_arrived(self, _event: events.MemberArrived) -> None:
+        """Do nothing: the members of a run that hops are known from the beginning."""
+
+    def _on_step_started(self, event: events.StepStarted) -> None:
+        self.running[event.name].since_s = event.since_s
+
+    def _on_step_signalled(self, event: events.StepSignalled) -> None:
+        if not self.running[event.name].leaving:
+            self._stop(event.name, SIGNAL)
+
+    def _on_step_ended(self, event: events.StepEnded) -> None:
+        ended = self.running.pop(event.name)
+        member, worker = event.name, ended.visit.worker
+        if not ended.done:
+            self._hopper.unit_failed(ended.visit)
+        if event.why not in CLEAN_EXITS:
+            self._on_rank_lost(worker, event)
+        self._recover(member, "its state was lost")
+        if event.why in JOB_FATAL:
+            self._end(event.why.value, event.now_s)
+        elif event.why is ExitReason.NOT_LAUNCHED:
+            self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
+
+    def _on_rank_lost(self, worker: str, event: events.StepEnded) -> None:
+        """Undo what the rank was to write and nobody else will; drop the member if it has failed for good."""
+        for name in self._book.without_writer(worker):
+            if name in self._converging:
+                self._roll_back(name, "the rank that was to write its checkpoint ended")
+        if event.name not in self._observer.left(event.now_s):
+            self._hopper.config_stops(event.name)
+
+    def _on_visit_done(self, event: hop_events.VisitDone) -> None:
+        running = self.running.get(event.member)
+        if running is None or running.visit.number != event.number:
+            return
+        running.done = True
+        visit, states = running.visit, self._book.of(event.member)
+        self._planner.note(visit, event.now_s - running.since_s)
+        self._hopper.unit_done(visit)
+        old = states.state
+        held_by = states.renew(visit, event.state, node_of(visit.worker))
+        if old is not None and held_by:
+            self._commands.append(ForgetStates(tuple(sorted(held_by)), (old,)))
+        if self._hopper.has_finished(event.member):
+            self._on_pass_done(visit, event.metrics)
+
+    def _on_pass_done(self, visit: Visit, metrics: Mapping[str, float] | None) -> None:
+        """Begin the evaluation after the training visits of an epoch, and the next epoch after it."""
+        member, rule = visit.config, self._members[visit.config].stop
+        if metrics is not None:
+            self._history[member].append(metrics[rule.metric])
+            if reason := rule.reason_to_stop(tuple(self._history[member])):
+                self._converging[member] = reason
+            if reason or len(self._hopper.configs) < self._rules.least_members:
+                self._hopper.config_stops(member)
+                return
+        self._hopper.config_joins(member, visit.epoch + 1)
+
+    def _on_state_written(self, event: hop_events.StateWritten) -> None:
+        states = self._book.of(event.member)
+        states.saved(event.number)
+        if states.is_saved and event.member in self._converging and event.member not in self.running:
+            self._commands.append(Converge(event.member, self._converging.pop(event.member)))
+
+    def _on_state_fetched(self, event: hop_events.StateFetched) -> None:
+        states = self._book.holding(event.state)
+        if states is None:
+            self._commands.append(ForgetStates((event.node,), (event.state,)))
+            return
+        states.coming.discard(event.node)
+        if not event.error:
+            states.nodes.add(event.node)
+            return
+        for name, running in self.running.items():
+            if running.awaits == event.state and node_of(running.visit.worker) == event.node:
+                self._stop(name, STATE_LOST)
+
+    def _on_job_ending(self, event: events.JobEnding) -> None:
+        self._end(event.reason, event.now_s)
+
+    def _ignore(self, _event: events.EpochDone) -> None:
+        """Do nothing: epochs are known from visits."""
+
+    def _recover(self, member: str, reason: str) -> None:
+        """Return to the newest checkpoint if no store has the member's state, and no visit works with it."""
+        if self._book.of(member).is_lost and member not in self.running:
+            self._roll_back(member, reason)
+
+    def _roll_back(self, member: str, reason: str) -> None:
+        undone = self._book.of(member).roll_back()
+        if not undone:
+            return
+        self._converging.pop(member, None)
+        epochs = {visit.epoch for visit in undone}
+        lost = sum(1 for epoch in range(min(epochs), max(epochs) + 1) if self._ends_epoch(undone, epoch))
+        del self._history[member][len(self._history[member]) - lost :]
+        self._hopper.undo(undone)
+        numbers = tuple(visit.number for visit in undone)
+        self._commands.append(UndoVisits(member, numbers, reason))
+
+    def _ends_epoch(self, undone: Iterable[Visit], epoch: int) -> bool:
+        """Return true if an evaluation pass was complete, of which some visits are now undone."""
+        of_pass = [visit for visit in undone if visit.epoch == epoch]
+        if epoch % 2 == 0 or not of_pass:
+            return False
+        done = {visit.partition for visit in self._hopper.log if visit.unit[:2] == of_pass[0].unit[:2]}
+        return done.issuperset(self._names)
+
+    def _stop(self, member: str, reason: str) -> None:
+        running = self.running[member]
+        running.leaving = True
+        self._commands.append(Stop(running.round, reason, member))
+
+    def _end(self, reason: str, now_s: float) -> None:
+        """Start no more visits and stop the running ones; the first reason is kept."""
+        if self.ending:
+            return
+        self.ending, self._ended_s = reason, now_s
+        for running in self.running.values():
+            running.leaving = True
+        if self.running:
+            self._commands.append(Stop(self._round, reason, at_once=True))
+
+    def _end_job(self, now_s: float) -> None:
+        writing = any(self._book.of(name).writer for name in self._members)
+        if writing and now_s < self._ended_s + WRITE_S:
+            self._commands.append(AskAgain(self._ended_s + WRITE_S))
+            return
+        self._commands.append(EndRound(self._round, self.ending or FINISHED))
+        self._commands.append(EndJob(self.ending or FINISHED))
+
+    def _check_end(self, now_s: float) -> None:
+        """End a job in which nothing runs and nothing could be started."""
+        if self.running or any(self._book.of(name).writer for name in self._members):
+            return
+        if self._hopper.is_over:
+            self._end(FINISHED, now_s)
+        elif self._hopper.stranded:
+            self._end("no node has " + ", ".join(self._hopper.stranded), now_s)
+        else:
+            self._end(DEADLINE, now_s)
+
+    def _start_visits(self, now_s: float) -> None:
+        # Ranks report their states shortly before they have ended.
+        busy = {running.visit.worker for running in self.running.values()}
+
+        def may_start(unit: Unit, worker: str) -> bool:
+            if unit.config in self.running or worker in busy:
+                return False
+            return now_s + self._planner.seconds(unit, worker) <= self._deadline_s
+
+        for visit in self._hopper.dispatch(now_s, may_start):
+            node = node_of(visit.worker)
+            states = self._book.of(visit.config)
+            awaits = states.state if node not in states.nodes else None
+            if awaits is not None:
+                self._fetch(visit.config, node)
+            self.running[visit.config] = RunningVisit(visit, self._round, awaits, now_s)
+            self._commands.append(StartVisit(self._round, visit, states.state))
+
+    def _prefetch(self) -> None:
+        """Copy the states that busy workers need next to their nodes, while these train."""
+        for worker in self._hopper.running:
+            unit = self._hopper.next_turn(worker)
+            if unit is not None and unit.config not in self.running:
+                self._fetch(unit.config, node_of(worker))
+
+    def _fetch(self, member: str, node: str) -> None:
+        states = self._book.of(member)
+        if states.state is None or node in states.nodes or node in states.coming:
+            return
+        states.coming.add(node)
+        self._commands.append(FetchState(node, states.state, min(states.nodes)))
+
+    def _plan(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
+        """Make a plan for the present workers, and report it."""
+        left = self._observer.left(now_s)
+        cluster = tuple(self._nodes.values())
+        made = self._planner.plan(state, left, cluster, now_s)
+        self._commands.append(
+            ReportPlan(
+                *(self._planner.scheduler, made.predicted_s, made.lower_bound_s),
+                *(dict(state.workers), self._change),
+            )
+        )
+        self._change = "used up"
+        return made.visits
+
+
+def node_of(worker: str) -> str:
+    """Return the node of a worker."""
+    return worker.rpartition(":")[0]
+
+
+def workers_of(node: Node) -> list[str]:
+    """Return the workers of a node, one for each GPU."""
+    return [f"{node.name}:{gpu}" for gpu in node.gpus]
+
+
+def _state_of(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[str]) -> HopperState:
+    """Return the hopper's state at the start of a job, with the visits of the present epochs done."""
+    log, configs = [], {}
+    for each in progress:
+        name, epoch = each.member.name, 2 * len(each.history)
+        trained = range(rules.partitions) if each.evaluating else each.visited
+        evaluated = each.visited if each.evaluating else ()
+        log += [Visit(-1, name, epoch, names[number], "") for number in trained]
+        log += [Visit(-1, name, epoch + 1, names[number], "") for number in evaluated]
+        configs[name] = epoch + each.evaluating
+    return HopperState(
+        partitions=tuple(names),
+        seed=rules.seed,
+        plan=tuple(rules.replay),
+        configs=configs,
+        log=tuple(log),
+        started=rules.first_number,
+    )
+
+
+_HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
+    events.JobOpened: HopCore._on_job_opened,
+    events.NodeJoined: HopCore._on_node_joined,
+    events.NodeLost: HopCore._on_node_lost,
+    events.MemberArrived: HopCore._on_member_arrived,
+    events.StepStarted: HopCore._on_step_started,
+    events.StepSignalled: HopCore._on_step_signalled,
+    events.StepEnded: HopCore._on_step_ended,
+    events.EpochDone: HopCore._ignore,
+    events.Tick: HopCore._on_tick,
+    events.JobEnding: HopCore._on_job_ending,
+    hop_events.StoreOpened: HopCore._on_store_opened,
+    hop_events.VisitDone: HopCore._on_visit_done,
+    hop_events.StateFetched: HopCore._on_state_fetched,
+    hop_events.StateWritten: HopCore._on_state_written,
+}

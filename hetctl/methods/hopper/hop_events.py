@@ -1,0 +1,67 @@
+"""Events of a job in which members hop, beside those of `hetctl.scheduling.events`.
+
+Times are in seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    """Report of a node's agent: states can be stored there.
+
+    Parameters
+    ----------
+    partitions : frozenset of int
+        Numbers of the partitions that exist on the node.
+    """
+
+    now_s: float
+    node: str
+    partitions: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class VisitDone:
+    """End of a visit whose new state is in the store of its worker's node; the end of its step follows.
+
+    Parameters
+    ----------
+    number : int
+        Number of the visit.
+    state : str
+        Name of the new state.
+    metrics : mapping of str to float or None
+        Results of the epoch after its last evaluation; None before.
+    """
+
+    now_s: float
+    member: str
+    number: int
+    state: str
+    metrics: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateFetched:
+    """End of a transfer between two stores; `error` is empty if the state is there now."""
+
+    now_s: float
+    node: str
+    state: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWritten:
+    """Checkpoint of the state after a visit, complete on the disk."""
+
+    now_s: float
+    member: str
+    number: int
+
+
+HopEvents = StoreOpened | VisitDone | StateFetched | StateWritten

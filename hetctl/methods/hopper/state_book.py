@@ -1,0 +1,100 @@
+"""Places of the members' states: the stores that have the newest one, and what a loss of nodes undoes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hetctl.methods.hopper.schedule import Visit
+
+
+@dataclass
+class MemberStates:
+    """The newest state of a member, and what has happened since its newest checkpoint.
+
+    Parameters
+    ----------
+    state : str or None
+        Name of the newest state; None: that of the newest checkpoint, or a fresh network.
+    number : int
+        Number of the visit that ended with this state; -1 for a fresh network.
+    nodes : set of str
+        Nodes whose stores have the state.
+    coming : set of str
+        Nodes to which it is being copied.
+    writer : str or None
+        Worker whose rank writes the checkpoint of this state; None: it is written, or lost with its rank.
+    unsaved : list of Visit
+        Visits since the newest checkpoint, oldest first.
+    """
+
+    state: str | None = None
+    number: int = -1
+    nodes: set[str] = field(default_factory=set)
+    coming: set[str] = field(default_factory=set)
+    writer: str | None = None
+    unsaved: list[Visit] = field(default_factory=list)
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the newest state is in a checkpoint."""
+        return not self.unsaved
+
+    @property
+    def is_lost(self) -> bool:
+        """True if no store has the newest state any more."""
+        return self.state is not None and not self.nodes
+
+    def renew(self, visit: Visit, state: str, node: str) -> set[str]:
+        """Record a visit's new state; return the nodes that had the old one."""
+        had = self.nodes | self.coming
+        self.state, self.number, self.writer = state, visit.number, visit.worker
+        self.nodes, self.coming = {node}, set()
+        self.unsaved.append(visit)
+        return had
+
+    def saved(self, number: int) -> None:
+        """Record a checkpoint of the state after a visit."""
+        numbers = [visit.number for visit in self.unsaved]
+        if number in numbers:
+            del self.unsaved[: numbers.index(number) + 1]
+        if number == self.number:
+            self.writer = None
+
+    def roll_back(self) -> list[Visit]:
+        """Return to the newest checkpoint; return the visits that are undone by that."""
+        undone, self.unsaved = self.unsaved, []
+        self.state, self.nodes, self.coming, self.writer = None, set(), set(), None
+        return undone
+
+    def lose(self, node: str) -> None:
+        """Record the loss of a node with its store."""
+        self.nodes.discard(node)
+        self.coming.discard(node)
+
+
+class StateBook:
+    """Newest states of all members."""
+
+    def __init__(self, members: Iterable[str]) -> None:
+        self._members = {name: MemberStates() for name in members}
+
+    def of(self, member: str) -> MemberStates:
+        """Return the states of a member."""
+        return self._members[member]
+
+    def holding(self, state: str) -> MemberStates | None:
+        """Return the member's states of which one is the newest; None if it is outdated."""
+        return next((states for states in self._members.values() if states.state == state), None)
+
+    def lose(self, node: str) -> None:
+        """Record the loss of a node with its store."""
+        for states in self._members.values():
+            states.lose(node)
+
+    def without_writer(self, worker: str) -> list[str]:
+        """Return the members whose newest checkpoint was to be written by a rank that has ended."""
+        names = [name for name, states in self._members.items() if states.writer == worker]
+        for name in names:
+            self._members[name].writer = None
+        return names

@@ -1,0 +1,147 @@
+"""Store of the states of members that hop: files in the node's memory, copied between nodes on order.
+
+A file is immutable and has its name only when it is complete. The ranks of the node write and read the files
+themselves; other nodes' agents get them over connections of their own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from hetctl.runtime.agent.messages import Fetched
+from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.interfaces import control_address
+from hetctl.runtime.transport import Address, Connection, Listener, connect
+
+CONNECT_S = 10.0
+LOOK_S = 0.5
+"""Seconds between two checks of the serving thread whether the store was closed."""
+
+
+class StateStore:
+    """States on one node, served to other nodes and fetched from them in threads of their own.
+
+    Parameters
+    ----------
+    name : str
+        Name of the folder, as for `node_folder`.
+    control : sequence of str
+        Patterns of the network interfaces for the connections; empty: any.
+    """
+
+    def __init__(self, name: str, control: Sequence[str] = ()) -> None:
+        self._keep = ExitStack()
+        self.folder: Path = self._keep.enter_context(node_folder(name))
+        self._listener = Listener(secrets.token_hex(32), control_address(control))
+        self._under_way: set[str] = set()
+        self._lock = threading.Lock()
+        self._results: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+        self._woken, self._wake = os.pipe()
+        self._closed = False
+        threading.Thread(target=self._serve, name="states", daemon=True).start()
+
+    @property
+    def address(self) -> Address:
+        """Address at which other agents get states."""
+        return self._listener.address
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `fetched` has results."""
+        return self._woken
+
+    def fetch(self, name: str, address: Address) -> None:
+        """Copy a state from another store in the background, unless it is under way."""
+        with self._lock:
+            if name in self._under_way:
+                return
+            self._under_way.add(name)
+        threading.Thread(target=self._fetch, args=(name, address), name="hop", daemon=True).start()
+
+    def fetched(self) -> list[Fetched]:
+        """Return the results of copies that have ended since the last call."""
+        results = []
+        with suppress(queue.Empty):
+            while True:
+                results.append(self._results.get_nowait())
+                os.read(self._woken, 1)
+        return results
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete states; processes that have mapped one keep their view of it."""
+        for name in names:
+            _file_in(self.folder, name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the service, and remove the folder if nobody else uses it."""
+        self._closed = True
+        self._listener.close()
+        self._keep.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            with suppress(TimeoutError):
+                name, connection = self._listener.wait(LOOK_S)
+                threading.Thread(target=self._send, args=(name, connection), daemon=True).start()
+
+    def _send(self, name: str, connection: Connection) -> None:
+        """Send the length of a state and its bytes; nothing but -1 if it is not there."""
+        with suppress(OSError):
+            try:
+                with _file_in(self.folder, name).open("rb") as file:
+                    size_bytes = os.fstat(file.fileno()).st_size
+                    with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as view:
+                        connection.send(size_bytes)
+                        with memoryview(view) as data:
+                            connection.send_bytes(data)
+            except (FileNotFoundError, ValueError):
+                connection.send(-1)
+            finally:
+                connection.close()
+
+    def _fetch(self, name: str, address: Address) -> None:
+        began = time.monotonic()
+        try:
+            target = _file_in(self.folder, name)
+            size_bytes = 0 if target.exists() else _receive(target, name, address)
+            result = Fetched(name, size_bytes, time.monotonic() - began)
+        except (OSError, ValueError, LookupError) as failure:
+            result = Fetched(name, error=f"{type(failure).__name__}: {failure}")
+        with self._lock:
+            self._under_way.discard(name)
+        self._results.put(result)
+        os.write(self._wake, b".")
+
+
+def _receive(target: Path, name: str, address: Address) -> int:
+    """Copy a state into a file; return its length in bytes."""
+    connection = connect(address, name, CONNECT_S)
+    temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
+    try:
+        size_bytes = int(connection.receive())
+        if size_bytes < 0:
+            raise LookupError(f"the other node does not have {name}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            file.truncate(size_bytes)
+            with mmap.mmap(descriptor, size_bytes) as view, memoryview(view) as data:
+                connection.receive_bytes(data)
+        temporary.replace(target)
+    finally:
+        connection.close()
+        temporary.unlink(missing_ok=True)
+    return size_bytes
+
+
+def _file_in(folder: Path, name: str) -> Path:
+    """Return the path of a state; ValueError if the name could lead out of the folder."""
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"{name!r} is no name of a state")
+    return folder / name

@@ -1,0 +1,268 @@
+"""The driver's part in hops: reports of agents and ranks become events, and commands become messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from hetctl.methods.hopper.hop_commands import (
+    Converge,
+    FetchState,
+    ForgetStates,
+    HopCommand,
+    ReportPlan,
+    StartVisit,
+    UndoVisits,
+)
+from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit, node_of
+from hetctl.methods.hopper.hop_events import HopEvents, StateFetched, StateWritten, StoreOpened, VisitDone
+from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.schedule import SearchOptions, Visit
+from hetctl.model.ensemble import Member
+from hetctl.model.events import DRIVER
+from hetctl.model.plan import HOPPER, Allocation, Placement
+from hetctl.model.run import RunSpec
+from hetctl.model.serialization import encode
+from hetctl.model.training_progress import EpochResult
+from hetctl.runtime.agent.messages import Fetched, StoreOrder
+from hetctl.runtime.driver.worker_pool import StoreReports, WorkerPool
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
+from hetctl.scheduling.observer import Observer
+from hetctl.scheduling.planners.base import Options
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_file import checkpoint_folder
+
+
+class HopJob:
+    """Visits of one job: their records in the event files, and the stores of the job's nodes.
+
+    The driver alone writes these events: a member's ranks are on several nodes, and a file that two nodes
+    append to may be damaged on a shared file system.
+    """
+
+    def __init__(self, folder: RunFolder, workers: WorkerPool) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._round = 0
+        self._started: dict[str, StartVisit] = {}
+        self._results: dict[tuple[str, int], EpochResult] = {}
+        self._fetched: dict[tuple[str, str], Fetched] = {}
+        self._written: dict[str, int] = {}
+
+    def open(self, round_index: int) -> None:
+        """Begin the round of all visits: the agents of all nodes start now."""
+        self._round = round_index
+        self._workers.start_agents()
+
+    def start(self, command: StartVisit, rate: float) -> tuple[Allocation, VisitSpec]:
+        """Record the start of a visit; return its allocation, and its specification for the rank.
+
+        Parameters
+        ----------
+        rate : float
+            Expected rate of the member in samples/s.
+        """
+        visit = command.visit
+        self._started[visit.config] = command
+        gpu = int(visit.worker.rpartition(":")[2])
+        place = Placement(node_of(visit.worker), (gpu,))
+        spec = VisitSpec(state=command.state, **_place(visit))
+        return Allocation(visit.config, 1, HOPPER, rate, (place,)), spec
+
+    def take_written(self) -> Mapping[str, int]:
+        """Return the lengths, in bytes, of members' event files that have grown since the last call."""
+        written, self._written = {**self._workers.take_written(), **self._written}, {}
+        return written
+
+    def events(self, now_s: float) -> Iterator[HopEvents]:
+        """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
+        reports, self._workers.stores = self._workers.stores, StoreReports()
+        for node, partitions in reports.opened:
+            yield StoreOpened(now_s, node, partitions)
+        for node, fetched in reports.fetched:
+            self._fetched[node, fetched.name] = fetched
+            yield StateFetched(now_s, node, fetched.name, fetched.error)
+        for visited in reports.visited:
+            yield self._done(visited, now_s)
+        for saved in reports.saved:
+            yield self._saved(saved, now_s)
+
+    def lose(self, running: RunningVisit, began_at: float, reason: str) -> None:
+        """Record a visit that has ended without a new state.
+
+        Parameters
+        ----------
+        began_at : float
+            Its start, in seconds since the epoch.
+        """
+        times = {"began_at": began_at, "ended_at": time.time()}
+        self._write(running.visit.config, "visit_lost", **_described(running.visit), **times, reason=reason)
+
+    def _done(self, report: VisitReport, now_s: float) -> VisitDone:
+        command = self._started[report.member]
+        visit = command.visit
+        hop = self._fetched.pop((node_of(visit.worker), command.state or ""), Fetched(""))
+        self._write(
+            report.member,
+            "visit",
+            **_described(visit),
+            began_at=report.began_at,
+            ended_at=report.ended_at,
+            waited_s=report.waited_s,
+            restore_s=report.restore_s,
+            train_s=report.train_s,
+            save_s=report.save_s,
+            hop_s=hop.seconds,
+            bytes=hop.size_bytes,
+            samples=report.samples,
+            loss=report.loss,
+        )
+        if report.result is None:
+            return VisitDone(now_s, report.member, report.number, report.state)
+        self._results[report.member, report.number] = report.result
+        return VisitDone(now_s, report.member, report.number, report.state, report.result.metrics)
+
+    def _saved(self, saved: StateSaved, now_s: float) -> StateWritten:
+        self._write(
+            saved.member,
+            "checkpoint",
+            epoch=saved.epochs,
+            part_samples=saved.part_samples,
+            path=saved.path,
+            bytes=saved.size_bytes,
+            sha256=saved.sha256,
+            seconds=saved.seconds,
+        )
+        # An epoch is finished once it is in a checkpoint.
+        if result := self._results.pop((saved.member, saved.number), None):
+            self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0)
+        return StateWritten(now_s, saved.member, saved.number)
+
+    def execute(self, command: HopCommand) -> None:
+        """Execute one of the commands `HOP_RECORDS`."""
+        HOP_RECORDS[type(command)](self, command)
+
+    def _fetch(self, command: FetchState) -> None:
+        self._workers.fetch(command.node, command.state, command.source)
+
+    def _forget(self, command: ForgetStates) -> None:
+        self._workers.forget(command.states, command.nodes)
+
+    def _undo(self, command: UndoVisits) -> None:
+        for number in command.numbers:
+            self._results.pop((command.member, number), None)
+        self._write(command.member, "visits_undone", numbers=list(command.numbers), reason=command.reason)
+
+    def _converge(self, command: Converge) -> None:
+        self._write(command.member, "converged", reason=command.reason)
+
+    def _report_plan(self, command: ReportPlan) -> None:
+        self._write(DRIVER, "hop_plan", **encode(command))
+
+    def reconcile(self, states: Mapping[str, TrainingState], epochs: Mapping[str, int]) -> int:
+        """Make the log agree with the newest checkpoints; return the number of the next visit.
+
+        The last driver may have been killed between a checkpoint and its event, or before the checkpoint of
+        a visit was written.
+
+        Parameters
+        ----------
+        epochs : mapping of str to int
+            Finished epochs by events.
+        """
+        done: dict[str, set[int]] = {name: set() for name in states}
+        newest = max((state.visit for state in states.values()), default=-1)
+        for event in events_in(self._folder):
+            if event.kind in ("visit", "visit_lost"):
+                newest = max(newest, int(event.data["number"]))
+            if event.source not in done:
+                continue
+            if event.kind == "visit":
+                done[event.source].add(int(event.data["number"]))
+            elif event.kind == "visits_undone":
+                done[event.source].difference_update(event.data["numbers"])
+        for name, state in states.items():
+            lost = sorted(number for number in done[name] if number > state.visit)
+            if lost:
+                self._write(name, "visits_undone", numbers=lost, reason="no checkpoint has them")
+            if len(state.epochs) > epochs[name]:
+                self._write(name, "epoch", **encode(state.epochs[-1]))
+        return newest + 1
+
+    def _write(self, source: str, kind: str, **data: Any) -> None:
+        def announce(length: int) -> None:
+            if source != DRIVER:
+                self._written[source] = length
+
+        EventWriter(self._folder.events, source, self._round, announce).write(kind, **data)
+
+
+HOP_RECORDS: Mapping[type, Callable[[HopJob, Any], None]] = {
+    FetchState: HopJob._fetch,
+    ForgetStates: HopJob._forget,
+    UndoVisits: HopJob._undo,
+    Converge: HopJob._converge,
+    ReportPlan: HopJob._report_plan,
+}
+"""Commands that change nothing in the driver itself, with the functions that execute them."""
+
+
+def hop_core(
+    spec: RunSpec,
+    options: Options,
+    members: Mapping[str, Member],
+    first_number: int,
+    states: Mapping[str, TrainingState],
+    observer: Observer,
+) -> HopCore:
+    """Return the scheduling of a job in which the members of a run hop.
+
+    Parameters
+    ----------
+    members : mapping of str to Member
+        Members that need training.
+    states : mapping of str to TrainingState
+        States of their newest checkpoints.
+    """
+    assert spec.ensemble.partitions is not None
+    count = spec.ensemble.partitions.count
+    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+    rules = HopRules(count, options.seed, first_number=first_number)
+    progress = [_progress(member, states[name]) for name, member in members.items()]
+    return HopCore(rules, progress, HopPlanner("best", count, search), observer)
+
+
+def store_order(spec: RunSpec) -> StoreOrder | None:
+    """Return the order for the stores of a run's nodes; None if its members do not hop."""
+    partitions = spec.ensemble.partitions
+    if spec.mode != HOPPER or partitions is None:
+        return None
+    return StoreOrder(spec.run, (partitions.path,) * partitions.count, tuple(spec.site.network.control))
+
+
+def newest_states(spec: RunSpec, members: Iterable[str]) -> dict[str, TrainingState]:
+    """Return the states of the members' newest checkpoints; that of a fresh network if there is none."""
+    return {name: CheckpointFolder(checkpoint_folder(spec, name)).newest_state() for name in members}
+
+
+def _progress(member: Member, state: TrainingState) -> HopProgress:
+    history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
+    return HopProgress(member, history, state.evaluating, state.visited)
+
+
+def _place(visit: Visit) -> dict[str, Any]:
+    """Return number, epoch (counted from 1), partition and kind of a visit."""
+    return {
+        "number": visit.number,
+        "epoch": visit.epoch // 2 + 1,
+        "partition": int(visit.partition.removeprefix("p")),
+        "evaluates": visit.epoch % 2 == 1,
+    }
+
+
+def _described(visit: Visit) -> dict[str, Any]:
+    return {**_place(visit), "worker": visit.worker}

@@ -1,0 +1,321 @@
+"""The core of hops with a virtual executor: stores, transfers, ranks and checkpoints by a table of times."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.methods.hopper import hop_commands as do
+from hetctl.methods.hopper import hop_events
+from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, node_of
+from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.exit_reason import ExitReason
+from hetctl.model.site import Node
+from hetctl.model.workload import Workload
+from hetctl.scheduling import events
+from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Stop
+
+SAVE_S, HOP_S = 0.3, 0.2
+
+
+@dataclass
+class Observed:
+    """Members that need training."""
+
+    workloads: dict[str, Workload]
+
+    def left(self, _now_s):
+        return self.workloads
+
+
+@dataclass
+class Executor:
+    """Executor of the commands of a core on a virtual clock."""
+
+    nodes: dict[str, tuple[int, ...]]
+    homes: dict[str, frozenset[int]]
+    epochs: dict[str, int]
+    partitions: int
+    seed: int = 0
+    deadline_s: float = 1e9
+    scheduler: str = "best"
+    progress: dict[str, HopProgress] = field(default_factory=dict)
+
+    def __post_init__(self):
+        rule = lambda most: StopRule(metric="val_loss", patience=10**6, max_epochs=most)  # noqa: E731
+        self.members = {name: Member(name, {}, stop=rule(most)) for name, most in self.epochs.items()}
+        workloads = {
+            name: Workload(name, {1: 100.0}, 100.0 * self.partitions * most, 100 * self.partitions)
+            for name, most in self.epochs.items()
+        }
+        self.observed = Observed(workloads)
+        planner = HopPlanner(self.scheduler, self.partitions, SearchOptions(self.seed, 0.02))
+        progress = [self.progress.get(name) or HopProgress(self.members[name]) for name in self.members]
+        self.core = HopCore(HopRules(self.partitions, self.seed), progress, planner, self.observed)
+        self.draw = random.Random(self.seed)
+        self.queue, self.order, self.now = [], itertools.count(), 0.0
+        self.stores = {node: set() for node in self.nodes}
+        self.checkpoints = dict.fromkeys(self.epochs, -1)
+        self.newest = dict.fromkeys(self.epochs)
+        self.done, self.undone, self.lost, self.converged, self.ended = [], set(), [], [], None
+        self.plans, self.intervals = [], []
+
+    def at(self, delay_s, action, *arguments):
+        heapq.heappush(self.queue, (self.now + delay_s, next(self.order), action, arguments))
+
+    def run(self, limit=20_000):
+        nodes = tuple(Node(name, gpus) for name, gpus in self.nodes.items())
+        self.send(events.JobOpened(0.0, nodes, self.deadline_s))
+        for node in self.nodes:
+            self.at(0.1, self.open_store, node)
+        for _ in range(limit):
+            self.execute(self.core.schedule(self.now))
+            if self.ended is not None:
+                return self
+            assert self.queue, "nothing is going to happen"
+            self.now, _, action, arguments = heapq.heappop(self.queue)
+            self.send(events.Tick(self.now))
+            action(*arguments)
+        raise AssertionError("the job comes to no end")
+
+    def send(self, event):
+        self.execute(self.core.handle(event))
+
+    def execute(self, found):
+        for command in found:
+            self.EXECUTE[type(command)](self, command)
+
+    def open_store(self, node):
+        if node in self.nodes:
+            self.send(hop_events.StoreOpened(self.now, node, self.homes[node]))
+
+    def start(self, command):
+        visit, node = command.visit, node_of(command.visit.worker)
+        assert int(visit.partition[1:]) in self.homes[node], "data stays where it is"
+        newest = self.newest[visit.config]
+        saved = f"{visit.config}-{self.checkpoints[visit.config]}"
+        assert command.state == newest if command.state else newest in (None, saved)
+        self.send(events.StepStarted(self.now, visit.config, self.now))
+        seconds = 1.0 if visit.epoch % 2 == 0 else 0.1
+        self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)
+
+    def is_at_work(self, visit):
+        running = self.core.running.get(visit.config)
+        return running is not None and running.visit == visit
+
+    def end_visit(self, visit, state, began):
+        if not self.is_at_work(visit):
+            return
+        node = node_of(visit.worker)
+        if self.core.running[visit.config].leaving:
+            self.lost.append(visit)
+            self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+        elif state is not None and state not in self.stores[node]:
+            self.at(0.05, self.end_visit, visit, state, began)
+        else:
+            self.intervals.append((began, self.now, visit))
+            self.finish(visit, node)
+
+    def finish(self, visit, node):
+        name = f"{visit.config}-{visit.number}"
+        self.stores[node].add(name)
+        self.newest[visit.config] = name
+        self.done.append(visit)
+        passed = [v for v in self.valid if (v.config, v.epoch) == (visit.config, visit.epoch)]
+        over = visit.epoch % 2 == 1 and len(passed) + self.before(visit) == self.partitions
+        metrics = {"val_loss": 1.0} if over else None
+        self.send(hop_events.VisitDone(self.now, visit.config, visit.number, name, metrics))
+        self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+        self.at(SAVE_S, self.save, visit, node)
+
+    def before(self, visit):
+        """Return how many partitions the member had visited in this pass before the job."""
+        known = self.progress.get(visit.config)
+        same_pass = known and visit.epoch == 2 * len(known.history) + known.evaluating
+        return len(known.visited) if same_pass else 0
+
+    def save(self, visit, node):
+        if node in self.nodes and visit.number not in self.undone:
+            self.checkpoints[visit.config] = max(self.checkpoints[visit.config], visit.number)
+            self.send(hop_events.StateWritten(self.now, visit.config, visit.number))
+
+    def fetch(self, command):
+        assert command.state in self.stores[command.source] or command.source not in self.nodes
+        self.at(HOP_S, self.fetched, command)
+
+    def fetched(self, command):
+        if command.node not in self.nodes:
+            return
+        error = (
+            "" if command.source in self.nodes and command.state in self.stores[command.source] else "gone"
+        )
+        if not error:
+            self.stores[command.node].add(command.state)
+        self.send(hop_events.StateFetched(self.now, command.node, command.state, error))
+
+    def forget(self, command):
+        for node in command.nodes:
+            self.stores[node].difference_update(command.states)
+
+    def undo(self, command):
+        self.undone.update(command.numbers)
+        assert min(command.numbers) > self.checkpoints[command.member], "a checkpoint has it"
+        self.newest[command.member] = None
+
+    def converge(self, command):
+        self.converged.append(command.member)
+        del self.observed.workloads[command.member]
+
+    def lose_node(self, node):
+        if node not in self.nodes or len(self.nodes) == 1:
+            return
+        for name, running in list(self.core.running.items()):
+            if node_of(running.visit.worker) == node:
+                self.lost.append(running.visit)
+                self.send(events.StepEnded(self.now, name, ExitReason.NODE_FAILURE))
+        del self.nodes[node]
+        self.stores[node] = set()
+        self.send(events.NodeLost(self.now, node))
+
+    def kill_rank(self, number):
+        names = sorted(self.core.running)
+        if names:
+            name = names[number % len(names)]
+            self.lost.append(self.core.running[name].visit)
+            self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
+
+    def stop(self, command):
+        pass  # Visits see it when they would end.
+
+    def end(self, command):
+        self.ended = command.reason
+
+    @property
+    def valid(self):
+        return [visit for visit in self.done if visit.number not in self.undone]
+
+    EXECUTE: ClassVar = {
+        do.OpenHops: lambda *_: None,
+        do.StartVisit: start,
+        do.FetchState: fetch,
+        do.ForgetStates: forget,
+        do.UndoVisits: undo,
+        do.Converge: converge,
+        do.ReportPlan: lambda self, command: self.plans.append(command),
+        Stop: stop,
+        AskAgain: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
+        EndRound: lambda *_: None,
+        EndJob: end,
+    }
+
+
+def assert_complete(job):
+    """Assert that each member has trained and been evaluated once on each partition in each epoch."""
+    seen = Counter((visit.config, visit.epoch, visit.partition) for visit in job.valid)
+    wanted = {
+        (name, epoch, f"p{partition}")
+        for name, epochs in job.epochs.items()
+        for epoch in range(2 * epochs)
+        for partition in range(job.partitions)
+    }
+    assert seen == Counter(wanted)
+    assert sorted(job.converged) == sorted(job.epochs)
+
+
+def assert_exclusive(job):
+    """Assert that no worker and no member has two visits at a time."""
+    for of in (lambda visit: visit.worker, lambda visit: visit.config):
+        by = defaultdict(list)
+        for began, ended, visit in job.intervals:
+            by[of(visit)].append((began, ended))
+        for spans in by.values():
+            spans.sort()
+            assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+def everywhere(nodes, partitions):
+    return dict.fromkeys(nodes, frozenset(range(partitions)))
+
+
+@pytest.mark.parametrize("scheduler", ["best", "randomized"])
+def test_every_member_visits_every_partition_once(scheduler):
+    nodes = {"a": (0,), "b": (0,), "c": (0, 1)}
+    homes = {"a": frozenset({0}), "b": frozenset({1}), "c": frozenset({2, 3})}
+    job = Executor(nodes, homes, {"x": 2, "y": 1, "z": 3, "u": 2, "v": 2}, 4, scheduler=scheduler).run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert_exclusive(job)
+    assert job.plans[0].reason == "start"
+
+
+def test_a_lost_node_costs_its_visits_and_replicas_take_over():
+    nodes = {"a": (0,), "b": (0,), "c": (0,)}
+    homes = {"a": frozenset({0, 1}), "b": frozenset({1, 2}), "c": frozenset({2, 0})}
+    job = Executor(nodes, homes, {"x": 2, "y": 2, "z": 2, "u": 2}, 3)
+    job.at(3.5, job.lose_node, "b")
+    job.run()
+    assert job.ended == "finished"
+    assert len(job.lost) <= 2
+    assert_complete(job)
+    assert [plan.reason for plan in job.plans][:2] == ["start", "node lost"]
+
+
+def test_without_a_replica_the_rest_is_trained_first():
+    nodes = {"a": (0,), "b": (0,)}
+    homes = {"a": frozenset({0}), "b": frozenset({1})}
+    job = Executor(nodes, homes, {"x": 1, "y": 1}, 2)
+    job.at(0.5, job.lose_node, "b")
+    job.run()
+    assert job.ended == "no node has p1"
+    assert {(visit.config, visit.partition) for visit in job.valid} == {("x", "p0"), ("y", "p0")}
+
+
+def test_no_visit_starts_that_would_pass_the_deadline():
+    job = Executor({"a": (0,)}, everywhere("a", 4), {"x": 1, "y": 1}, 4, deadline_s=4.4).run()
+    assert (job.ended, job.lost) == ("deadline", [])
+    assert len(job.done) in (3, 4)
+
+
+def test_a_job_continues_where_checkpoints_end():
+    member = Member("x", {}, stop=StopRule(metric="val_loss", max_epochs=2))
+    partly = HopProgress(member, (1.0,), evaluating=True, visited=(2, 0))
+    job = Executor({"a": (0, 1)}, everywhere("a", 3), {"x": 2}, 3, progress={"x": partly})
+    job.run()
+    assert [(visit.epoch, visit.partition) for visit in job.done] == [(3, "p1")]
+
+
+FAULTS = st.lists(
+    st.tuples(st.floats(0.2, 12.0), st.sampled_from(["node", "rank"]), st.integers(0, 7)), max_size=5
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    epochs=st.lists(st.integers(1, 3), min_size=1, max_size=5),
+    gpus=st.lists(st.integers(1, 2), min_size=2, max_size=4),
+    partitions=st.integers(1, 4),
+    faults=FAULTS,
+    seed=st.integers(0, 99),
+    scheduler=st.sampled_from(["best", "randomized"]),
+)
+def test_no_visit_is_missing_or_twice_after_faults(epochs, gpus, partitions, faults, seed, scheduler):
+    nodes = {f"n{number}": tuple(range(count)) for number, count in enumerate(gpus)}
+    members = {f"m{number}": count for number, count in enumerate(epochs)}
+    job = Executor(nodes, everywhere(nodes, partitions), members, partitions, seed, scheduler=scheduler)
+    for at_s, kind, number in faults:
+        action, what = (job.lose_node, f"n{number}") if kind == "node" else (job.kill_rank, number)
+        job.at(at_s, action, what)
+    job.run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert_exclusive(job)
