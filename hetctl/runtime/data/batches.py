@@ -61,6 +61,8 @@ class Batches:
         Order in which the samples before `start` were trained; then that of the epoch in training.
     balancer : StepBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
+    ends_epoch : bool
+        False if the loader has a part of the epoch, and others follow.
 
     A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
     """
@@ -75,6 +77,8 @@ class Batches:
         on_step: Callable[[int], None] = lambda _position: None,
         order: Order | None = None,
         balancer: StepBalancer | None = None,
+        *,
+        ends_epoch: bool = True,
     ) -> None:
         self._loader = loader
         self._epoch = epoch
@@ -83,6 +87,7 @@ class Batches:
         self._should_stop = should_stop
         self._on_step = on_step
         self._balancer = balancer
+        self._ends_epoch = ends_epoch
         self.start = start
         self.position = start
         self.trained = 0
@@ -104,6 +109,11 @@ class Batches:
     def complete(self) -> bool:
         """True if the epoch is finished."""
         return self.position == self._loader.samples
+
+    @property
+    def epoch_complete(self) -> bool:
+        """True if these batches are finished, and the member's epoch with them."""
+        return self.complete and self._ends_epoch
 
     def __iter__(self) -> Iterator[Samples]:
         with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:

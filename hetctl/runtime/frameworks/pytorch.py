@@ -94,7 +94,7 @@ class TorchNetwork:
         data = TrainingData(batches, self._member.batch_size, self._tensors, self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
-        if self._parts.scheduler is not None and batches.complete:
+        if self._parts.scheduler is not None and batches.epoch_complete:
             self._parts.scheduler.step()
         return loss if self._group.size == 1 else self._agree_after(loss, batches.share)
 

@@ -68,9 +68,9 @@ class TrainingState:
     visit: int = -1
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Progress of training as finished epochs and samples: later states compare greater."""
-        return len(self.epochs), self.part_samples
+    def order(self) -> tuple[int, int, int]:
+        """Progress as finished epochs, samples, and evaluated partitions: later states compare greater."""
+        return len(self.epochs), self.part_samples, len(self.visited) if self.evaluating else 0
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class CheckpointFolder:
             If the disk is full or read-only; the earlier checkpoints stay intact.
         """
         make_private_folder(self.path)
-        epochs, samples = state.order
-        name = f"epoch-{epochs:05d}-{samples:012d}"
+        epochs, samples, evaluated = state.order
+        name = f"epoch-{epochs:05d}-{samples:012d}" + (f"-{evaluated:05d}" if evaluated else "")
         file = self.path / f"{name}.npz"
         size, digest = _write_arrays(file, arrays)
         manifest = Manifest(file.name, size, digest, state)
@@ -147,7 +147,7 @@ class CheckpointFolder:
 
     def _manifests(self) -> list[Path]:
         # Numbers in the names have fixed widths, so the order of names is that of training.
-        return sorted(self.path.glob("epoch-*.json"), reverse=True)
+        return sorted(self.path.glob("epoch-*.json"), key=lambda path: path.stem, reverse=True)
 
     def _drop_old(self) -> None:
         for manifest in self._manifests()[KEPT:]:
@@ -225,6 +225,37 @@ class Saver:
     def _write(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
         began = time.perf_counter()
         manifest = self._folder.save(arrays, state)
+        report(manifest, time.perf_counter() - began)
+
+
+class BackgroundSaver:
+    """Thread of a rank that writes checkpoints of members which hop, one after another.
+
+    Unlike `Saver` it makes no copies: the arrays must not change.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "saver")
+        self._last: Future[None] | None = None
+
+    def save(self, folder: CheckpointFolder, arrays: Arrays, state: TrainingState, report: Report) -> None:
+        """Start to write a checkpoint once the previous one is written; errors are those of `Saver.save`."""
+        self.wait()
+        self._last = self._pool.submit(self._write, folder, arrays, state, report)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written and reported; OSError if it could not be written."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self._pool.shutdown()
+
+    def _write(self, folder: CheckpointFolder, arrays: Arrays, state: TrainingState, report: Report) -> None:
+        began = time.perf_counter()
+        manifest = folder.save(arrays, state)
         report(manifest, time.perf_counter() - began)
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
@@ -14,13 +16,19 @@ from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep
-from hetctl.runtime.data.partitions import PartitionedData, load_partitions
+from hetctl.runtime.data.part_folder import path_on_node
+from hetctl.runtime.data.partitions import PartitionedData, load_partitions, read_partition
 from hetctl.runtime.data.sampler import streams_of
-from hetctl.runtime.data.sources import as_sources
+from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
+from hetctl.runtime.data.sources import ArraySource, as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
 from hetctl.runtime.transport import Address
+from hetctl.runtime.worker.checkpoint import BackgroundSaver
 from hetctl.runtime.worker.group import Group, RankInfo, SingleRank, join_group
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
+
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.messages import StateSaved, VisitReport
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
@@ -92,6 +100,41 @@ class WorkerResources:
     data: WholeData | PartitionedData
 
 
+class VisitResources:
+    """Data and functions of a rank for visits of any member.
+
+    Attributes
+    ----------
+    store : Path
+        Folder of states, which all ranks of the node and its agent share.
+    saver : BackgroundSaver
+        Writer of checkpoints.
+    """
+
+    def __init__(
+        self, framework: Framework, functions: UserFunctions, ensemble: Ensemble, store: Path
+    ) -> None:
+        self.framework, self.functions, self.store = framework, functions, store
+        self.saver = BackgroundSaver()
+        self._ensemble = ensemble
+        self._open: dict[int, tuple[ArraySource, ArraySource]] = {}
+
+    def partition(self, number: int) -> tuple[ArraySource, ArraySource]:
+        """Return the training and the validation samples of a partition that is on this node.
+
+        Raises
+        ------
+        BadInputError
+            If it does not consist of arrays.
+        """
+        if number not in self._open:
+            settings = self._ensemble.partitions
+            assert settings is not None
+            path = path_on_node(settings.path, number)
+            self._open[number] = read_partition(self.functions.input_fn, self._ensemble.data, str(path))
+        return self._open[number]
+
+
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -111,6 +154,8 @@ class WorkerContext:
         Function called with the live metrics of the member in training.
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
+    send_visited, send_saved : callable
+        Functions called with the result of a visit, and with each checkpoint that is complete.
     """
 
     def __init__(
@@ -122,6 +167,8 @@ class WorkerContext:
         send_sign: Callable[[], None] = lambda: None,
         send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
+        send_visited: Callable[[VisitReport], None] = lambda _: None,
+        send_saved: Callable[[StateSaved], None] = lambda _: None,
     ) -> None:
         self.group: Group = SingleRank()
         self.binding = binding
@@ -130,9 +177,11 @@ class WorkerContext:
         self._send_sign = send_sign
         self.send_heartbeat = send_heartbeat
         self.send_written = send_written
+        self.send_visited, self.send_saved = send_visited, send_saved
         self.stop_reason = stop_reason
         self._next_sign = 0.0
         self._resources: WorkerResources | None = None
+        self._visits: VisitResources | None = None
 
     @property
     def has_resources(self) -> bool:
@@ -144,6 +193,17 @@ class WorkerContext:
         self._resources = self._resources or self._load_resources(ensemble, sharing)
         self.sign()
         return self._resources
+
+    def load_visit_resources(self, ensemble: Ensemble, run: str) -> VisitResources:
+        """Return the resources of all visits; load them at the first call."""
+        if self._visits is None:
+            framework = load_framework(ensemble.framework)
+            self.prepare(framework, DATA_SEED)
+            store = self._keep.enter_context(node_folder(state_folder(run, self.binding.node)))
+            self._visits = VisitResources(framework, load_functions(ensemble), ensemble, store)
+            self._keep.callback(self._visits.saver.close)
+        self.sign()
+        return self._visits
 
     def build(
         self,
@@ -177,7 +237,7 @@ class WorkerContext:
         self.group = join_group(place, resources.framework, self.announce, interfaces, timeouts)
         self.sign()
         # Joining the group uses random numbers, too.
-        self._prepare(resources.framework, member.seed)
+        self.prepare(resources.framework, member.seed)
         data = resources.data
         if isinstance(data, PartitionedData):
             training, validation = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
@@ -198,15 +258,16 @@ class WorkerContext:
 
     def clear(self) -> None:
         """Release the resources of the last member."""
-        if self._resources is not None:
-            self._resources.framework.clear()
+        if resources := self._resources or self._visits:
+            resources.framework.clear()
 
-    def _prepare(self, framework: Framework, seed: int) -> None:
+    def prepare(self, framework: Framework, seed: int) -> None:
+        """Prepare the framework on this rank's cores and GPU, and seed all generators."""
         framework.prepare(self.binding.cores, self.binding.device, seed)
 
     def _load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         framework = load_framework(ensemble.framework)
-        self._prepare(framework, DATA_SEED)
+        self.prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
         data = self._load_data(ensemble, functions, sharing)
         # Objects that stay need not be scanned each time that garbage of a member is collected.

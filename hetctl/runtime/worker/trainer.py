@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -23,6 +22,7 @@ from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, Report, Saver, TrainingState
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
+from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.step_clock import EpochClock
 
 Note = Callable[[int, int, Any], None]
@@ -175,7 +175,7 @@ class Trainer:
         if visits and self.visits is not None:
             self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
         self.network.restore(loaded.arrays)
-        _set_random_state(self.state.random_state)
+        set_random_state(self.state.random_state)
         if self.state.epochs:
             # Its event is lost if the last process was killed between checkpoint and event.
             self.events.write("epoch", **encode(self.state.epochs[-1]))
@@ -285,7 +285,7 @@ class Trainer:
             arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
         if self.visits is not None:
             arrays.update({f"{VISITS}{name}": array for name, array in self.visits.save().items()})
-        self.state = replace(self.state, random_state=_random_state())
+        self.state = replace(self.state, random_state=random_state())
         if self.group.rank == 0:
             self._saver.save(arrays, self.state, report)
 
@@ -317,19 +317,3 @@ def check_metrics(metrics: Mapping[str, float], required: str) -> None:
     for name, value in metrics.items():
         if not np.isfinite(value):
             raise BadInputError(f"{name} is {value} after the epoch: training diverged")
-
-
-def _random_state() -> Any:
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    numpy_state = [kind, [int(key) for key in keys], position, has_gauss, gauss]
-    version, internal, gauss_next = random.getstate()
-    return {"numpy": numpy_state, "python": [version, list(internal), gauss_next]}
-
-
-def _set_random_state(state: Any) -> None:
-    if state is None:
-        return
-    kind, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))

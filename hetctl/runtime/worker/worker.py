@@ -26,10 +26,11 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
-from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, Assignment, StopMessage
+from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, VISIT, Assignment, StopMessage
 from hetctl.runtime.worker.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.reporting import report_failure, writer_of
 from hetctl.runtime.worker.training import train
+from hetctl.runtime.worker.visiting import visit
 from hetctl.scheduling.rounds import SIGNAL
 from hetctl.storage.processes import name_process
 
@@ -41,11 +42,12 @@ ORPHANED = 76
 
 WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
+    VISIT: visit,
     MEASURE: measure,
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
-STOPPED_BY_SIGTERM = frozenset({TRAIN})
+STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT})
 """Tasks that SIGTERM stops with a checkpoint instead of ending the rank."""
 
 
@@ -70,6 +72,8 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             send_sign=lambda: connection.send({}),
             send_heartbeat=lambda heartbeat: connection.send({"heartbeat": encode(heartbeat)}),
             send_written=lambda length: connection.send({"written": length}),
+            send_visited=lambda report: connection.send({"visited": encode(report)}),
+            send_saved=lambda saved: connection.send({"saved": encode(saved)}),
         )
         connection.send({"ready": True})
         for assignment in inbox.assignments():
