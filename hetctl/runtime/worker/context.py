@@ -202,6 +202,7 @@ class WorkerContext:
             store = self._keep.enter_context(node_folder(state_folder(run, self.binding.node)))
             self._visits = VisitResources(framework, load_functions(ensemble), ensemble, store)
             self._keep.callback(self._visits.saver.close)
+            _freeze()
         self.sign()
         return self._visits
 
@@ -270,9 +271,7 @@ class WorkerContext:
         self.prepare(framework, DATA_SEED)
         functions = load_functions(ensemble)
         data = self._load_data(ensemble, functions, sharing)
-        # Objects that stay need not be scanned each time that garbage of a member is collected.
-        gc.collect()
-        gc.freeze()
+        _freeze()
         return WorkerResources(framework, functions, data)
 
     def _load_data(
@@ -287,3 +286,9 @@ class WorkerContext:
             len(validation),
             open_validation(validation, sharing, self._keep),
         )
+
+
+def _freeze() -> None:
+    """Exempt the objects that stay from being scanned each time that garbage of a member is collected."""
+    gc.collect()
+    gc.freeze()
