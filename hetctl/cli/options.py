@@ -255,7 +255,7 @@ def mode_option(command: F) -> F:
     """Add ``--mode``."""
     return click.option(
         "--mode",
-        type=click.Choice(["data-parallel", "auto"]),
+        type=click.Choice(["data-parallel", "hopper", "auto"]),
         default="data-parallel",
         show_default=True,
         help="Mode of training; auto: for each member the one that suits it: pipeline, hopper or"

@@ -30,8 +30,9 @@ def model_fn(config):
     rate = config.get("learning_rate", 0.01)
     if config.get("decay"):
         rate = keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.9)
+    momentum = {"momentum": config["momentum"]} if "momentum" in config else {}
     model.compile(
-        optimizer=optimizers[config.get("optimizer", "adam")](rate),
+        optimizer=optimizers[config.get("optimizer", "adam")](rate, **momentum),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

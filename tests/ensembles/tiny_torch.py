@@ -33,8 +33,9 @@ def model_fn(config):
         layers.append(nn.BatchNorm1d(units))
     model = nn.Sequential(*layers, nn.Linear(units, 10))
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    momentum = {"momentum": config["momentum"]} if "momentum" in config else {}
     optimizer = optimizers[config.get("optimizer", "adam")](
-        model.parameters(), lr=config.get("learning_rate", 0.01)
+        model.parameters(), lr=config.get("learning_rate", 0.01), **momentum
     )
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if config.get("decay") else None
     return {

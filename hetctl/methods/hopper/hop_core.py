@@ -183,7 +183,16 @@ class HopCore:
         self._nodes = {node.name: node for node in event.nodes}
         self._deadline_s, self._round = event.deadline_s, event.first_round
         self._commands.append(OpenHops(self._round, tuple(self._members)))
+        self._converge_at_once()
         self._on_tick(event)
+
+    def _converge_at_once(self) -> None:
+        """Record members that had met their stop rules when the last job was killed."""
+        for name, member in self._members.items():
+            at_epoch_start = self._hopper.configs[name] == 2 * len(self._history[name])
+            if at_epoch_start and (reason := member.stop.reason_to_stop(tuple(self._history[name]))):
+                self._hopper.config_stops(name)
+                self._commands.append(Converge(name, reason))
 
     def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
         if event.now_s >= self._deadline_s:
@@ -276,7 +285,7 @@ class HopCore:
     def _on_state_written(self, event: hop_events.StateWritten) -> None:
         states = self._book.of(event.member)
         states.saved(event.number)
-        if states.is_saved and event.member in self._converging and event.member not in self.running:
+        if states.is_saved and event.member in self._converging:
             self._commands.append(Converge(event.member, self._converging.pop(event.member)))
 
     def _on_state_fetched(self, event: hop_events.StateFetched) -> None:
