@@ -94,8 +94,8 @@ class RunningVisit:
 
     Parameters
     ----------
-    awaits : str or None
-        Name of the state that the visit starts from, if it has to come from another node.
+    starts_from : str or None
+        Name of the state that the visit starts from; None: a checkpoint or a fresh network.
     since_s : float
         Time of its start.
     done : bool
@@ -104,7 +104,7 @@ class RunningVisit:
 
     visit: Visit
     round: int
-    awaits: str | None
+    starts_from: str | None
     since_s: float
     done: bool = False
     leaving: bool = False
@@ -219,10 +219,23 @@ class HopCore:
     def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
         if event.node not in self._nodes:
             return
+        if event.node in self._stores:
+            # Its workers are known, and may have been given visits that only wait for ranks.
+            self._lose_states(event.node)
+            return
         self._stores.add(event.node)
         has = [self._names[number] for number in sorted(event.partitions)]
         for worker in workers_of(self._nodes[event.node]):
             self._hopper.worker_joins(worker, has)
+
+    def _lose_states(self, node: str) -> None:
+        """Record that a node's agent was started again, and its store is empty."""
+        self._book.lose(node)
+        for name, running in self.running.items():
+            if node_of(running.visit.worker) == node and running.starts_from is not None:
+                self._stop(name, STATE_LOST)
+        for member in self._members:
+            self._recover(member, f"the agent on {node} was started again")
 
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         """Do nothing: the members of a run that hops are known from the beginning."""
@@ -259,10 +272,9 @@ class HopCore:
         running = self.running.get(event.member)
         if running is None or running.visit.number != event.number:
             return
-        running.done = True
+        running.done = self._hopper.unit_done(running.visit)
         visit, states = running.visit, self._book.of(event.member)
         self._planner.note(visit, event.now_s - running.since_s)
-        self._hopper.unit_done(visit)
         old = states.state
         held_by = states.renew(visit, event.state, node_of(visit.worker))
         if old is not None and held_by:
@@ -298,7 +310,7 @@ class HopCore:
             states.nodes.add(event.node)
             return
         for name, running in self.running.items():
-            if running.awaits == event.state and node_of(running.visit.worker) == event.node:
+            if running.starts_from == event.state and node_of(running.visit.worker) == event.node:
                 self._stop(name, STATE_LOST)
 
     def _on_job_ending(self, event: events.JobEnding) -> None:
@@ -378,10 +390,8 @@ class HopCore:
         for visit in self._hopper.dispatch(now_s, may_start):
             node = node_of(visit.worker)
             states = self._book.of(visit.config)
-            awaits = states.state if node not in states.nodes else None
-            if awaits is not None:
-                self._fetch(visit.config, node)
-            self.running[visit.config] = RunningVisit(visit, self._round, awaits, now_s)
+            self._fetch(visit.config, node)
+            self.running[visit.config] = RunningVisit(visit, self._round, states.state, now_s)
             self._commands.append(StartVisit(self._round, visit, states.state))
 
     def _prefetch(self) -> None:

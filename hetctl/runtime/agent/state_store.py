@@ -40,6 +40,8 @@ class StateStore:
     def __init__(self, name: str, control: Sequence[str] = ()) -> None:
         self._keep = ExitStack()
         self.folder: Path = self._keep.enter_context(node_folder(name))
+        # The driver does not know what an agent that was killed has left.
+        self.forget(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         self._listener = Listener(secrets.token_hex(32), control_address(control))
         self._under_way: set[str] = set()
         self._lock = threading.Lock()

@@ -156,7 +156,6 @@ class Executor:
             self.send(hop_events.StateWritten(self.now, visit.config, visit.number))
 
     def fetch(self, command):
-        assert command.state in self.stores[command.source] or command.source not in self.nodes
         self.at(HOP_S, self.fetched, command)
 
     def fetched(self, command):
@@ -199,6 +198,15 @@ class Executor:
             name = names[number % len(names)]
             self.lost.append(self.core.running[name].visit)
             self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
+
+    def restart_agents(self):
+        """Kill all ranks and agents, which start again with empty stores."""
+        for name, running in list(self.core.running.items()):
+            self.lost.append(running.visit)
+            self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
+        for node in self.nodes:
+            self.stores[node] = set()
+            self.at(0.3, self.open_store, node)
 
     def stop(self, command):
         pass  # Visits see it when they would end.
@@ -311,11 +319,12 @@ def test_a_member_that_had_converged_does_not_train_on():
 
 
 FAULTS = st.lists(
-    st.tuples(st.floats(0.2, 12.0), st.sampled_from(["node", "rank"]), st.integers(0, 7)), max_size=5
+    st.tuples(st.floats(0.2, 12.0), st.sampled_from(["node", "rank", "agents"]), st.integers(0, 7)),
+    max_size=5,
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     epochs=st.lists(st.integers(1, 3), min_size=1, max_size=5),
     gpus=st.lists(st.integers(1, 2), min_size=2, max_size=4),
@@ -329,8 +338,12 @@ def test_no_visit_is_missing_or_twice_after_faults(epochs, gpus, partitions, fau
     members = {f"m{number}": count for number, count in enumerate(epochs)}
     job = Executor(nodes, everywhere(nodes, partitions), members, partitions, seed, scheduler=scheduler)
     for at_s, kind, number in faults:
-        action, what = (job.lose_node, f"n{number}") if kind == "node" else (job.kill_rank, number)
-        job.at(at_s, action, what)
+        fault = {
+            "node": (job.lose_node, f"n{number}"),
+            "rank": (job.kill_rank, number),
+            "agents": (job.restart_agents,),
+        }
+        job.at(at_s, *fault[kind])
     job.run()
     assert job.ended == "finished"
     assert_complete(job)
