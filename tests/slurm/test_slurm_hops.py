@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 from hop_reference import digest_of
 from tiny_networks import ENSEMBLES, MODULES
-from workbench import ProjectFolder
+from workbench import ProjectFolder, ranks_of, wait_for
 
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
+RUN = "hops-001"
 NODES, EPOCHS = ("n1", "n2", "n3", "n4"), 3
 TESTS = Path(__file__).parents[1]
 CONFIGS = [
@@ -34,7 +36,10 @@ CONFIGS = [
 ENSEMBLE = """\
 name: hops
 framework: {framework}
-functions: {{input_fn: handwriting:staged_input_fn, model_fn: {module}:model_fn}}
+functions:
+  input_fn: handwriting:staged_input_fn
+  model_fn: {module}:model_fn
+  train_fn: {module}:fit_train_fn
 partitions: {{count: 4, path: '{disks}/$SLURMD_NODENAME/{{partition}}.npz'}}
 samples_per_epoch: 640
 stop: {{metric: val_loss, patience: 9, max_epochs: {epochs}}}
@@ -44,33 +49,37 @@ MEMBER = "  - {{name: m{number}, config: {config}, batch_size: 16, max_gpus: 1, 
 SITE = """\
 extends: slurm
 nodes: 4
-gpus_per_node: {gpus}
-cores_per_node: {gpus}
+gpus_per_node: 1
+cores_per_node: 1
 memory_per_node: 6000MiB
 queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 python: {python}
+timeouts: {{orphaned: 5s}}
 """
 
 
-@pytest.fixture(params=MODULES)
-def project(request, slurm_cluster, tmp_path):
-    """A project with six members."""
-    return project_of(request.param, slurm_cluster, tmp_path)
+def project_of(framework, cluster, folder, homes=None, epochs=EPOCHS, pause_s=0.0):
+    """Make a project.
 
-
-def project_of(framework, cluster, folder, gpus=1, homes=None, epochs=EPOCHS):
-    """Make a project; `homes` has the nodes of each partition, by default one each."""
+    Parameters
+    ----------
+    homes : list of list of str
+        Nodes of each partition, by default one each.
+    pause_s : float
+        Pause after each step.
+    """
     disks, home = folder / "disks", folder / "project"
     place_partitions(disks, homes or [[node] for node in NODES])
     (home / "site-configs").mkdir(parents=True)
     for module in (*MODULES.values(), "handwriting"):
         shutil.copy(ENSEMBLES / f"{module}.py", home)
     text = ENSEMBLE.format(framework=framework, module=MODULES[framework], disks=disks, epochs=epochs)
-    members = [MEMBER.format(number=k, config=json.dumps(config)) for k, config in enumerate(CONFIGS)]
+    configs = [json.dumps({**config, "pause_s": pause_s}) for config in CONFIGS]
+    members = [MEMBER.format(number=number, config=config) for number, config in enumerate(configs)]
     (home / "ensemble.yaml").write_text(text + "".join(members))
     rates = "".join(f"m{number},1,500,{640 * epochs}\n" for number in range(len(CONFIGS)))
     (home / "rates.csv").write_text("member,gpus,rate,samples\n" + rates)
-    (home / "site-configs" / "lab.yaml").write_text(SITE.format(gpus=gpus, python=sys.executable))
+    (home / "site-configs" / "lab.yaml").write_text(SITE.format(python=sys.executable))
     project = ProjectFolder(home, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
     assert project.hetctl("profile", "import", "rates.csv").code == 0
     return project
@@ -90,13 +99,23 @@ def place_partitions(disks, homes):
             np.savez(disks / node / f"{number}.npz", **arrays)
 
 
-def hop(project, *options):
-    answer = project.hetctl(
-        *("submit", "--mode", "hopper", "--gpus", "4", "--time", "10m", "--wait", "--json", *options)
-    )
+def submit(project, *options):
+    answer = project.hetctl("submit", "--mode", "hopper", "--gpus", "4", "--time", "10m", "--json", *options)
     assert answer.code == 0, answer
-    assert answer.json["state"] == "finished"
-    return events_in(project.home.run(answer.json["run"]))
+    return answer.json
+
+
+def events_of(project):
+    return events_in(project.home.run(RUN))
+
+
+def is_over(project):
+    """Do as ``hetctl submit --wait`` does: submit the next job where nobody else has."""
+    state = project.here("status", "--json").json["state"]
+    if state == "between-jobs":
+        assert project.here("advance").code in (0, 6)
+    assert state in ("queued", "running", "between-jobs", "finished")
+    return state == "finished"
 
 
 def visits_of(events):
@@ -123,33 +142,82 @@ def assert_complete(visits, epochs=EPOCHS):
 
 def assert_equal_to_one_process(project, visits):
     """Assert that the last checkpoints are, to the bit, those of one process that follows the visits."""
-    home = project.home.run("hops-001")
-    log = project.path / "visits.json"
+    everywhere, log = project.path.parent / "all", project.path / "visits.json"
+    everywhere.mkdir()
+    for path in project.path.parent.glob("disks/*/*.npz"):
+        shutil.copy(path, everywhere)
     log.write_text(json.dumps([[v["member"], v["epoch"], v["partition"], v["evaluates"]] for v in visits]))
-    template = str(project.path.parent / "all" / "{partition}.npz")
-    command = [sys.executable, "-m", "hop_reference", str(home.path / "run.json"), str(log), template, "1"]
+    specification = project.home.run(RUN).path / "run.json"
+    arguments = (str(specification), str(log), str(everywhere / "{partition}.npz"), "1")
     path = f"{TESTS}:{project.path}:{TESTS.parent}"
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
-    )
+        [sys.executable, "-m", "hop_reference", *arguments],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
     expected = json.loads(done.stdout.splitlines()[-1])
-    folder = project.home.checkpoints
-    found = {
-        name: digest_of(CheckpointFolder(member_folder(folder, "hops-001", name)).load().arrays)
-        for name in expected
-    }
+    folders = {name: member_folder(project.home.checkpoints, RUN, name) for name in expected}
+    found = {name: digest_of(CheckpointFolder(folder).load().arrays) for name, folder in folders.items()}
     assert found == expected
 
 
-def test_hops_equal_one_process_that_follows_the_log(project):
-    events = hop(project)
-    visits = visits_of(events)
+@pytest.mark.parametrize("framework", MODULES)
+def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, framework):
+    project = project_of(framework, slurm_cluster, tmp_path)
+    assert submit(project, "--wait")["state"] == "finished"
+    visits = visits_of(events_of(project))
     assert_complete(visits)
     homes = {visit["partition"]: visit["worker"] for visit in visits}
     assert homes == {number: f"{node}:0" for number, node in enumerate(NODES)}
-    assert {visit["bytes"] > 0 for visit in visits if visit["number"] > 20} == {True, False}
-    all_of_them = project.path.parent / "all"
-    all_of_them.mkdir()
-    for path in project.path.parent.glob("disks/*/*.npz"):
-        shutil.copy(path, all_of_them)
+    assert sum(visit["bytes"] > 0 for visit in visits) > len(visits) / 2
     assert_equal_to_one_process(project, visits)
+
+
+@pytest.fixture
+def slow(slurm_cluster, tmp_path):
+    """A project of one epoch in training, whose partitions are on two nodes each."""
+    homes = [[node, NODES[(number + 1) % 4]] for number, node in enumerate(NODES)]
+    project = project_of("pytorch", slurm_cluster, tmp_path, homes, epochs=1, pause_s=0.1)
+    submit(project)
+    wait_for(lambda: len(visits_of(events_of(project))) >= 6, 60)
+    yield project
+    slurm_cluster.run("scancel", "--partition=main")
+    wait_for(slurm_cluster.all_idle, seconds=60)
+
+
+def jobs_of(project):
+    return [event.data["job"] for event in project.driver_events(RUN) if event.kind == "job_started"]
+
+
+def test_a_killed_rank_costs_the_visit_that_it_made(slow):
+    os.kill(ranks_of(slow.home.run(RUN).path)[0], signal.SIGKILL)
+    wait_for(lambda: is_over(slow), 120)
+    events = events_of(slow)
+    assert sum(event.kind == "visit_lost" for event in events) == 1
+    assert_complete(visits_of(events), epochs=1)
+    assert_equal_to_one_process(slow, visits_of(events))
+    assert jobs_of(slow) == [0]
+
+
+def test_replicas_take_over_from_a_lost_node(slow, slurm_cluster):
+    slurm_cluster.crash_node("n4")
+    try:
+        wait_for(lambda: is_over(slow), 120)
+        events = events_of(slow)
+        lost = [event.data for event in events if event.kind == "visit_lost"]
+        assert {visit["worker"] for visit in lost} == {"n4:0"}
+        assert_complete(visits_of(events), epochs=1)
+        assert_equal_to_one_process(slow, visits_of(events))
+        plans = [event.data["reason"] for event in events if event.kind == "hop_plan"]
+        assert (jobs_of(slow), "node lost" in plans) == ([0], True)
+    finally:
+        slurm_cluster.boot_node("n4")
+
+
+def test_the_next_job_continues_after_a_killed_driver(slow, slurm_cluster):
+    job = slow.here("status", "--json").json["jobs"][0]["batch_id"]
+    slurm_cluster.run("scancel", "--signal=KILL", "--full", job)
+    wait_for(lambda: is_over(slow), 180)
+    events = events_of(slow)
+    assert_complete(visits_of(events), epochs=1)
+    assert_equal_to_one_process(slow, visits_of(events))
+    assert jobs_of(slow) == [0, 1]
