@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,6 +58,12 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 @click.option(
     "--gpu-hours", metavar="H", type=click.FloatRange(min=0, min_open=True), help="Stop after H GPU-hours."
 )
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Repeat the visits of a trace, with --mode hopper, as far as the job has its workers.",
+)
 @json_option
 @click.pass_context
 def command(
@@ -70,6 +77,7 @@ def command(
     max_jobs: int | None,
     max_rounds: int | None,
     gpu_hours: float | None,
+    replay: Path | None,
     as_json: bool,
     **wishes: Any,
 ) -> None:
@@ -96,7 +104,7 @@ def command(
         _tell(project, go_on(project, run, ensemble, asked), wait=wait, as_json=as_json)
     else:
         plan, _ = plan_request(project, budget=asked.budget, **wishes)
-        request = SubmitRequest(plan, asked.budget, retries, new, chain, asked.given)
+        request = SubmitRequest(plan, asked.budget, retries, new, chain, asked.given, replay)
         _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
 
 
@@ -115,6 +123,7 @@ def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) ->
         planner=said.get("planner"),
         sharing=said.get("sharing"),
         mode=said.get("mode"),
+        replay=said.get("replay"),
         options={name: said[name] for name in wishes.keys() & said.keys() - NOT_OF_PLANNERS},
         retries=said.get("retries"),
         chain=said.get("chain"),

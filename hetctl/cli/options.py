@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from hetctl.model.balance_settings import BALANCE_MODES
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import HOP_SCHEDULERS
 from hetctl.model.site import MEMBERS, NODES
 
 if TYPE_CHECKING:
@@ -235,6 +236,11 @@ def planner_options(command: F) -> F:
             type=click.Choice(BALANCE_MODES),
             help="Batch sizes that follow the speeds of a member's GPUs.  [default: the ensemble's]",
         ),
+        click.option(
+            "--hop-scheduler",
+            type=click.Choice(HOP_SCHEDULERS),
+            help="Scheduler of members that hop.  [default: best]",
+        ),
         click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
     ]
     return _add(options, command)
@@ -245,9 +251,8 @@ def sharing_option(command: F) -> F:
     return click.option(
         "--sharing",
         type=click.Choice(["cached", "lockstep", "none"]),
-        default="cached",
-        show_default=True,
-        help="Sharing of prepared samples among the members on a node.",
+        help="Sharing of prepared samples among the members on a node.  [default: cached; none with --mode"
+        " hopper]",
     )(command)
 
 
@@ -258,8 +263,8 @@ def mode_option(command: F) -> F:
         type=click.Choice(["data-parallel", "hopper", "auto"]),
         default="data-parallel",
         show_default=True,
-        help="Mode of training; auto: for each member the one that suits it: pipeline, hopper or"
-        " data-parallel.",
+        help="Mode of training: all members data-parallel, or all hopping over partitions; auto: for each"
+        " member the one that suits it: pipeline, hopper or data-parallel.",
     )(command)
 
 
@@ -273,7 +278,7 @@ def plan_request(
     account: str | None,
     launch: str | None,
     planner: str,
-    sharing: str,
+    sharing: str | None,
     explain: bool = False,
     mode: str = "data-parallel",
     budget: Budget | None = None,
@@ -282,13 +287,15 @@ def plan_request(
     """Return the input of planning from the values of all shared options."""
     from hetctl.app.plan.job_request import JobSizeRequest, sizing
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.model.run import Budget
+    from hetctl.model.plan import HOPPER
+    from hetctl.model.run import CACHED, NONE, Budget
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("balance", members.balance.mode)
     sized = sizing(project, members, machine, JobSizeRequest(gpus, time, queue), budget or Budget())
-    request = PlanRequest(members, machine, sized.size, planner, given, explain, sharing, mode)
+    shared = sharing or (NONE if mode == HOPPER else CACHED)
+    request = PlanRequest(members, machine, sized.size, planner, given, explain, shared, mode)
     return request, sized
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from hetctl.inputs.unit_time_table import UnitTimeTable
 
 MOST_EPOCHS = 10_000
 """Largest number of epochs of a configuration."""
+WORKER = re.compile(r".+:[0-9]+")
+"""Form of a worker of a run: its node, and the number of its GPU."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,27 @@ class LoggedVisit:
         return self.config, self.epoch, self.partition
 
 
+PlacedVisit = tuple[SourceLine, LoggedVisit]
+
+
+def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]) -> list[LoggedVisit]:
+    """Read the visits of a trace that a run repeats, in an order in which they could start.
+
+    Parameters
+    ----------
+    configs, partitions : sequence of str
+        Names that the trace may have; its workers have the form ``NODE:GPU``.
+
+    Raises
+    ------
+    BadInputError
+        As in `read_visit_log`.
+    """
+    found = _valid_lines(path)
+    _refuse([*_unknown(found, {"config": configs, "partition": partitions}), *_no_gpus(found)])
+    return _in_order_of_starts(path, found)
+
+
 def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
     """Read the visits of a log that were not lost, in an order in which they could start.
 
@@ -57,7 +81,14 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
         If no visit was completed, or if a line is invalid, visits a unit that the table does not have, or
         repeats a unit, with a line for each problem: ``FILE:LINE: rule``.
     """
-    found: list[tuple[SourceLine, LoggedVisit]] = []
+    found = _valid_lines(path)
+    known = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
+    _refuse(_unknown(found, known))
+    return _in_order_of_starts(path, found, _homeless(found, table))
+
+
+def _valid_lines(path: Path) -> list[PlacedVisit]:
+    found: list[PlacedVisit] = []
     problems: list[Problem] = []
     for place, line in _lines(path):
         visit = _visit(line)
@@ -66,9 +97,15 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
         else:
             problems += ((place, rule) for rule in visit)
     _refuse(problems)
-    _refuse(_unknown(found, table))
+    return found
+
+
+def _in_order_of_starts(
+    path: Path, found: Iterable[PlacedVisit], problems: Iterable[Problem] = ()
+) -> list[LoggedVisit]:
+    """Return the visits that were not lost."""
     done = [(place, visit) for place, visit in found if not visit.lost]
-    _refuse([*_homeless(found, table), *_done_again(done)])
+    _refuse([*problems, *_done_again(done)])
     _refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
     return sorted((visit for _, visit in done), key=lambda visit: (visit.start, visit.end))
 
@@ -104,9 +141,8 @@ def _visit(line: str) -> LoggedVisit | list[str]:
     return rules or LoggedVisit(**{name: data[name] for name in _FIELDS})
 
 
-def _unknown(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
-    """Yield the names that the table does not have, each at its first line."""
-    kinds = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
+def _unknown(visits: Iterable[PlacedVisit], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    """Yield the names that are not known, by kind, each at its first line."""
     first: dict[tuple[str, str], SourceLine] = {}
     for place, visit in visits:
         for kind in kinds:
@@ -116,14 +152,20 @@ def _unknown(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTa
             yield first[kind, name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
 
 
-def _homeless(visits: Iterable[tuple[SourceLine, LoggedVisit]], table: UnitTimeTable) -> Iterator[Problem]:
+def _no_gpus(visits: Iterable[PlacedVisit]) -> Iterator[Problem]:
+    for place, visit in visits:
+        if not WORKER.fullmatch(visit.worker):
+            yield place, f"worker must be NODE:GPU, got {shown(visit.worker)}"
+
+
+def _homeless(visits: Iterable[PlacedVisit], table: UnitTimeTable) -> Iterator[Problem]:
     homes = {(table.partitions[j], table.workers[k]) for _, j, k in table.seconds}
     for place, visit in visits:
         if (visit.partition, visit.worker) not in homes:
             yield place, f"worker {shown(visit.worker)} does not have partition {shown(visit.partition)}"
 
 
-def _done_again(visits: Iterable[tuple[SourceLine, LoggedVisit]]) -> Iterator[Problem]:
+def _done_again(visits: Iterable[PlacedVisit]) -> Iterator[Problem]:
     first: dict[tuple[str, int, str], SourceLine] = {}
     for place, visit in visits:
         earlier = first.setdefault(visit.unit, place)

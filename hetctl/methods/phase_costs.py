@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.hopper.portfolio import best
-from hetctl.methods.hopper.schedule import Visit, visits_of
+from hetctl.methods.hopper.epoch_visits import planned_visits
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.site import Cluster
+from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
 from hetctl.scheduling.simulate.scenario import JobTiming
 
-SHRUNK = 0.75
-"""Largest share of the configurations of a schedule that may remain before a new schedule is made."""
-
-
+RANDOMIZED = "randomized"
+"""Name of the scheduler that draws visits."""
 MOST_VISITS = 30_000
 """Most visits in one simulation, which then takes a few seconds."""
 
@@ -83,24 +80,68 @@ class JobTime:
         return training_s + jobs * self.startup_s + (jobs - 1) * between_s
 
 
-def unit_times(members: Sequence[Workload], partitions: int, cluster: Cluster) -> UnitTimes:
+Homes = Mapping[str, Collection[int]]
+"""Numbers of the partitions that each node has, by its name."""
+
+
+def in_turn(nodes: Sequence[Node], partitions: int) -> Homes:
+    """Return the partitions of each node if they are assigned to the nodes in turn."""
+    return {node.name: range(index, partitions, len(nodes)) for index, node in enumerate(nodes)}
+
+
+def unit_times(
+    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
+) -> UnitTimes:
     """Return the training time of each member on each partition, by GPU.
 
-    The partitions are assigned to the nodes in turn, and every GPU of a node reads the partitions there.
-    A unit consists of a partition's share of an epoch and of its evaluation, and a hop: a checkpoint is
-    written, then read on the next GPU, which is assumed to take as long as the writing.
+    Every GPU of a node reads the partitions there. A unit consists of a partition's share of an epoch, and a
+    hop: a checkpoint is written, then read on the next GPU, which is assumed to take as long as the writing.
+
+    Parameters
+    ----------
+    homes : mapping of str to collection of int or None
+        Partitions by node; None: they are assigned to the nodes in turn.
 
     Raises
     ------
     BadInputError
         If the number of samples per epoch of a member is unknown.
+    InfeasibleError
+        If a partition is on no node.
     """
+    return _times(members, partitions, cluster, homes, _epoch_s)
+
+
+def evaluation_times(
+    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
+) -> UnitTimes:
+    """Return the evaluation time of each member on each partition, by GPU, with the hop that follows.
+
+    Parameters and errors are those of `unit_times`.
+    """
+    return _times(members, partitions, cluster, homes, lambda member, _: member.evaluate_s)
+
+
+def _times(
+    members: Sequence[Workload],
+    partitions: int,
+    cluster: Cluster,
+    homes: Homes | None,
+    whole_s: Callable[[Workload, str], float],
+) -> UnitTimes:
+    """Return times of visits, each with its share of the time for all partitions on a type of GPU."""
+    found = in_turn(cluster.nodes, partitions) if homes is None else homes
     workers = [(node, gpu) for node in cluster.nodes for gpu in node.gpus]
-    homes = [cluster.nodes[j % len(cluster.nodes)].name for j in range(partitions)]
-    has = np.array([[node.name == home for node, _ in workers] for home in homes])
-    types = list(dict.fromkeys(node.gpu_type for node in cluster.nodes))
-    by_type = np.array([[_unit_s(member, partitions, kind) for kind in types] for member in members])
-    seconds = by_type[:, [types.index(node.gpu_type) for node, _ in workers]]
+    here = [set(found.get(node.name, ())) for node, _ in workers]
+    has = np.array([[number in numbers for numbers in here] for number in range(partitions)])
+    types = list(dict.fromkeys(node.gpu_type or "" for node in cluster.nodes))
+    by_type = np.array(
+        [
+            [whole_s(member, kind) / partitions + 2 * member.checkpoint_s for kind in types]
+            for member in members
+        ]
+    )
+    seconds = by_type[:, [types.index(node.gpu_type or "") for node, _ in workers]]
     return UnitTimes(
         configs=tuple(member.name for member in members),
         partitions=tuple(f"p{j}" for j in range(partitions)),
@@ -109,78 +150,71 @@ def unit_times(members: Sequence[Workload], partitions: int, cluster: Cluster) -
     )
 
 
-def _unit_s(member: Workload, partitions: int, gpu_type: str | None) -> float:
+def _epoch_s(member: Workload, gpu_type: str) -> float:
     if not member.samples_per_epoch:
         raise BadInputError(
             f"the profile of {member.name} has no samples_per_epoch, which hopping requires",
             "run hetctl profile, or set samples_per_epoch in the ensemble file",
         )
-    epoch_s = member.samples_per_epoch / member.on_type(gpu_type or "").rates[1] + member.evaluate_s
-    return epoch_s / partitions + 2 * member.checkpoint_s
+    return member.samples_per_epoch / member.on_type(gpu_type).rates[1]
 
 
 def hop_phase(
-    members: Sequence[Workload], units: UnitTimes, clock: JobTiming, search: SearchOptions
+    members: Sequence[Workload],
+    train: UnitTimes,
+    evaluate: UnitTimes,
+    clock: JobTiming,
+    search: SearchOptions,
+    scheduler: str = "best",
 ) -> PhaseRun:
     """Simulate members that hop until the work of each is done; members that are done leave.
 
     Parameters
     ----------
-    units : UnitTimes
-        Unit times of the members.
+    train, evaluate : UnitTimes
+        Times of the members' visits.
+    scheduler : str
+        Name of the scheduler; with ``randomized`` visits are drawn when they are due, as in a run.
 
     Raises
     ------
+    BadInputError
+        As in `planned_visits`.
     InfeasibleError
         If a job is too short for a visit to a partition.
     """
-    longer, epochs = _with_longer_epochs(
-        units, {member.name: EpochTimeline(member, 1.0).count for member in members}
+    (training, evaluation), epochs = _with_longer_epochs(
+        (train, evaluate), {member.name: EpochTimeline(member, 1.0).count for member in members}
     )
-    trace = simulate_hops(longer, plan=_visits(longer, epochs, search), epochs=epochs)
-    visits_s = units.seconds[np.isfinite(units.seconds)]
+    drawn = scheduler == RANDOMIZED
+    trace = simulate_hops(
+        training,
+        plan=() if drawn else planned_visits(training, evaluation, epochs, search, scheduler),
+        seed=search.seed,
+        epochs={name: 2 * count for name, count in epochs.items()},
+        evaluate=evaluation,
+    )
+    visits_s = np.concatenate([units.seconds[np.isfinite(units.seconds)] for units in (train, evaluate)])
     startup_s = max(member.startup_s for member in members)
     time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
     ends: dict[str, float] = {}
-    training: dict[str, float] = dict.fromkeys(epochs, 0.0)
+    spent: dict[str, float] = dict.fromkeys(epochs, 0.0)
     for record in trace.records:
         config = record.visit.config
         ends[config] = max(ends.get(config, 0.0), record.end_s)
-        training[config] += record.end_s - record.start_s
+        spent[config] += record.end_s - record.start_s
     done_s = {config: time.elapsed_s(end_s) for config, end_s in ends.items()}
-    return PhaseRun(time.elapsed_s(trace.makespan_s), done_s, training)
+    return PhaseRun(time.elapsed_s(trace.makespan_s), done_s, spent)
 
 
-def _with_longer_epochs(units: UnitTimes, epochs: Mapping[str, int]) -> tuple[UnitTimes, dict[str, int]]:
+def _with_longer_epochs(
+    both: Sequence[UnitTimes], epochs: Mapping[str, int]
+) -> tuple[tuple[UnitTimes, ...], dict[str, int]]:
     """Return fewer, proportionally longer epochs if there are more than `MOST_VISITS` visits to simulate."""
-    visits = len(units.partitions) * sum(epochs.values())
+    visits = len(both) * len(both[0].partitions) * sum(epochs.values())
     fewer = {name: max(1, round(count * min(1.0, MOST_VISITS / visits))) for name, count in epochs.items()}
-    factors = np.array([epochs[name] / fewer[name] for name in units.configs])
-    return replace(units, seconds=units.seconds * factors[:, None, None]), fewer
-
-
-def _visits(units: UnitTimes, epochs: Mapping[str, int], search: SearchOptions) -> list[Visit]:
-    """Return the visits of all epochs, rescheduled whenever many configurations have left."""
-    sets = _sets(epochs)
-    each = replace(search, seconds=search.seconds / max(len(set(sets)), 1))
-    schedules = {}
-    for configs in dict.fromkeys(sets):
-        part = units.of_configs(configs)
-        schedules[configs] = visits_of(best(part, each), part)
-    visits = (
-        replace(visit, epoch=epoch) for epoch, configs in enumerate(sets) for visit in schedules[configs]
-    )
-    left = (visit for visit in visits if visit.epoch < epochs[visit.config])
-    return [replace(visit, number=number) for number, visit in enumerate(left)]
-
-
-def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
-    """Return for each epoch the configurations that its schedule covers, a superset of those left."""
-    sets: list[frozenset[str]] = []
-    for epoch in range(max(epochs.values(), default=0)):
-        left = frozenset(config for config, count in epochs.items() if count > epoch)
-        sets.append(left if not sets or len(left) <= SHRUNK * len(sets[-1]) else sets[-1])
-    return sets
+    factors = np.array([epochs[name] / fewer[name] for name in both[0].configs])
+    return tuple(replace(units, seconds=units.seconds * factors[:, None, None]) for units in both), fewer
 
 
 def pipeline_phase(seconds: Mapping[str, float], clock: JobTiming) -> PhaseRun:

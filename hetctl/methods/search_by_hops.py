@@ -59,7 +59,7 @@ def simulate_search(
     clock = HopClock(
         search.hopper,
         homes,
-        seconds=lambda config, partition, worker: seconds(search.trial(config), partition, worker),
+        seconds=lambda visit: seconds(search.trial(visit.config), visit.partition, visit.worker),
         epoch_ends=search.epoch_ends,
         outages=outages,
     )

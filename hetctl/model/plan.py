@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
+HOP_SCHEDULERS = ("best", "randomized", "milp", "approximate")
+"""Schedulers of hops, as in `hetctl.methods.hopper.SCHEDULERS`."""
 BALANCED = "balanced"
 """Mode of data-parallel training over all GPU types, with batch sizes that give all GPUs equal step times."""
 

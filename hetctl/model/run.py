@@ -48,8 +48,12 @@ class RunSpec:
         ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once per
         node, for all members.
     mode : str
-        Requested mode of training: ``data-parallel``, or ``auto``, of which jobs train the data-parallel and
-        the balanced phases.
+        Requested mode of training: ``data-parallel``, ``hopper``, or ``auto``, of which jobs train hops and
+        the data-parallel or balanced phase after them.
+    phases : tuple of str
+        Modes of the plan's phases, in their order.
+    replay : str
+        Absolute path of the trace whose visits are repeated by members that hop; empty: they are planned.
     preprocess : tuple of PreprocessPoint
         Measured throughputs of preprocessors.
     given : mapping
@@ -73,6 +77,8 @@ class RunSpec:
     budget: Budget = field(default_factory=Budget)
     sharing: str = NONE
     mode: str = DATA_PARALLEL
+    phases: tuple[str, ...] = (DATA_PARALLEL,)
+    replay: str = ""
     preprocess: tuple[PreprocessPoint, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION

@@ -131,6 +131,11 @@ class RunFolder:
         """Folder of the logs of balanced batches, one for each member."""
         return self.path / "balance"
 
+    @property
+    def replay(self) -> Path:
+        """Trace of the visits that the run repeats, if it repeats any."""
+        return self.path / "replay.jsonl"
+
     def events_of(self, source: str) -> Path:
         """Return the file of a member's events, or the drivers'."""
         return self.events / f"{source}.jsonl"

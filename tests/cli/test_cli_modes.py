@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from workbench import new_project
@@ -148,13 +150,146 @@ def test_submit_mixes_types_where_the_plan_balances(tmp_path, monkeypatch):
         assert (spec.mode, options_from(spec.options).mix_types) == (mode, mixed)
 
 
+@pytest.fixture
+def queued(tmp_path, monkeypatch):
+    """Submit commands of a batch system that takes every job."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+
+READ = "partitions: {count: 4, path: '/p/{partition}.npz'}\n"
+
+
+def submitted(project, *arguments):
+    done = project.here("submit", *ON_8_GPUS, "--new", "--json", *arguments)
+    assert done.code == 0, done.stderr
+    return read_spec(project.home.run(done.json["run"]))
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_all_members_hop_if_that_is_asked_for(tmp_path, count):
+    plan = Mini(tmp_path, small(count), READ).plan("--mode", "hopper", "--json").json
+    (phase,) = plan["phases"]
+    assert (phase["mode"], set(phase["members"])) == ("hopper", {f"m{i}" for i in range(count)})
+    assert set(modes(plan).values()) == {"hopper"}
+    assert (plan["rounds"], plan["options"]["hop_scheduler"]) == ([], "best")
+    assert phase["prices"]["hopper"] == plan["predicted_makespan_s"]
+
+
+def test_a_randomized_plan_takes_longer_than_the_best(tmp_path):
+    mini = Mini(tmp_path, small(9), READ)
+    times = [
+        mini.plan("--mode", "hopper", "--hop-scheduler", name, "--json").json["predicted_makespan_s"]
+        for name in ("best", "randomized")
+    ]
+    assert times[0] <= times[1]
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_run_that_hops_has_its_mode_and_phases(tmp_path):
+    project = Mini(tmp_path, small(6), READ).project
+    spec = submitted(project, "--mode", "hopper", "--hop-scheduler", "randomized", "--planner", "auto")
+    assert (spec.mode, spec.phases, spec.sharing, spec.replay) == ("hopper", ("hopper",), "none", "")
+    assert (spec.planner, spec.options["hop_scheduler"]) == ("fluid", "randomized")
+    assert submitted(project).phases == ("data-parallel",)
+
+
+@pytest.mark.usefixtures("queued")
+def test_auto_lets_hops_and_the_rest_through(tmp_path):
+    long = "  - {name: long, stop: {max_epochs: 9}}\n"
+    spec = submitted(Mini(tmp_path, small(5) + long, READ).project, "--mode", "auto")
+    assert spec.mode == "auto"
+    assert spec.phases[0] == "hopper"
+    assert spec.phases[1] in ("data-parallel", "balanced")
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "words"),
+    [
+        ("", (), "ensemble trio has no partitions, over which members could hop"),
+        ("partitions: 4\n", (), "ranks cannot read the partitions of ensemble trio"),
+        (READ.replace("4", "3"), (), "trio has 3 partitions, but a job has 4 nodes"),
+        (READ, ("--launch", "members"), "members cannot hop with --launch members"),
+        (READ, ("--sharing", "cached"), "members that hop cannot share samples: sharing is cached"),
+        (READ, ("--hop-scheduler", "approximate"), "a partition is on several workers"),
+        (READ, ("--hop-scheduler", "fast"), "Invalid value for '--hop-scheduler'"),
+    ],
+)
+def test_what_cannot_hop_is_refused_and_nothing_kept(tmp_path, keys, options, words):
+    mini = Mini(tmp_path, small(6), keys)
+    before = mini.project.tree()
+    for command in ("plan", "submit"):
+        done = mini.project.here(command, *ON_8_GPUS, "--mode", "hopper", *options)
+        assert (done.code, words in done.stderr) == (2, True), done.stderr
+    assert mini.project.tree() == before
+
+
+VISIT = {"config": "m0", "worker": "a1:0", "start": 0, "end": 1, "partition": "p0", "epoch": 0, "lost": False}
+
+
+def trace_line(**other):
+    return json.dumps({**VISIT, **other}) + "\n"
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_trace_is_copied_into_the_folder_of_its_run(tmp_path):
+    project = Mini(tmp_path, small(6), READ).project
+    trace = tmp_path / "hops.jsonl"
+    trace.write_text(trace_line() + trace_line(epoch=1, start=2, end=3))
+    spec = submitted(project, "--mode", "hopper", "--replay", str(trace))
+    assert spec.replay == str(project.home.run(spec.run).path / "replay.jsonl")
+    assert Path(spec.replay).read_text() == trace.read_text()
+    again = project.here("submit", "--replay", str(trace), "--dry-run", "--json")
+    assert (again.code, again.json["changed"]) == (0, [])
+    trace.write_text(trace_line())
+    other = project.here("submit", "--replay", str(trace), "--dry-run")
+    assert (other.code, "a run keeps the visits that it repeats" in other.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "words"),
+    [
+        (trace_line(config="m9"), "hopper", "hops.jsonl:1: there is no config 'm9'"),
+        (trace_line(partition="p4"), "hopper", "hops.jsonl:1: there is no partition 'p4'"),
+        (trace_line(worker="w0"), "hopper", "hops.jsonl:1: worker must be NODE:GPU, got 'w0'"),
+        (trace_line() * 2, "hopper", "hops.jsonl:2: the same unit is already done in line 1"),
+        (trace_line(lost=True), "hopper", "hops.jsonl:1: has no visit that was done"),
+        (trace_line(), "auto", "--replay repeats visits of members that hop, but the mode is auto"),
+    ],
+)
+@pytest.mark.usefixtures("queued")
+def test_a_trace_that_does_not_fit_is_refused_whole(tmp_path, line, mode, words):
+    project = Mini(tmp_path, small(6), READ).project
+    (tmp_path / "hops.jsonl").write_text(line)
+    before = project.tree()
+    done = project.here("submit", *ON_8_GPUS, "--mode", mode, "--replay", str(tmp_path / "hops.jsonl"))
+    assert (done.code, words in done.stderr) == (2, True), done.stderr
+    assert project.tree() == before
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_run_keeps_its_mode_and_scheduler_of_hops(tmp_path):
+    project = Mini(tmp_path, small(6), READ).project
+    submitted(project, "--mode", "hopper")
+    for options, words in (
+        (("--mode", "auto"), "a run keeps the modes"),
+        (("--hop-scheduler", "randomized"), "a run keeps the options of its planner"),
+        (("--launch", "members"), "members cannot hop with --launch members"),
+        (("--replay", "none.jsonl"), "a run keeps the visits that it repeats"),
+    ):
+        done = project.here("submit", "--dry-run", *options)
+        assert (done.code, words in done.stderr) == (2, True), done.stderr
+
+
 def test_submit_refuses_phases_in_which_jobs_do_not_train(tmp_path):
     project = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").project
     before = project.tree()
     for how in ((), ("--dry-run",)):
         done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--json", *how)
         assert done.code == 2
-        assert "has phases in mode hopper, pipeline, in which jobs do not train yet" in done.error["message"]
+        assert "has phases in mode pipeline, in which jobs do not train yet" in done.error["message"]
         assert done.error["hint"] == "submit with --mode data-parallel"
     assert project.tree() == before
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetctl.methods import phase_costs as phases
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.unit_times import lower_bound
-from hetctl.methods.phase_costs import JobTime, hop_phase, pipeline_phase, unit_times
+from hetctl.methods.phase_costs import JobTime, evaluation_times, hop_phase, pipeline_phase, unit_times
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -24,6 +24,11 @@ CLUSTER = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
 def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: float) -> Workload:
     curves = {"v100": {1: rate}, "p100": {1: rate / 2}}
     return Workload(name, {1: rate}, 120.0 * epochs, 120, rates_by_type=curves, **values)
+
+
+def times_of(members, partitions, cluster=CLUSTER):
+    """Return the times of training visits and of evaluation visits."""
+    return tuple(times(members, partitions, cluster) for times in (unit_times, evaluation_times))
 
 
 def test_a_job_without_a_limit_takes_its_training_and_one_start():
@@ -62,9 +67,27 @@ def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
         [False, False, True, True],
         [True, True, False, False],
     ]
-    # A third of 12 s (24 s on the slow type) and of the evaluation, and a checkpoint written and read.
-    assert units.seconds[0, 0, 0] == pytest.approx((12.0 + 4.0) / 3 + 1.0)
-    assert units.seconds[0, 1, 2] == pytest.approx((24.0 + 4.0) / 3 + 1.0)
+    # A third of 12 s (24 s on the slow type), and a checkpoint written and read.
+    assert units.seconds[0, 0, 0] == pytest.approx(12.0 / 3 + 1.0)
+    assert units.seconds[0, 1, 2] == pytest.approx(24.0 / 3 + 1.0)
+
+
+def test_evaluation_is_where_training_is_and_has_its_own_time():
+    members = [member(evaluate_s=4.0, checkpoint_s=0.5)]
+    train, evaluate = times_of(members, 3)
+    assert (np.isfinite(evaluate.seconds) == np.isfinite(train.seconds)).all()
+    assert evaluate.fastest.tolist() == [[4.0 / 3 + 1.0] * 3]
+
+
+def test_partitions_that_nodes_have_take_the_place_of_turns():
+    homes = {"node-0": {0, 1, 2}, "node-1": frozenset({2}), "elsewhere": {1}}
+    units = unit_times([member()], 3, CLUSTER, homes)
+    assert np.isfinite(units.seconds[0, :, [0, 2]]).T.tolist() == [[True, False], [True, False], [True, True]]
+
+
+def test_a_partition_on_no_node_is_refused():
+    with pytest.raises(InfeasibleError, match="no worker can train m on partition p1"):
+        unit_times([member()], 2, CLUSTER, {"node-0": [0]})
 
 
 def test_a_member_without_samples_per_epoch_cannot_hop():
@@ -76,8 +99,8 @@ def test_a_member_without_samples_per_epoch_cannot_hop():
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(2, 6))
 def test_all_epochs_are_trained_no_sooner_than_they_can_be(epochs, partitions):
     members = [member(f"m{i}", count, rate=10.0 + i) for i, count in enumerate(epochs)]
-    units = unit_times(members, partitions, CLUSTER)
-    run = hop_phase(members, units, NO_LIMIT, QUICK)
+    units, evaluation = times_of(members, partitions)
+    run = hop_phase(members, units, evaluation, NO_LIMIT, QUICK)
     assert set(run.done_s) == {one.name for one in members}
     assert max(run.done_s.values()) == pytest.approx(run.seconds)
     least_s = units.fastest.sum(axis=1) * epochs
@@ -90,16 +113,33 @@ def test_all_epochs_are_trained_no_sooner_than_they_can_be(epochs, partitions):
 def test_enough_alike_members_keep_every_gpu_busy():
     cluster = Cluster.of(4, 2)
     members = [member(f"m{i}", epochs=5) for i in range(8)]
-    run = hop_phase(members, unit_times(members, 4, cluster), NO_LIMIT, QUICK)
+    run = hop_phase(members, *times_of(members, 4, cluster), NO_LIMIT, QUICK)
     assert run.seconds == pytest.approx(8 * 5 * 12.0 / 4, rel=0.05)
+
+
+@pytest.mark.parametrize("scheduler", ["best", "randomized"])
+def test_evaluation_costs_little_more_than_its_own_time(scheduler):
+    cluster = Cluster.of(8, 1)
+    members = [member(f"m{i}", 4, rate=10.0 + i, evaluate_s=1.6) for i in range(16)]
+    times = times_of(members, 8, cluster)
+    run = hop_phase(members, *times, NO_LIMIT, QUICK, scheduler)
+    bound_s = 4 * sum(units.seconds.min(axis=2).sum(axis=0).max() for units in times)
+    assert bound_s <= run.seconds * (1 + 1e-9)
+    assert run.seconds <= {"best": 1.05, "randomized": 1.3}[scheduler] * bound_s
+
+
+def test_schedulers_of_open_shops_refuse_nodes_of_several_gpus():
+    members = [member()]
+    with pytest.raises(BadInputError, match="a partition is on several workers"):
+        hop_phase(members, *times_of(members, 2), NO_LIMIT, QUICK, "approximate")
 
 
 def test_many_epochs_are_lumped_and_the_work_stays_the_same(monkeypatch):
     members = [member(f"m{i}", epochs=10 + i) for i in range(6)]
-    units = unit_times(members, 4, CLUSTER)
-    fine = hop_phase(members, units, NO_LIMIT, QUICK)
+    times = times_of(members, 4)
+    fine = hop_phase(members, *times, NO_LIMIT, QUICK)
     monkeypatch.setattr(phases, "MOST_VISITS", 100)
-    lumped = hop_phase(members, units, NO_LIMIT, QUICK)
+    lumped = hop_phase(members, *times, NO_LIMIT, QUICK)
     assert lumped.seconds == pytest.approx(fine.seconds, rel=0.15)
     assert sum(lumped.training_s.values()) == pytest.approx(sum(fine.training_s.values()), rel=0.15)
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.phase_costs import PhaseRun, hop_phase, pipeline_phase, unit_times
+from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
 from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Site
+from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Scenario
@@ -34,6 +35,8 @@ class PlanContext:
         Name of the planner.
     data_parallel : callable
         A function that plans workloads for data-parallel training.
+    progress : mapping of str to Progress
+        Progress of the members, for members that hop.
     """
 
     ensemble: Ensemble
@@ -43,6 +46,7 @@ class PlanContext:
     options: Options
     planner: str
     data_parallel: Callable[[Sequence[Workload], Options], Plan]
+    progress: Mapping[str, Progress] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -120,9 +124,11 @@ def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
             f" are more than {MOST_TIMES:,} unit times",
             "lower `partitions`, or plan with --mode data-parallel",
         )
-    units = unit_times(members, question.partitions, cluster)
+    train, evaluate = (
+        times(members, question.partitions, cluster) for times in (unit_times, evaluation_times)
+    )
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    return hop_phase(members, units, question.world.clock, search)
+    return hop_phase(members, train, evaluate, question.world.clock, search, options.hop_scheduler)
 
 
 def data_parallel(

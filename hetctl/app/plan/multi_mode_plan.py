@@ -17,7 +17,7 @@ from hetctl.methods.parallelism import (
 )
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.plan import Forecast, ModeChoice, Phase, Plan
+from hetctl.model.plan import HOPPER, Forecast, ModeChoice, Phase, Plan
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import EpochTimeline
@@ -52,6 +52,32 @@ def plan_modes(question: PlanContext) -> Plan:
     ]
     bound_s = fluid_bound([*members, *(pipe.ideal(question.gpus) for pipe in pipes)], question.gpus)
     return _assembled(question, parts, choices, bound_s)
+
+
+def plan_hopper(question: PlanContext) -> Plan:
+    """Plan one phase, in which all members hop to their end.
+
+    Raises
+    ------
+    BadInputError
+        If a node would have no partition, a member has no profile, or the scheduler does not support the
+        job's workers.
+    InfeasibleError
+        If a member does not fit a GPU, or a job is too short for a visit to a partition.
+    """
+    _refuse_bare_nodes(question)
+    room = _room(question)
+    for demand in _demands(question, {}):
+        if too_large(demand, room):
+            raise InfeasibleError(
+                does_not_fit(demand.member, demand, room),
+                "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
+            )
+    members = _candidates(question, without=())
+    why = f"the mode was given: each trains on one GPU, and hops over {question.partitions} partitions"
+    choices = tuple(ModeChoice(member.name, HOPPER, why) for member in members)
+    parts = [hops(question, members)] if members else []
+    return _assembled(question, parts, choices, fluid_bound(members, question.gpus))
 
 
 def _refuse_bare_nodes(question: PlanContext) -> None:
@@ -107,7 +133,9 @@ def _candidates(question: PlanContext, without: Collection[str]) -> tuple[Worklo
     """Return the workloads of the members that fit one GPU."""
     ensemble = question.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
-    return active_workloads(fitting, question.profiles, {}, question.gpus, question.site.gpus_per_node)
+    return active_workloads(
+        fitting, question.profiles, question.progress, question.gpus, question.site.gpus_per_node
+    )
 
 
 def _epochs(members: Iterable[Workload]) -> dict[str, int]:

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
+from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.mode_estimates import PlanContext
-from hetctl.app.plan.multi_mode_plan import plan_modes
+from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
@@ -22,7 +23,7 @@ from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, Plan
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
@@ -59,7 +60,7 @@ class PlanRequest:
     sharing : str
         Sharing of data, as in `RunSpec`.
     mode : str
-        ``data-parallel`` for all members, or ``auto`` for the mode that suits each.
+        ``data-parallel`` or ``hopper`` for all members, or ``auto`` for the mode that suits each.
     """
 
     ensemble: Ensemble
@@ -130,21 +131,24 @@ def plan_from(
     Raises
     ------
     BadInputError
-        If a member has no profile, the planner or an option is unknown, or the planner does not support
-        the requested sharing.
+        If a member has no profile, the planner or an option is unknown, the planner does not support the
+        requested sharing, or members cannot hop as requested.
     InfeasibleError
         If the site, the wall-clock limit or a member's `max_gpus` permit no plan.
     """
     site, size = request.site, request.size
+    if request.mode == HOPPER:
+        refuse_without_hops(request.ensemble, site, request.sharing)
     _refuse_too_large(request.ensemble, site)
     clock = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     world = Scenario(Cluster.at(site, size.gpus), clock, lockstep=request.sharing == LOCKSTEP)
     options = options_from(request.options)
     data_parallel = partial(_data_parallel, request, world)
+    question = PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
     if request.mode == AUTO:
-        return plan_modes(
-            PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
-        )
+        return plan_modes(question)
+    if request.mode == HOPPER:
+        return plan_hopper(replace(question, progress=progress or {}))
     members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 

@@ -42,6 +42,7 @@ RUN: Mapping[str, ChangeRule] = {
     "planner": _kept("a run keeps its planner, which goes by what it has learned in earlier rounds"),
     "sharing": _kept("a run keeps how its members share samples"),
     "mode": _kept("a run keeps the modes that its plan chose"),
+    "replay": _kept("a run keeps the visits that it repeats"),
     "gpus": _may("members go on from their checkpoints on any number of GPUs"),
     "queue": _may("only the next jobs are submitted to it"),
     "time": _may("each job ends with checkpoints"),

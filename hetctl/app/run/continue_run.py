@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.planning import PlanRequest, plan_from
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
+from hetctl.app.run.replay import replay_now
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize
-from hetctl.model.run import Budget, RunSpec
+from hetctl.model.plan import DATA_PARALLEL, HOPPER
+from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.paths import RunFolder
@@ -31,6 +34,8 @@ class Asked:
     ----------
     site : str or None
         Name or file of the site.
+    replay : Path or None
+        Trace of the visits to be repeated.
     options : mapping
         Options of the planner, as in `planners.base.Options`, without those that were not given.
     """
@@ -44,6 +49,7 @@ class Asked:
     planner: str | None = None
     sharing: str | None = None
     mode: str | None = None
+    replay: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int | None = None
     chain: bool | None = None
@@ -93,6 +99,7 @@ def continued(
         options={**spec.options, **asked.options},
         sharing=asked.sharing or spec.sharing,
         mode=asked.mode or spec.mode,
+        replay=replay_now(spec.replay, asked.replay),
         retries=spec.retries if asked.retries is None else asked.retries,
         chain=spec.chain if asked.chain is None else asked.chain,
         budget=asked.budget,
@@ -100,6 +107,8 @@ def continued(
     )
     # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
+    if HOPPER in spec.phases:
+        refuse_without_hops(now.ensemble, site, now.sharing, (NONE, CACHED))
     size = job_size(site, asked.gpus or spec.gpus, asked.wall_s or spec.wall_s, _queue_now(spec, site, asked))
     now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
     changes = changes_among(differences(spec, now))
@@ -170,6 +179,9 @@ def _as_stored(value: T) -> T:
 
 def _refuse_what_gets_nothing_done(project: Project, spec: RunSpec, size: JobSize) -> None:
     """Plan the remaining work to check that it is possible in such jobs."""
-    request = PlanRequest(spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing)
+    mode = HOPPER if spec.mode == HOPPER else DATA_PARALLEL
+    request = PlanRequest(
+        spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing, mode=mode
+    )
     progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
     plan_from({profile.member: profile for profile in spec.profiles}, request, progress)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hetctl.app.plan.planning import saved_or_new_plan
 from hetctl.app.project import Project
@@ -13,6 +14,7 @@ from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
+from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import SubmitRequest, as_planned, new_spec
 from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
@@ -74,7 +76,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
             )
         plan = saved_or_new_plan(catalog, request.plan)
         spec = as_planned(new_spec(project, catalog, request), plan)
-        return _begin(project, catalog, spec, plan)
+        return _begin(project, catalog, spec, plan, request.replay)
 
 
 def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
@@ -204,7 +206,9 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     catalog.save_spec(spec)
 
 
-def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> RunTransition:
+def _begin(
+    project: Project, catalog: Catalog, spec: RunSpec, plan: Plan, replay: Path | None
+) -> RunTransition:
     job = new_job(spec, catalog.identity, 0)
     # Before anything is stored: a template that cannot be rendered must leave no run behind.
     submission = rendered(project, spec, [job])
@@ -212,6 +216,9 @@ def _begin(project: Project, catalog: Catalog, spec: RunSpec, plan: Plan) -> Run
     catalog.save_site(spec.site)
     if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
         catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
+    if replay:
+        # Before the run is known: a command that finishes an interrupted submission does not have the file.
+        keep_replay(replay, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
     catalog.add_run(spec, plan, time.time(), job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))

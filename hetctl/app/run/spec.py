@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from hetctl.app.plan.planning import PlanRequest, saved_or_new_plan
+from hetctl.app.plan.hop_rules import refuse_without_hops
+from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.continue_run import Asked, continued, is_done
+from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState
-from hetctl.model.plan import BALANCED, DATA_PARALLEL, Plan
-from hetctl.model.run import Budget, RunSpec
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, Plan
+from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.progress_fold import events_in
 
-TRAINED = frozenset({DATA_PARALLEL, BALANCED})
+TRAINED = frozenset({DATA_PARALLEL, BALANCED, HOPPER})
 """Modes of phases in which jobs train."""
+USUAL_PLANNER = "fluid"
+"""Planner of a run whose plan has no rounds, by which one could have been chosen."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class SubmitRequest:
         True to queue each next job behind the running one.
     given : mapping
         Options as in `RunSpec`.
+    replay : Path or None
+        Trace of the visits to be repeated.
     """
 
     plan: PlanRequest
@@ -46,6 +53,7 @@ class SubmitRequest:
     new: bool = False
     chain: bool = False
     given: Mapping[str, str] = field(default_factory=dict)
+    replay: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +113,16 @@ def render(project: Project, run: str, request: PlanRequest) -> Submission:
 
 
 def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
-    """Return the specification of a new run, under an unused name."""
+    """Return the specification of a new run, under an unused name.
+
+    Raises
+    ------
+    BadInputError
+        If the trace to be replayed is wrong.
+    """
     ensemble = request.plan.ensemble
+    if request.replay:
+        check_replay(request.replay, ensemble, request.plan.mode)
     # A crash may have left a folder without an entry in the catalog.
     taken = {record.spec.run for record in catalog.runs()} | {
         path.name for path in project.home.runs.glob("*")
@@ -118,6 +134,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
         _spec(project, run, request),
         profiles=member_profiles(catalog, ensemble, site),
         preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
+        replay=str(project.home.run(run).replay.resolve()) if request.replay else "",
     )
 
 
@@ -129,15 +146,20 @@ def as_planned(spec: RunSpec, plan: Plan) -> RunSpec:
     BadInputError
         If the plan has phases in which jobs do not train.
     """
-    modes = {phase.mode for phase in plan.phases}
+    phases = tuple(phase.mode for phase in plan.phases) or (DATA_PARALLEL,)
+    modes = set(phases)
     if untrained := modes - TRAINED:
         raise BadInputError(
             f"the plan of ensemble {spec.ensemble.name} has phases in mode {', '.join(sorted(untrained))}, in"
             " which jobs do not train yet",
             "submit with --mode data-parallel",
         )
+    if HOPPER in modes:
+        # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
+        refuse_without_hops(spec.ensemble, spec.site, spec.sharing, (NONE, CACHED))
     mixed = {"mix_types": True} if BALANCED in modes else {}
-    return replace(spec, planner=plan.planner, options={**spec.options, **mixed})
+    planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
+    return replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
 
 
 def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:

@@ -73,7 +73,7 @@ class HopClock:
     homes : mapping of str to sequence of str
         Partitions by worker. All workers are present from the beginning, except for their outages.
     seconds : callable
-        Time of a unit in seconds, by configuration, partition and worker.
+        Time of a visit in seconds.
     epoch_ends : callable
         Called with a configuration and the epoch in which it has visited all partitions. It makes the
         configuration continue or leave, and may let others join.
@@ -86,7 +86,7 @@ class HopClock:
         hopper: Hopper,
         homes: Mapping[str, Sequence[str]],
         *,
-        seconds: Callable[[str, str, str], float],
+        seconds: Callable[[Visit], float],
         epoch_ends: Callable[[str, int], None],
         outages: Iterable[Outage] = (),
     ) -> None:
@@ -118,8 +118,7 @@ class HopClock:
                 _HANDLERS[event](self, what)
             for visit in self._hopper.dispatch(self._now_s):
                 self._since[visit.worker] = self._now_s
-                length_s = self._seconds(visit.config, visit.partition, visit.worker)
-                self._expect(self._now_s + length_s, HopEvent.UNIT_ENDS, visit)
+                self._expect(self._now_s + self._seconds(visit), HopEvent.UNIT_ENDS, visit)
             if self._hopper.is_over or not self._events:
                 break
             self._now_s = self._events[0][0]
@@ -181,6 +180,7 @@ def simulate_hops(
     epochs: int | Mapping[str, int] = 1,
     outages: Iterable[Outage] = (),
     reschedule: SearchOptions | None = None,
+    evaluate: UnitTimes | None = None,
 ) -> HopTrace:
     """Run a hopper until every configuration has visited every partition in each of its epochs.
 
@@ -196,6 +196,8 @@ def simulate_hops(
     reschedule : SearchOptions or None
         Options of new plans when workers fail, return or join late; None: the first plan remains in force
         as far as possible. The virtual clock does not advance during rescheduling.
+    evaluate : UnitTimes or None
+        Times of the visits of every second epoch, in which configurations are evaluated; None: all train.
 
     Raises
     ------
@@ -214,8 +216,11 @@ def simulate_hops(
         for names in (units.configs, units.partitions, units.workers)
     )
 
-    def seconds(config: str, partition: str, worker: str) -> float:
-        return float(units.seconds[configs[config], partitions[partition], workers[worker]])
+    by_kind = (units, evaluate or units)
+
+    def seconds(visit: Visit) -> float:
+        place = configs[visit.config], partitions[visit.partition], workers[visit.worker]
+        return float(by_kind[visit.epoch % 2].seconds[place])
 
     def epoch_ends(config: str, epoch: int) -> None:
         if epoch + 1 < wanted[config]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hetctl.model.balance_settings import AUTO, BALANCE_MODES
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.plan import DATA_PARALLEL, HOP_SCHEDULERS, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -44,6 +44,8 @@ class Options:
     balance : str
         Mode of balanced batches, as in `BalanceSettings`. Unless it is ``off``, batches on several types of
         GPU are sized for equal times, and the rates of the types add up; else the slowest type sets the pace.
+    hop_scheduler : str
+        Scheduler of members that hop.
     """
 
     delta: float | None = None
@@ -56,6 +58,7 @@ class Options:
     exploration: str = "shared"
     mix_types: bool = False
     balance: str = AUTO
+    hop_scheduler: str = HOP_SCHEDULERS[0]
 
 
 @dataclass(frozen=True)
@@ -280,5 +283,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
     "balance": (lambda v: v in BALANCE_MODES, f"one of: {', '.join(BALANCE_MODES)}"),
+    "hop_scheduler": (lambda v: v in HOP_SCHEDULERS, f"one of: {', '.join(HOP_SCHEDULERS)}"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}
