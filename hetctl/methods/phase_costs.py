@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.epoch_visits import planned_visits
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.methods.hopper.visit_times import HopWorker, visit_times
+from hetctl.model.errors import InfeasibleError
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
@@ -109,7 +110,7 @@ def unit_times(
     InfeasibleError
         If a partition is on no node.
     """
-    return _times(members, partitions, cluster, homes, _epoch_s)
+    return _times(members, partitions, cluster, homes, evaluates=False)
 
 
 def evaluation_times(
@@ -119,44 +120,23 @@ def evaluation_times(
 
     Parameters and errors are those of `unit_times`.
     """
-    return _times(members, partitions, cluster, homes, lambda member, _: member.evaluate_s)
+    return _times(members, partitions, cluster, homes, evaluates=True)
 
 
 def _times(
-    members: Sequence[Workload],
-    partitions: int,
-    cluster: Cluster,
-    homes: Homes | None,
-    whole_s: Callable[[Workload, str], float],
+    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None, *, evaluates: bool
 ) -> UnitTimes:
-    """Return times of visits, each with its share of the time for all partitions on a type of GPU."""
     found = in_turn(cluster.nodes, partitions) if homes is None else homes
-    workers = [(node, gpu) for node in cluster.nodes for gpu in node.gpus]
-    here = [set(found.get(node.name, ())) for node, _ in workers]
-    has = np.array([[number in numbers for numbers in here] for number in range(partitions)])
-    types = list(dict.fromkeys(node.gpu_type or "" for node in cluster.nodes))
-    by_type = np.array(
-        [
-            [whole_s(member, kind) / partitions + 2 * member.checkpoint_s for kind in types]
-            for member in members
-        ]
-    )
-    seconds = by_type[:, [types.index(node.gpu_type or "") for node, _ in workers]]
-    return UnitTimes(
-        configs=tuple(member.name for member in members),
-        partitions=tuple(f"p{j}" for j in range(partitions)),
-        workers=tuple(f"{node.name}:{gpu}" for node, gpu in workers),
-        seconds=np.where(has[None], seconds[:, None], np.inf),
-    )
-
-
-def _epoch_s(member: Workload, gpu_type: str) -> float:
-    if not member.samples_per_epoch:
-        raise BadInputError(
-            f"the profile of {member.name} has no samples_per_epoch, which hopping requires",
-            "run hetctl profile, or set samples_per_epoch in the ensemble file",
+    workers = {
+        f"{node.name}:{gpu}": HopWorker(
+            node.gpu_type or "", {f"p{number}" for number in found.get(node.name, ())}
         )
-    return member.samples_per_epoch / member.on_type(gpu_type).rates[1]
+        for node in cluster.nodes
+        for gpu in node.gpus
+    }
+    names = [f"p{number}" for number in range(partitions)]
+    hop_s = {member.name: 2 * member.checkpoint_s for member in members}
+    return visit_times(members, names, workers, hop_s, evaluates=evaluates)
 
 
 def hop_phase(

@@ -86,6 +86,11 @@ class Core:
         self._fresh = self._changed = True
         self._commands: list[Command] = []
 
+    @property
+    def handles(self) -> frozenset[type]:
+        """Kinds of events that it accepts."""
+        return frozenset(_HANDLERS)
+
     def handle(self, event: Event) -> list[Command]:
         """Record an event and return the commands that follow at once."""
         _HANDLERS[type(event)](self, event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.methods.hopper import hop_events
@@ -74,7 +74,7 @@ class HopRules:
     partitions : int
         Number of partitions of the data.
     replay : sequence of Visit
-        Visits to repeat; empty: the planner's.
+        Visits to repeat, in the order of their starts; empty: the planner's.
     first_number : int
         Number of the job's first visit, larger than those of earlier jobs.
     least_members : int
@@ -136,12 +136,13 @@ class HopCore:
         self.running: dict[str, RunningVisit] = {}
         self.ending: str | None = None
         self._rules, self._planner, self._observer = rules, planner, observer
+        self._progress = tuple(progress)
         self._members = {each.member.name: each.member for each in progress}
         self._history = {each.member.name: list(each.history) for each in progress}
         self._names = tuple(f"p{number}" for number in range(rules.partitions))
-        self._hopper = Hopper.resume(
-            _state_of(rules, progress, self._names), None if rules.replay else self._plan
-        )
+        self._replay = tuple(rules.replay)
+        reschedule = None if rules.replay else self._plan
+        self._hopper = Hopper.resume(_state_of(rules, progress, self._names), reschedule)
         self._book = StateBook(self._members)
         self._nodes: dict[str, Node] = {}
         self._stores: set[str] = set()
@@ -153,6 +154,11 @@ class HopCore:
         self._round = 0
         self._commands: list[Command | HopCommand] = []
 
+    @property
+    def handles(self) -> frozenset[type]:
+        """Kinds of events that it accepts."""
+        return frozenset(_HANDLERS)
+
     def handle(self, event: Event | hop_events.HopEvents) -> list[Command | HopCommand]:
         """Record an event and return the commands that follow at once."""
         _HANDLERS[type(event)](self, event)
@@ -161,6 +167,7 @@ class HopCore:
     def schedule(self, now_s: float) -> list[Command | HopCommand]:
         """Return the commands that follow from all events until now."""
         if not self.ending and self._is_complete and now_s >= self._launch_from_s:
+            self._follow_replay()
             self._start_visits(now_s)
             self._prefetch()
             self._check_end(now_s)
@@ -179,20 +186,31 @@ class HopCore:
         """True if the agents of all nodes have reported: a plan without some workers would be a poor one."""
         return bool(self._nodes) and self._stores >= self._nodes.keys()
 
+    def _follow_replay(self) -> None:
+        """Follow the visits to be repeated, on the workers that are present now."""
+        if self._replay:
+            homes = self._hopper.state.workers
+            self._hopper.follow(at_workers(self._replay, homes))
+            self._replay = ()
+
     def _on_job_opened(self, event: events.JobOpened) -> None:
         self._nodes = {node.name: node for node in event.nodes}
         self._deadline_s, self._round = event.deadline_s, event.first_round
         self._commands.append(OpenHops(self._round, tuple(self._members)))
-        self._converge_at_once()
+        self._leave_at_once(self._progress)
         self._on_tick(event)
 
-    def _converge_at_once(self) -> None:
-        """Record members that had met their stop rules when the last job was killed."""
-        for name, member in self._members.items():
-            at_epoch_start = self._hopper.configs[name] == 2 * len(self._history[name])
-            if at_epoch_start and (reason := member.stop.reason_to_stop(tuple(self._history[name]))):
+    def _leave_at_once(self, progress: Iterable[HopProgress]) -> None:
+        """Stop members that have met their stop rules before, and whole epochs of too few members."""
+        for each in progress:
+            name, is_whole = each.member.name, not each.visited and not each.evaluating
+            if is_whole and (reason := each.member.stop.reason_to_stop(each.history)):
                 self._hopper.config_stops(name)
                 self._commands.append(Converge(name, reason))
+        few = len(self._hopper.configs) < self._rules.least_members
+        for each in progress if few else ():
+            if not each.visited and not each.evaluating:
+                self._hopper.config_stops(each.member.name)
 
     def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
         if event.now_s >= self._deadline_s:
@@ -433,6 +451,24 @@ def workers_of(node: Node) -> list[str]:
     return [f"{node.name}:{gpu}" for gpu in node.gpus]
 
 
+def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> tuple[Visit, ...]:
+    """Return visits at the present workers: those of the same names, or others with the same partitions.
+
+    Parameters
+    ----------
+    homes : mapping of str to sequence of str
+        Partitions by worker.
+    """
+    visited: dict[str, set[str]] = {}
+    for visit in visits:
+        visited.setdefault(visit.worker, set()).add(visit.partition)
+    places = {worker: worker for worker in visited if visited[worker].issubset(homes.get(worker, ()))}
+    for worker in visited.keys() - places.keys():
+        free = (w for w in homes if w not in places.values() and visited[worker].issubset(homes[w]))
+        places[worker] = next(free, worker)
+    return tuple(replace(visit, worker=places[visit.worker]) for visit in visits)
+
+
 def _state_of(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[str]) -> HopperState:
     """Return the hopper's state at the start of a job, with the visits of the present epochs done."""
     log, configs = [], {}
@@ -446,7 +482,6 @@ def _state_of(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[
     return HopperState(
         partitions=tuple(names),
         seed=rules.seed,
-        plan=tuple(rules.replay),
         configs=configs,
         log=tuple(log),
         started=rules.first_number,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from hetctl.methods.hopper.epoch_visits import planned_visits
 from hetctl.methods.hopper.reschedule import Rescheduler
 from hetctl.methods.hopper.schedule import SearchOptions, Unit, Visit
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.visit_times import HopWorker, visit_times
+from hetctl.model.errors import BadInputError
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -24,7 +26,8 @@ class HopPlan:
     Parameters
     ----------
     visits : tuple of Visit
-        Training visits; evaluation visits take any worker that is idle. Empty: all are drawn.
+        Visits in an order in which they could start. Others are drawn: all, if this is empty, and evaluation
+        visits after a change of workers.
     """
 
     visits: tuple[Visit, ...] = ()
@@ -38,27 +41,26 @@ class HopPlanner:
     Parameters
     ----------
     scheduler : str
-        ``best``, or ``randomized`` for CEREBRO's own, which draws all visits.
-    partitions : int
-        Number of partitions of the data.
+        Name of the scheduler of the first plan; ``randomized`` is CEREBRO's own, which draws all visits.
+        Later plans are those of `Rescheduler`, since workers wait for them.
     """
 
-    def __init__(self, scheduler: str, partitions: int, search: SearchOptions) -> None:
+    def __init__(self, scheduler: str, search: SearchOptions) -> None:
         self.scheduler = scheduler
-        self._partitions, self._search = partitions, search
+        self._search = search
         self._seen_s: dict[tuple[str, bool], float] = {}
-        self._planned: UnitTimes | None = None
+        self._train: UnitTimes | None = None
 
     def note(self, visit: Visit, seconds: float) -> None:
         """Record the time of a visit."""
         self._seen_s[visit.config, is_evaluation(visit.epoch)] = seconds
 
     def seconds(self, unit: Unit, worker: str) -> float:
-        """Return the expected time of a visit in seconds: the last one of its kind, or the planned one."""
+        """Return the expected time of a visit in seconds: that of the last one of its kind, or as planned."""
         seen_s = self._seen_s.get((unit.config, is_evaluation(unit.epoch)), 0.0)
-        if seen_s or self._planned is None or is_evaluation(unit.epoch):
+        if seen_s or self._train is None or is_evaluation(unit.epoch):
             return seen_s
-        return _time_in(self._planned, unit, worker)
+        return _time_in(self._train, unit, worker)
 
     def plan(
         self, state: HopperState, left: Mapping[str, Workload], nodes: Sequence[Node], now_s: float
@@ -70,17 +72,44 @@ class HopPlanner:
         left : mapping of str to Workload
             Members that need training, with the work left after their finished epochs.
         """
-        configs = [name for name in state.configs if name in left]
-        if not configs or not _is_covered(state):
+        members = [left[name] for name in state.configs if name in left]
+        if not members or not _is_covered(state):
             return HopPlan()
-        units = self._planned = unit_times_of([left[name] for name in configs], state, nodes)
+        train, evaluate = (_times(members, state, nodes, evaluates=kind) for kind in (False, True))
+        self._train = train
         if self.scheduler == "randomized":
             return HopPlan()
+        epochs = {member.name: epochs_left(member) for member in members}
+        visits = self._visits(state, train, evaluate, epochs, now_s)
+        return HopPlan(visits, makespan(visits, train, evaluate), busiest(visits, train, evaluate))
+
+    def _visits(
+        self,
+        state: HopperState,
+        train: UnitTimes,
+        evaluate: UnitTimes,
+        epochs: Mapping[str, int],
+        now_s: float,
+    ) -> tuple[Visit, ...]:
+        """Return planned visits: of whole epochs if none has begun, and else of what is left."""
+        if not state.log and not state.running:
+            with suppress(BadInputError):  # A scheduler may not support partitions at several workers.
+                visits = planned_visits(train, evaluate, epochs, self._search, self.scheduler)
+                return tuple(replace(v, epoch=state.configs[v.config] + v.epoch) for v in visits)
         view = training_view(state)
-        epochs = {name: view.configs[name] + epochs_left(left[name]) for name in configs}
-        visits = Rescheduler(units, epochs, self._search)(view, now_s)
-        predicted_s, bound_s = makespan(visits, units), busiest(visits, units)
-        return HopPlan(tuple(replace(v, epoch=2 * v.epoch) for v in visits), predicted_s, bound_s)
+        total = {name: view.configs[name] + count for name, count in epochs.items()}
+        rest = Rescheduler(train, total, self._search)(view, now_s)
+        return tuple(replace(visit, epoch=2 * visit.epoch) for visit in rest)
+
+
+def _times(
+    members: Sequence[Workload], state: HopperState, nodes: Iterable[Node], *, evaluates: bool
+) -> UnitTimes:
+    types = {node.name: node.gpu_type or "" for node in nodes}
+    workers = {name: HopWorker(types[name.rpartition(":")[0]], has) for name, has in state.workers.items()}
+    # States go through memory: their time is a small part of a visit.
+    hop_s = {member.name: 0.0 for member in members}
+    return visit_times(members, state.partitions, workers, hop_s, evaluates=evaluates)
 
 
 def is_evaluation(epoch: int) -> bool:
@@ -91,32 +120,6 @@ def is_evaluation(epoch: int) -> bool:
 def epochs_left(workload: Workload) -> int:
     """Return the number of epochs that a member is expected to have left, at least 1."""
     return max(1, math.ceil(workload.samples_left / (workload.samples_per_epoch or math.inf)))
-
-
-def unit_times_of(members: Iterable[Workload], state: HopperState, nodes: Iterable[Node]) -> UnitTimes:
-    """Return the times of training visits on the present workers."""
-    members = tuple(members)
-    types = {node.name: node.gpu_type or "" for node in nodes}
-    has = np.array([[p in state.workers[w] for w in state.workers] for p in state.partitions])
-    seconds = np.array(
-        [
-            [
-                _visit_s(member, len(state.partitions), types[worker.rpartition(":")[0]])
-                for worker in state.workers
-            ]
-            for member in members
-        ]
-    )
-    return UnitTimes(
-        configs=tuple(member.name for member in members),
-        partitions=state.partitions,
-        workers=tuple(state.workers),
-        seconds=np.where(has[None], seconds[:, None], np.inf),
-    )
-
-
-def _visit_s(member: Workload, partitions: int, gpu_type: str) -> float:
-    return (member.samples_per_epoch or 0) / member.on_type(gpu_type).rates[1] / partitions
 
 
 def training_view(state: HopperState) -> HopperState:
@@ -136,19 +139,21 @@ def _of_training(visits: Iterable[Visit]) -> tuple[Visit, ...]:
     return tuple(replace(v, epoch=v.epoch // 2) for v in visits if not is_evaluation(v.epoch))
 
 
-def makespan(visits: Iterable[Visit], units: UnitTimes) -> float:
+def makespan(visits: Iterable[Visit], train: UnitTimes, evaluate: UnitTimes) -> float:
     """Return the end of the last of some visits, each as early as its configuration and worker are free."""
     free: defaultdict[str, float] = defaultdict(float)
     for visit in visits:
+        units = evaluate if is_evaluation(visit.epoch) else train
         end_s = max(free[visit.config], free[visit.worker]) + _time_in(units, visit.unit, visit.worker)
         free[visit.config] = free[visit.worker] = end_s
     return max(free.values(), default=0.0)
 
 
-def busiest(visits: Iterable[Visit], units: UnitTimes) -> float:
+def busiest(visits: Iterable[Visit], train: UnitTimes, evaluate: UnitTimes) -> float:
     """Return the longest total time of a configuration or of a worker in some visits."""
     total: defaultdict[str, float] = defaultdict(float)
     for visit in visits:
+        units = evaluate if is_evaluation(visit.epoch) else train
         seconds = _time_in(units, visit.unit, visit.worker)
         total[visit.config] += seconds
         total[visit.worker] += seconds

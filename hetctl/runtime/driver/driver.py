@@ -24,6 +24,7 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.hop_job import HOP_RECORDS, HopJob, hop_core, newest_states, store_order
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
+from hetctl.runtime.driver.phased_core import PhasedCore
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
@@ -105,7 +106,7 @@ class Driver:
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._hops = HopJob(folder, self._workers) if self._spec.mode == HOPPER else None
+        self._hops = HopJob(folder, self._workers) if HOPPER in self._spec.phases else None
         take_written = (self._hops or self._workers).take_written
         self._members = RunMembers(folder, self._spec, self._workers.gpus, take_written)
         self._began_at = self._members.began_at
@@ -125,23 +126,26 @@ class Driver:
             *(self._workers, self._exchanges, self._end_by_disk),
         )
         self._open: dict[int, ActiveRound] = {}
-        self._core = self._hop_core(options) if self._hops else self._round_core(options)
+        self._core: Any = self._hop_core(options) if self._hops else self._round_core(options)
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._end_reason: str | None = None
         self._ended_by: str | None = None
 
-    def _round_core(self, options: Options) -> Core | HopCore:
+    def _round_core(self, options: Options) -> Core:
         return Core(self._planner, options, JobOptions(), self._observer(options))
 
-    def _hop_core(self, options: Options) -> Core | HopCore:
+    def _hop_core(self, options: Options) -> HopCore | PhasedCore:
         assert self._hops is not None
         left = self._members.left()
         states = newest_states(self._spec, left)
         number = self._hops.reconcile(states, self._members.epochs(left))
         active = {member.name: member for member in self._members.as_they_are(left)}
-        return hop_core(self._spec, options, active, number, states, self._observer(options))
+        hops = hop_core(self._spec, options, active, number, states, self._observer(options))
+        if self._spec.phases[-1] == HOPPER:
+            return hops
+        return PhasedCore(hops, lambda: self._round_core(options))
 
     def _observer(self, options: Options) -> RunObserver:
         def order(workload: Workload) -> Any:
@@ -190,9 +194,7 @@ class Driver:
         return time.time() - self._began_at
 
     def _send(self, event: Event | HopEvents) -> None:
-        # Only a core of hops gets the events of hops.
-        core: Any = self._core
-        self._execute(core.handle(event))
+        self._execute(self._core.handle(event))
 
     def _schedule(self) -> None:
         try:

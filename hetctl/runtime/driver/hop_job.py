@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hetctl.methods.hopper.hop_commands import (
@@ -18,6 +20,7 @@ from hetctl.methods.hopper.hop_commands import (
 from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit, node_of
 from hetctl.methods.hopper.hop_events import HopEvents, StateFetched, StateWritten, StoreOpened, VisitDone
 from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
@@ -229,17 +232,37 @@ def hop_core(
         States of their newest checkpoints.
     """
     assert spec.ensemble.partitions is not None
-    count = spec.ensemble.partitions.count
-    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    rules = HopRules(count, options.seed, first_number=first_number)
+    rules = HopRules(
+        partitions=spec.ensemble.partitions.count,
+        seed=options.seed,
+        replay=_replayed(Path(spec.replay)) if spec.replay else (),
+        first_number=first_number,
+        least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
+    )
     progress = [_progress(member, states[name]) for name, member in members.items()]
-    return HopCore(rules, progress, HopPlanner("best", count, search), observer)
+    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+    return HopCore(rules, progress, HopPlanner(options.hop_scheduler, search), observer)
+
+
+def _replayed(trace: Path) -> tuple[Visit, ...]:
+    """Return the visits of a trace, which was checked at submission, in the order of their starts."""
+    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines() if line.strip()]
+    done = sorted((line for line in lines if not line["lost"]), key=lambda line: (line["start"], line["end"]))
+    return tuple(
+        Visit(number, line["config"], line["epoch"], line["partition"], line["worker"])
+        for number, line in enumerate(done)
+    )
+
+
+def least_to_hop(gpus: int) -> int:
+    """Return the least number of members for which hopping is the mode of choice (CEREBRO, appendix 12)."""
+    return next(count for count in range(1, gpus + 1) if modes(count, gpus)[0] == HOPPER)
 
 
 def store_order(spec: RunSpec) -> StoreOrder | None:
     """Return the order for the stores of a run's nodes; None if its members do not hop."""
     partitions = spec.ensemble.partitions
-    if spec.mode != HOPPER or partitions is None:
+    if HOPPER not in spec.phases or partitions is None:
         return None
     return StoreOrder(spec.run, (partitions.path,) * partitions.count, tuple(spec.site.network.control))
 

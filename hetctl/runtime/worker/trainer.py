@@ -167,6 +167,11 @@ class Trainer:
             print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
         if loaded.arrays is None:
             return
+        if loaded.state.visited or loaded.state.evaluating:
+            raise BadInputError(
+                f"the checkpoint of {self.member.name} is in the middle of an epoch of visits to partitions",
+                "finish the epoch with --mode hopper first",
+            )
         self.state = loaded.state
         managed = loaded.arrays.pop(MANAGER_STATE, None)
         if managed is not None and self._balances is not None:

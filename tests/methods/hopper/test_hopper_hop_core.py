@@ -60,7 +60,7 @@ class Executor:
             for name, most in self.epochs.items()
         }
         self.observed = Observed(workloads)
-        planner = HopPlanner(self.scheduler, self.partitions, SearchOptions(self.seed, 0.02))
+        planner = HopPlanner(self.scheduler, SearchOptions(self.seed, 0.02))
         progress = [self.progress.get(name) or HopProgress(self.members[name]) for name in self.members]
         self.core = HopCore(HopRules(self.partitions, self.seed), progress, planner, self.observed)
         self.draw = random.Random(self.seed)
