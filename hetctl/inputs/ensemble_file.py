@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.ensemble_schema import EnsembleModel
+from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
+from hetctl.inputs.placed_partitions import read_partition_table
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
@@ -48,7 +49,7 @@ def read_ensemble(path: Path) -> Ensemble:
         members=tuple(members),
         folder=str(folder),
         data=None if model.data is None else _located(model.data, folder),
-        partitions=None if model.partitions is None else Partitions(**model.partitions.model_dump()),
+        partitions=None if model.partitions is None else _partitions(model.partitions, folder),
         samples_per_epoch=model.samples_per_epoch,
         balance=BalanceSettings(**model.balance.model_dump()),
     )
@@ -90,7 +91,32 @@ def _stop_problems(points: list[MemberEntry], members: list[Member]) -> Iterator
             yield (*where, "expected_epochs"), f"must be at most max_epochs ({most}), got {expected}"
 
 
+def _partitions(model: PartitionsModel, folder: Path) -> Partitions:
+    if model.file is None:
+        return Partitions(model.count or 0, model.path, model.source, model.replicas)
+    placed = read_partition_table(folder / model.file)
+    return Partitions(
+        len(placed),
+        files=tuple(partition.path for partition in placed),
+        nodes=tuple(partition.nodes for partition in placed),
+    )
+
+
+def _file_problems(model: PartitionsModel, samples_per_epoch: int | None) -> Iterator[tuple[Location, str]]:
+    """Yield the errors of `partitions` as far as they concern `file`."""
+    if model.file is None and model.count is None:
+        yield ("partitions",), "needs count, or file"
+    if model.file is None:
+        return
+    for key in sorted(model.model_fields_set - {"file"}):
+        yield ("partitions", key), "does not go with file, which says how many parts there are, and where"
+    if samples_per_epoch is None:
+        yield ("partitions", "file"), "needs samples_per_epoch, the number of samples of all parts"
+
+
 def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
+    if model.partitions:
+        yield from _file_problems(model.partitions, model.samples_per_epoch)
     path, source = (model.partitions.path, model.partitions.source) if model.partitions else ("", "")
     if source and not source.startswith(("/", "$")):
         yield ("partitions", "source"), f"must be absolute, or begin with a variable, got '{source}'"

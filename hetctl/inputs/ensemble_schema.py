@@ -277,7 +277,12 @@ class BalanceModel(Strict):
 class PartitionsModel(Strict):
     """Parts of the training data on the nodes' own disks."""
 
-    count: int = Field(ge=1, description="Number of parts.")
+    count: int | None = Field(default=None, ge=1, description="Number of parts; null: as many as in file.")
+    file: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="CSV file partition,path,nodes with a line for each part, instead of count and path;"
+        " relative to the ensemble file.",
+    )
     path: str = Field(
         default="",
         description="Path of a part on its node, with {partition} for its number and variables of the node.",
@@ -309,7 +314,7 @@ class EnsembleModel(Settings):
     partitions: PartitionsModel | None = Field(
         default=None,
         description="Parts of the training data on the nodes' own disks: a number, or a mapping of count,"
-        " path, source and replicas; null: not partitioned.",
+        " path, source and replicas, or of file; null: not partitioned.",
     )
     samples_per_epoch: int | None = Field(
         default=None,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.serialization import encode
 
+PARTITION = "{partition}"
+"""Placeholder for the number of a part in a path."""
 RAISABLE = {
     "patience": re.compile(r"no better .+ in (\d+) epochs"),
     "max_epochs": re.compile(r"(\d+) epochs done"),
@@ -169,12 +171,43 @@ class Partitions:
         Path from which nodes copy their parts to `path` at the start of a job. Empty: the parts are there.
     replicas : int
         Number of nodes that copy each part.
+    files : tuple of str
+        Path of each part, with environment variables, in place of `path`; empty: as `path` says.
+    nodes : tuple of tuple of str
+        Names of the nodes on which each part is said to be, for plans only; empty if unknown.
     """
 
     count: int
     path: str = ""
     source: str = ""
     replicas: int = 1
+    files: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, ...], ...] = ()
+
+    def paths(self) -> tuple[str, ...]:
+        """Return the path of each part on its nodes, with variables; empty if they are only planned with."""
+        numbers = range(self.count if self.path else 0)
+        return self.files or tuple(self.path.replace(PARTITION, str(number)) for number in numbers)
+
+    @property
+    def described(self) -> str:
+        """Paths of the parts, for messages."""
+        return self.path or ", ".join(self.files[:2]) + (", .." if len(self.files) > 2 else "")
+
+    def homes(self, nodes: Sequence[str]) -> dict[str, frozenset[int]]:
+        """Return the parts that each node of a job is expected to have.
+
+        Before a job runs, the names of its nodes are unknown. A name that is not among them stands for the
+        node at the same place: the first name for the first node, and so on. A part without names is assigned
+        to the nodes in turn.
+        """
+        found: dict[str, set[int]] = {node: set() for node in nodes}
+        named = dict.fromkeys(name for names in self.nodes for name in names)
+        at = {name: name if name in found else nodes[i % len(nodes)] for i, name in enumerate(named)}
+        for number, names in enumerate(self.nodes or ((),) * self.count):
+            for node in map(at.__getitem__, names) if names else (nodes[number % len(nodes)],):
+                found[node].add(number)
+        return {node: frozenset(numbers) for node, numbers in found.items()}
 
 
 @dataclass(frozen=True)
@@ -208,7 +241,7 @@ class Ensemble:
     @property
     def reads_partitions(self) -> bool:
         """True if each node reads its own partitions of the data."""
-        return self.partitions is not None and bool(self.partitions.path)
+        return self.partitions is not None and bool(self.partitions.paths())
 
     def member(self, name: str) -> Member:
         """Return the member of that name; KeyError if there is none."""

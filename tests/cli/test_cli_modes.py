@@ -226,6 +226,26 @@ def test_what_cannot_hop_is_refused_and_nothing_kept(tmp_path, keys, options, wo
     assert mini.project.tree() == before
 
 
+def test_a_plan_goes_by_the_nodes_of_the_file(tmp_path):
+    """With copies on a second node there is more to choose from; a node without any is refused."""
+    mini = Mini(tmp_path, small(6))
+    table, ensemble = (mini.project.path / name for name in ("parts.csv", "ensemble.yaml"))
+    ensemble.write_text(ensemble.read_text().replace("members:", "partitions: {file: parts.csv}\nmembers:"))
+
+    def plan(*nodes):
+        rows = "".join(f"{i},/p/{i},{names}\n" for i, names in enumerate(nodes))
+        table.write_text("partition,path,nodes\n" + rows)
+        return mini.plan("--mode", "hopper", "--json")
+
+    alone, copied = plan("a", "b", "c", "d"), plan("a;b", "a;b", "b;c", "a;d")
+    assert alone.json["predicted_makespan_s"] > copied.json["predicted_makespan_s"]
+    refused = plan("a", "b", "a", "b")
+    assert (refused.code, "2 of the 4 nodes of a job would have no data" in refused.error["message"]) == (
+        2,
+        True,
+    )
+
+
 VISIT = {"config": "m0", "worker": "a1:0", "start": 0, "end": 1, "partition": "p0", "epoch": 0, "lost": False}
 
 

@@ -59,6 +59,13 @@ class PlanContext:
         given = self.ensemble.partitions
         return given.count if given else 0
 
+    @property
+    def homes(self) -> Mapping[str, frozenset[int]]:
+        """Numbers of the partitions that each node is expected to have."""
+        given = self.ensemble.partitions
+        names = [node.name for node in self.world.cluster.nodes]
+        return given.homes(names) if given else {}
+
 
 @dataclass(frozen=True)
 class PhaseDraft:
@@ -125,7 +132,8 @@ def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
             "lower `partitions`, or plan with --mode data-parallel",
         )
     train, evaluate = (
-        times(members, question.partitions, cluster) for times in (unit_times, evaluation_times)
+        times(members, question.partitions, cluster, question.homes)
+        for times in (unit_times, evaluation_times)
     )
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
     return hop_phase(members, train, evaluate, question.world.clock, search, options.hop_scheduler)

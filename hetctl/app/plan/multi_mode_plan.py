@@ -88,6 +88,13 @@ def _refuse_bare_nodes(question: PlanContext) -> None:
             " some would have no data",
             "raise partitions in the ensemble file, or lower --gpus",
         )
+    bare = sum(not numbers for numbers in question.homes.values())
+    if bare:
+        raise BadInputError(
+            f"{bare} of the {nodes} nodes of a job would have no data, by the file of partitions of"
+            f" {question.ensemble.name}",
+            "give them partitions there, leave `nodes` empty where it is unknown, or lower --gpus",
+        )
 
 
 def _layers(question: PlanContext) -> dict[str, MemberLayers]:

@@ -63,7 +63,7 @@ class PartitionedData:
         """
         found = [set(numbers) for numbers in all_gather(group, sorted(self.training))]
         wanted = sorted(set.union(*found)) if partial else range(self.settings.count)
-        homes = homes_of(found, wanted, self.settings.path)
+        homes = homes_of(found, wanted, self.settings.described)
         if all(here.issuperset(wanted) for here in found):
             return self._open_all(place, member)
         own = [number for number, home in zip(wanted, homes, strict=True) if home == place.rank]
@@ -103,7 +103,7 @@ def load_partitions(settings: Partitions, data: str | None, input_fn: Callable[.
     paths = partition_paths(settings)
     if not paths:
         raise BadInputError(
-            f"none of the {settings.count} partitions {settings.path} is on {os.uname().nodename}",
+            f"none of the {settings.count} partitions {settings.described} is on {os.uname().nodename}",
             "place them on the nodes, or correct `partitions:` in the ensemble file",
         )
     training: dict[int, ArraySource] = {}
@@ -134,7 +134,7 @@ def read_partition(
 
 def partition_paths(settings: Partitions) -> dict[int, str]:
     """Return the paths that exist on this node, by the number of the partition."""
-    paths = {number: path_on_node(settings.path, number) for number in range(settings.count)}
+    paths = {number: path_on_node(path, number) for number, path in enumerate(settings.paths())}
     return {number: str(path) for number, path in paths.items() if path.exists()}
 
 

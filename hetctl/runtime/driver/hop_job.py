@@ -264,7 +264,7 @@ def store_order(spec: RunSpec) -> StoreOrder | None:
     partitions = spec.ensemble.partitions
     if HOPPER not in spec.phases or partitions is None:
         return None
-    return StoreOrder(spec.run, (partitions.path,) * partitions.count, tuple(spec.site.network.control))
+    return StoreOrder(spec.run, partitions.paths(), tuple(spec.site.network.control))
 
 
 def newest_states(spec: RunSpec, members: Iterable[str]) -> dict[str, TrainingState]:

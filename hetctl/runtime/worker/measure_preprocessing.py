@@ -56,7 +56,7 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
     functions, partitions = load_functions(ensemble), ensemble.partitions
-    paths = list(partition_paths(partitions).values()) if partitions and partitions.path else []
+    paths = list(partition_paths(partitions).values()) if partitions else []
     if partitions and partitions.source:
         # The ranks have ended, and with them the copies on this node.
         paths = [str(path_on_node(partitions.source, 0))]

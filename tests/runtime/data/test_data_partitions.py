@@ -208,3 +208,10 @@ def test_held_samples_come_and_go():
     held.drop(np.array([5]))
     held.add(np.array([4]), (np.array([[4]]), np.array([40])))
     assert held.take(np.array([4, 1]))[1].tolist() == [40, 10]
+
+
+def test_a_file_of_partitions_gives_each_its_own_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("OWN_DISK", str(tmp_path))
+    (tmp_path / "second.npz").touch()
+    found = partition_paths(Partitions(2, files=("/nowhere/first.npz", "$OWN_DISK/second.npz")))
+    assert found == {1: f"{tmp_path}/second.npz"}
