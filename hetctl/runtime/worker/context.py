@@ -130,7 +130,7 @@ class VisitResources:
         if number not in self._open:
             settings = self._ensemble.partitions
             assert settings is not None
-            path = path_on_node(settings.path, number)
+            path = path_on_node(settings.paths()[number], number)
             self._open[number] = read_partition(self.functions.input_fn, self._ensemble.data, str(path))
         return self._open[number]
 

@@ -37,7 +37,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class VisitOutcome:
-    """What a visit has done.
+    """Result of a visit on its rank.
 
     Parameters
     ----------
