@@ -1,72 +1,153 @@
-"""Files of states between visits: a header in JSON, then the arrays as they are in memory."""
+"""States of members that hop: a file with all arrays of a network, which other processes map into memory.
+
+It begins with `MAGIC` and the length of a header in JSON, which describes the arrays that follow. They are as
+in memory, and each begins at a multiple of `ALIGNMENT`.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-ALIGNED = 64
-"""Bytes to a multiple of which each array begins, so that it can be used where it is mapped."""
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.worker.checkpoint import Arrays, TrainingState
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+MAGIC = b"hetctl state 1\n\0"
+LENGTH = struct.Struct("<Q")
+ALIGNMENT = 64
+"""Bytes; a cache line, and what the vector instructions of frameworks need."""
+BUFFER_BYTES = 2**20
+"""Arrays that are smaller are written together."""
 
 
-def write_state(path: Path, arrays: Arrays, state: Any) -> int:
-    """Write a state, completely or not at all; return the length of the file in bytes.
+@dataclass(frozen=True)
+class StoredArray:
+    """Place of an array in the file.
 
     Parameters
     ----------
-    state : Any
-        Values of JSON.
+    dtype : str
+        Type, as `numpy.dtype` takes it.
+    offset : int
+        Bytes from the start of the first array.
     """
-    described, size_bytes = {}, 0
-    for name, array in arrays.items():
-        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "start": size_bytes}
-        size_bytes += -(-array.nbytes // ALIGNED) * ALIGNED
-    header = json.dumps({"state": state, "arrays": described}).encode()
-    # Its own first line has the length of the header.
-    header += b" " * (-(len(header) + 21) % ALIGNED)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class StateHeader:
+    """Header of the file.
+
+    Parameters
+    ----------
+    size_bytes : int
+        Length of all arrays with the gaps between them.
+    """
+
+    state: TrainingState
+    arrays: tuple[StoredArray, ...]
+    size_bytes: int
+
+
+def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
+    """Write a state, which has its name only when it is complete; return its size in bytes.
+
+    The file is not synchronized to a disk: it is lost with its node in any case.
+
+    Raises
+    ------
+    ValueError
+        If an array does not consist of numbers or fixed-size text.
+    OSError
+        If there is no room for it.
+    """
+    rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    header = _packed(_described(rows, state))
+    # The dot keeps other nodes from getting an incomplete file.
+    temporary = folder / f".{name}.tmp"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            file.write(b"%020d\n" % len(header) + header)
-            for array in arrays.values():
-                _write_aligned(file.fileno(), array)
-        temporary.replace(path)
-    finally:
+        with temporary.open("wb", buffering=BUFFER_BYTES) as file:
+            file.write(header)
+            # A file without arrays, too, has the gap after the header.
+            file.write(bytes(-len(header) % ALIGNMENT))
+            for array in rows.values():
+                file.write(bytes(-file.tell() % ALIGNMENT))
+                file.write(array.reshape(-1).view(np.uint8).data)
+            size_bytes = file.tell()
+        temporary.chmod(0o600)
+        temporary.replace(folder / name)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-    return 21 + len(header) + size_bytes
+        raise
+    return size_bytes
 
 
-def read_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
-    """Return the arrays of a state, as read-only maps of the file, and its values of JSON."""
-    with path.open("rb") as file:
-        length = int(file.readline())
-        header = json.loads(file.read(length))
-    whole = np.memmap(path, np.uint8, "r")
-    arrays = {}
-    for name, described in header["arrays"].items():
-        dtype, shape = np.dtype(described["dtype"]), tuple(described["shape"])
-        start = 21 + length + described["start"]
-        stop = start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        arrays[name] = whole[start:stop].view(dtype).reshape(shape)
-    return arrays, header["state"]
+def read(folder: Path, name: str) -> tuple[dict[str, npt.NDArray[Any]], TrainingState]:
+    """Map a state; return its arrays, which are read-only and need no memory of their own, and the rest.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no state of this name.
+    ValueError
+        If the file is no state, or not complete.
+    """
+    content = np.memmap(folder / name, np.uint8, "r")
+    header, start = _unpacked(content, name)
+    if len(content) < start + header.size_bytes:
+        raise ValueError(f"state {name} has {len(content)} bytes of {start + header.size_bytes}")
+    return {array.name: _mapped(content, start, array) for array in header.arrays}, header.state
 
 
-def _write_aligned(descriptor: int, array: npt.NDArray[Any]) -> None:
-    """Write an array and the padding behind it; one write need not take all bytes (write(2))."""
-    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    data = memoryview(flat)
-    while len(data):
-        data = data[os.write(descriptor, data) :]
-    padding = -array.nbytes % ALIGNED
-    if padding:
-        os.write(descriptor, bytes(padding))
+def _described(arrays: Mapping[str, npt.NDArray[Any]], state: TrainingState) -> StateHeader:
+    stored, end = [], 0
+    for name, array in arrays.items():
+        offset = _aligned(end)
+        stored.append(StoredArray(name, _text_of(array.dtype, name), array.shape, offset))
+        end = offset + array.nbytes
+    return StateHeader(state, tuple(stored), end)
+
+
+def _packed(header: StateHeader) -> bytes:
+    """Return the bytes before the first array."""
+    text = json.dumps(encode(header)).encode()
+    return MAGIC + LENGTH.pack(len(text)) + text
+
+
+def _unpacked(content: npt.NDArray[np.uint8], name: str) -> tuple[StateHeader, int]:
+    begin = len(MAGIC) + LENGTH.size
+    if content[: len(MAGIC)].tobytes() != MAGIC or len(content) < begin:
+        raise ValueError(f"{name} is no state of a member")
+    (length,) = LENGTH.unpack(content[len(MAGIC) : begin].tobytes())
+    header = decode(StateHeader, json.loads(content[begin : begin + length].tobytes()))
+    return header, _aligned(begin + length)
+
+
+def _mapped(content: npt.NDArray[np.uint8], start: int, array: StoredArray) -> npt.NDArray[Any]:
+    dtype = np.dtype(array.dtype)
+    count = int(np.prod(array.shape, dtype=np.int64))
+    begin = start + array.offset
+    mapped = content[begin : begin + count * dtype.itemsize].view(dtype)
+    return mapped.reshape(array.shape)
+
+
+def _aligned(position: int) -> int:
+    return position + -position % ALIGNMENT
+
+
+def _text_of(dtype: np.dtype[Any], name: str) -> str:
+    if dtype.hasobject or dtype.names or dtype.itemsize == 0:
+        raise ValueError(f"{name} is of type {dtype}, which no state can contain")
+    # Types that NumPy does not know itself, such as bfloat16, have a name, but no code.
+    return dtype.name if dtype.kind == "V" else dtype.str

@@ -69,7 +69,7 @@ class TrainingState:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Progress as finished epochs, samples, and evaluated partitions: later states compare greater."""
+        """Progress as finished epochs, samples and evaluated partitions: later states compare greater."""
         return len(self.epochs), self.part_samples, len(self.visited) if self.evaluating else 0
 
 
@@ -114,8 +114,7 @@ class CheckpointFolder:
             If the disk is full or read-only; the earlier checkpoints stay intact.
         """
         make_private_folder(self.path)
-        epochs, samples, evaluated = state.order
-        name = f"epoch-{epochs:05d}-{samples:012d}" + (f"-{evaluated:05d}" if evaluated else "")
+        name = _name_of(state)
         file = self.path / f"{name}.npz"
         size, digest = _write_arrays(file, arrays)
         manifest = Manifest(file.name, size, digest, state)
@@ -152,8 +151,8 @@ class CheckpointFolder:
     def _drop_old(self) -> None:
         for manifest in self._manifests()[KEPT:]:
             # The manifest first: an archive without one counts as nonexistent
-            # if the process is killed in between.
-            manifest.unlink()
+            # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
+            manifest.unlink(missing_ok=True)
             manifest.with_suffix(".npz").unlink(missing_ok=True)
 
 
@@ -257,6 +256,12 @@ class BackgroundSaver:
         began = time.perf_counter()
         manifest = folder.save(arrays, state)
         report(manifest, time.perf_counter() - began)
+
+
+def _name_of(state: TrainingState) -> str:
+    epochs, samples, evaluated = state.order
+    name = f"epoch-{epochs:05d}-{samples:012d}"
+    return f"{name}-{evaluated:05d}" if evaluated else name
 
 
 def _digest(stream: BinaryIO) -> str:

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
+from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.data.state_file import read_state, write_state
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import VisitResources, WorkerContext
@@ -77,9 +76,9 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     if outcome is None:
         return
     trained = time.perf_counter()
-    path = resources.store / f"{member.name}-{spec.visit.number}"
+    name = f"{member.name}-{spec.visit.number}"
     after = replace(outcome.state, visit=spec.visit.number, random_state=random_state())
-    size_bytes = write_state(path, network.save(), encode(after))
+    size_bytes = state_file.write(resources.store, name, network.save(), after)
     saved = time.perf_counter()
     finished = len(after.epochs) > len(state.epochs)
     context.send_visited(
@@ -97,12 +96,12 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
             save_s=saved - trained,
             samples=outcome.samples,
             loss=outcome.loss,
-            state=path.name,
+            state=name,
             size_bytes=size_bytes,
             result=after.epochs[-1] if finished else None,
         )
     )
-    _checkpoint(spec, member, spec.visit.number, path, context)
+    _checkpoint(spec, member, spec.visit.number, name, context)
 
 
 @dataclass(frozen=True)
@@ -206,8 +205,7 @@ def _load(
             return None
         context.sign()
         time.sleep(LOOK_S)
-    arrays, state = read_state(path)
-    return arrays, decode(TrainingState, state)
+    return state_file.read(resources.store, visit.state)
 
 
 def _refuse_other(visit: VisitSpec, state: TrainingState, member: str) -> None:
@@ -241,9 +239,10 @@ def _restored(
     return network
 
 
-def _checkpoint(spec: TrainingSpec, member: Member, number: int, path: Path, context: WorkerContext) -> None:
+def _checkpoint(spec: TrainingSpec, member: Member, number: int, name: str, context: WorkerContext) -> None:
     """Have the state written as a checkpoint in the background; the mapped file is its copy."""
-    arrays, state = read_state(path)
+    resources = context.load_visit_resources(spec.ensemble, spec.run)
+    arrays, state = state_file.read(resources.store, name)
 
     def report(manifest: Manifest, seconds: float) -> None:
         with suppress(ConnectionError):
@@ -254,5 +253,4 @@ def _checkpoint(spec: TrainingSpec, member: Member, number: int, path: Path, con
                 )
             )
 
-    saver = context.load_visit_resources(spec.ensemble, spec.run).saver
-    saver.save(CheckpointFolder(Path(spec.checkpoints)), arrays, decode(TrainingState, state), report)
+    resources.saver.save(CheckpointFolder(Path(spec.checkpoints)), arrays, state, report)

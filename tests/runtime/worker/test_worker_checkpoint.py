@@ -7,6 +7,8 @@ import os
 import stat
 import threading
 import time
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,6 +62,22 @@ def test_a_partial_epoch_is_newer_than_the_epoch_before(folder):
     folder.save(arrays(1), state(2, 64))
     folder.save(arrays(2), state(2, 128))
     assert folder.load().state.part_samples == 128
+
+
+def test_visits_and_evaluations_are_in_their_order(folder):
+    """Also if the ranks of two nodes finish their checkpoints in the other order."""
+    states = [
+        replace(state(2, 64), visited=(3,)),
+        replace(state(2, 128), visited=(3, 0)),
+        replace(state(2, 128), visited=(1,), evaluating=True),
+        replace(state(2, 128), visited=(1, 0), evaluating=True),
+        state(3),
+    ]
+    for older, newer in pairwise(states):
+        folder.save(arrays(1), newer)
+        folder.save(arrays(2), older)
+        assert folder.load().state == newer
+        assert folder.newest_state() == newer
 
 
 @pytest.mark.parametrize("ending", ["npz", "json"])
@@ -137,8 +155,8 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path):
     assert reports == []
     folder.may_write.set()
     saver.wait()
-    assert reports == [(1, 0)]
-    assert folder.load().state.order == (1, 0)
+    assert reports == [(1, 0, 0)]
+    assert folder.load().state.order == (1, 0, 0)
 
 
 def test_a_checkpoint_has_the_values_at_the_time_of_the_call(tmp_path):
@@ -153,7 +171,7 @@ def test_a_checkpoint_has_the_values_at_the_time_of_the_call(tmp_path):
         folder.may_write.set()
         saver.wait()
         loaded = folder.load()
-        assert loaded.state.order == (epochs, 0)
+        assert loaded.state.order == (epochs, 0, 0)
         assert loaded.arrays.keys() == own.keys()
         assert loaded.arrays["w"].dtype == own["w"].dtype
         assert loaded.arrays["w"].tolist() == [epochs] * len(own["w"])
@@ -167,7 +185,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     for epochs in (1, 2, 3):
         saver.save({"w": np.ones(3)}, state(epochs), lambda manifest, _: reports.append(manifest.state.order))
     saver.wait()
-    assert reports == [(1, 0), (2, 0), (3, 0)]
+    assert reports == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
     saver.wait()  # again is no error
 
 
