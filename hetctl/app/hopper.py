@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,7 @@ from hetctl.methods.hopper.modes import ModeCost, modes, price
 from hetctl.methods.hopper.schedule import Visit, by_start, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.visit_trace import trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import StepSpan
@@ -223,19 +222,9 @@ def replay_hops(
 
 def trace_of(outcome: HopperOutcome) -> str:
     """Return one line of JSON for each visit."""
-    return "".join(json.dumps(_traced(record)) + "\n" for record in outcome.records)
-
-
-def _traced(record: VisitRecord) -> dict[str, Any]:
-    return {
-        "config": record.visit.config,
-        "worker": record.visit.worker,
-        "start": record.start_s,
-        "end": record.end_s,
-        "partition": record.visit.partition,
-        "epoch": record.visit.epoch,
-        "lost": record.lost,
-    }
+    return "".join(
+        trace_line(record.visit, record.start_s, record.end_s, lost=record.lost) for record in outcome.records
+    )
 
 
 def _step(record: VisitRecord) -> StepSpan:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import OutputFile, Seconds, given_options, json_option
+from hetctl.cli.options import OutputFile, Seconds, given_options, json_option, this_project
 from hetctl.cli.output import print_json, print_table, write_text
 from hetctl.inputs.visit_log import MOST_EPOCHS
 
@@ -168,6 +168,33 @@ def simulate(
     else:
         outcome = run_hops(_request(**wishes), epochs or 1, outages)
     _show(outcome, trace, report, as_json=as_json)
+
+
+@command.command("trace")
+@click.argument("run", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(),
+    default="hops.jsonl",
+    show_default=True,
+    help="File to write.",
+)
+@json_option
+def trace(run: str | None, output: Path, as_json: bool) -> None:
+    """Write the visits of RUN (default: the newest) as a trace, which --replay repeats.
+
+    \b
+    Example: hetctl hopper trace digits-001 -o hops.jsonl
+    """
+    from hetctl.app.run.hop_trace import trace_of_run
+
+    found = trace_of_run(this_project(), run)
+    write_text(output, found.text)
+    if as_json:
+        print_json({"run": found.run, "path": str(output.resolve()), "visits": found.visits})
+    else:
+        click.echo(f"wrote {output}: {found.visits:,} visits of run {found.run}")
 
 
 def _refuse_planning(context: click.Context) -> None:

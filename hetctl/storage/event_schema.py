@@ -163,6 +163,57 @@ class PartsStagedRecord:
     errors: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class VisitEnded:
+    """End of a visit of a member that hops, with its new state."""
+
+    number: int
+    epoch: int
+    evaluates: bool
+    partition: int
+    worker: str
+    began_at: float
+    ended_at: float
+    waited_s: float
+    hop_s: float
+    bytes: int
+    samples: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class VisitLost:
+    """End of a visit without a new state."""
+
+    number: int
+    epoch: int
+    evaluates: bool
+    partition: int
+    worker: str
+    began_at: float
+    ended_at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class VisitsUndone:
+    """Visits whose states were lost before they were in a checkpoint."""
+
+    numbers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class HopPlanMade:
+    """Plan of the visits of members that hop, with the partitions by worker."""
+
+    scheduler: str
+    predicted_s: float
+    lower_bound_s: float
+    workers: Mapping[str, tuple[str, ...]]
+    reason: str
+
+
 FORMS: dict[str, type] = {
     "job_started": JobStarted,
     "job_ended": JobEnded,
@@ -180,6 +231,10 @@ FORMS: dict[str, type] = {
     "straggler": Straggler,
     "migration": MigrationRecord,
     "sample_visits": SampleVisitsRecord,
+    "visit": VisitEnded,
+    "visit_lost": VisitLost,
+    "visits_undone": VisitsUndone,
+    "hop_plan": HopPlanMade,
     "converged": Converged,
     "stopped": Stopped,
     "failed": Failed,
