@@ -44,6 +44,7 @@ import sharing_bench
 import state_bench
 import static_bench
 import types_bench
+import visits_bench
 import waiting_bench
 from tables import Figure, Table
 
@@ -352,6 +353,8 @@ DECIDING: dict[str, Section] = {
     "hopper": hopper_bench.table,
     "cerebro": cerebro_bench.table,
     "outage": outage_bench.table,
+    "hop-training": visits_bench.table,
+    "hop-states": visits_bench.hops,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
     "balance-training": balanced_bench.table,

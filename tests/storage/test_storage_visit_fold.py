@@ -77,7 +77,7 @@ def test_each_invariant_is_seen_to_be_violated():
         (tuple(replace(v, worker="a:0") for v in good), "exclusive access: visit"),
         (tuple(moved(v, first, ended_at=first.began_at - 1) for v in good), "ends before it begins"),
         (tuple(moved(v, later, number=first.number) for v in good), f"visit {first.number} is 2 intervals"),
-        (tuple(moved(v, later, epoch=1, evaluates=True) for v in good), "belongs to an earlier pass"),
+        (tuple(moved(v, first, evaluates=True) for v in good), "belongs to an earlier pass"),
     ):
         found = violations(edited, 2, epochs, slack_s=1e-6)
         assert any(words in line for line in found), (words, found)
