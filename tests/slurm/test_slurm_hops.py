@@ -176,9 +176,10 @@ def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, fr
     assert homes == {number: f"{node}:0" for number, node in enumerate(NODES)}
     assert sum(visit["bytes"] > 0 for visit in visits) > len(visits) / 2
     digests = assert_equal_to_one_process(project, visits)
-    assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
-    assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
-    assert last_states(project, "hops-002", digests) == digests
+    if framework == "pytorch":  # With TensorFlow this takes three times as long.
+        assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
+        assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
+        assert last_states(project, "hops-002", digests) == digests
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def slow(slurm_cluster, tmp_path):
 def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
     """A rank, then a node whose partitions others have, then the driver: each is killed in the middle."""
     after_visits(slow, 4)
-    os.kill(ranks_of(slow.home.run(RUN).path)[0], signal.SIGKILL)
+    os.kill(rank_at_work(slow), signal.SIGKILL)
     after_visits(slow, 9)
     slurm_cluster.crash_node("n4")
     try:
@@ -219,6 +220,13 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
 
 def after_visits(project, count):
     wait_for(lambda: len(visits_of(events_of(project))) >= count, 60)
+
+
+def rank_at_work(project):
+    """Return the process of the rank that has begun its visit last."""
+    started = [event for event in project.driver_events(RUN) if event.kind == "step_started"][-1]
+    (place,) = started.data["placement"]
+    return ranks_of(project.home.run(RUN).path, place["node"])[0]
 
 
 def driver_of(project):
