@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hetctl.model.hop_status import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.training_progress import EpochResult, Heartbeat
 
@@ -219,6 +220,8 @@ class RunStatus:
         Comparison of a finished run, if requested.
     balances : tuple of BalanceCourse
         Courses of balanced batches, the largest gain first, if requested.
+    hops : HopStatus or None
+        Hops of its members; None if they do not hop.
     """
 
     run: str
@@ -241,3 +244,4 @@ class RunStatus:
     warnings: tuple[str, ...] = ()
     comparison: Comparison | None = None
     balances: tuple[BalanceCourse, ...] = ()
+    hops: HopStatus | None = None

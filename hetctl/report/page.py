@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hetctl.report.palette import ink_on
 from hetctl.report.summary import gpus_by_round
-from hetctl.report.units import format_metric, format_rate, format_seconds, printable
+from hetctl.report.units import format_metric, format_percent, format_rate, format_seconds, printable
 
 LEGEND = 40
 ROUNDS_WIDTH = 31
@@ -139,6 +139,7 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {
         "seconds": format_seconds,
+        "percent": format_percent,
         "rate": format_rate,
         "metric": format_metric,
         "rounds": lambda counts: gpus_by_round(counts, ROUNDS_WIDTH),

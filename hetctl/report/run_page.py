@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from markupsafe import Markup
 
 from hetctl.model.run_status import RunStatus
 from hetctl.report.balance_chart import MOST_COURSES, balance_svg
 from hetctl.report.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
 from hetctl.report.gantt import gantt_svg
+from hetctl.report.hop_chart import hop_svg
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
 from hetctl.report.summary import (
@@ -48,6 +51,57 @@ runs. A thin line starts a round; white is time without a job.</p>
 <li><i class="idle"></i>idle</li>
 <li><i class="hatched"></i>failed step</li>
 {% endcall %}
+</section>
+{% endif %}
+
+{% if status.hops %}
+<section>
+<h2>Workers over time</h2>
+{% if hopping %}
+<p>One row for each worker; a bar is a member's visit to a partition, with its name or number. After each
+epoch of training the member is evaluated.</p>
+<div class="wide">{{ hopping }}</div>
+{% call key() %}
+<li><i class="idle"></i>idle</li>
+<li><i class="hatched"></i>lost, and repeated</li>
+{% endcall %}
+{% else %}
+<p>{{ "{:,}".format(status.hops.spans | length) }} visits: there is no chart of none, or of more than 20,000;
+hetctl hopper trace writes them to a file.</p>
+{% endif %}
+</section>
+
+<section>
+<h2>Hops, predicted and measured</h2>
+<p>Times from each plan to the end of its visits; the bound is the least possible of the planned times.</p>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th class="number">at</th><th>reason</th><th>scheduler</th><th class="number">workers</th>
+<th class="number">bound</th><th class="number">predicted</th><th class="number">measured</th></tr></thead>
+<tbody>
+{% for plan in status.hops.plans %}
+<tr><td class="number">{{ plan.start_s | seconds }}</td><td>{{ plan.reason }}</td>
+<td>{{ plan.scheduler }}</td><td class="number">{{ plan.workers }}</td>
+<td class="number">{{ plan.lower_bound_s | seconds }}</td>
+<td class="number">{{ plan.predicted_s | seconds }}</td>
+<td class="number">{{ plan.measured_s | seconds }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th>worker</th><th class="number">busy</th><th class="number">waiting</th>
+<th class="number">mean hop</th><th class="number">visits</th><th class="number">repeated</th></tr></thead>
+<tbody>
+{% for worker in status.hops.workers %}
+<tr><td>{{ worker.worker }}</td><td class="number">{{ worker.busy | percent }}</td>
+<td class="number">{{ worker.waiting | percent }}</td><td class="number">{{ worker.hop_s | seconds }}</td>
+<td class="number">{{ worker.visits }}</td><td class="number">{{ worker.repeated }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
 </section>
 {% endif %}
 
@@ -164,11 +218,17 @@ def render_page(status: RunStatus) -> str:
         comparison=describe_comparison(status),
         failed=[member for member in status.members if member.state == "failed"],
         gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
+        hopping=_hopping(status, colours),
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
         balance=Markup(balance_svg(status.balances[:MOST_COURSES])) if status.balances else None,
         gains=_gains(status),
         accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
     )
+
+
+def _hopping(status: RunStatus, colours: Mapping[str, str]) -> Markup | None:
+    drawn = hop_svg(status.hops, colours) if status.hops else None
+    return None if drawn is None else Markup(drawn)
 
 
 def _gains(status: RunStatus) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.report.hop_tables import hop_tables
 from hetctl.report.summary import describe_states, describe_time, gpus_by_round
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
@@ -55,6 +56,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         note,
         *warnings,
         *_live_table(status),
+        *(hop_tables(status.hops) if status.hops else ()),
         *failures,
     )
 

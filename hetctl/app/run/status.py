@@ -10,6 +10,7 @@ from dataclasses import replace
 from hetctl.app.project import Project
 from hetctl.app.run.balance_courses import balance_courses
 from hetctl.app.run.collect import current_jobs, ended_by_files
+from hetctl.app.run.hop_summary import hop_spans, hop_status
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
@@ -17,11 +18,15 @@ from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
+from hetctl.model.hop_status import HopStatus
 from hetctl.model.job import Job, JobState
+from hetctl.model.plan import HOPPER
+from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.storage.heartbeats import read_heartbeats
 from hetctl.storage.run_state import without_collections
+from hetctl.storage.visit_fold import VisitLog
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
@@ -39,10 +44,11 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
 def compared_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run for its report.
 
-    It has the courses of balanced batches and, if the run has finished, simulations of it for comparison.
+    It has the courses of balanced batches, the visits of members that hop and, if the run has finished,
+    simulations of it for comparison.
     """
     watch = RunWatch(project, run)
-    status = watch.compared(watch.look())
+    status = watch.with_visits(watch.compared(watch.look()))
     return replace(status, balances=balance_courses(project.home.run(status.run)))
 
 
@@ -60,6 +66,7 @@ class RunWatch:
         self._known: tuple[RunRecord, Sequence[Job]] | None = None
         self._stamp: Stamp | None = None
         self._view: RunView | None = None
+        self._visits: VisitLog | None = None
         self._seen: tuple[Sequence[Job], int] = ((), 0)
         self._answer: tuple[Sequence[Job], str] = ((), "")
         self._asked_at = -math.inf
@@ -82,13 +89,43 @@ class RunWatch:
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.facts.jobs)
-        return _status(record, *self._answer, view, most)
+        status = _status(record, *self._answer, view, most)
+        return replace(status, hops=self._hops(status, record.spec, view)) if self._visits else status
+
+    def with_visits(self, status: RunStatus) -> RunStatus:
+        """Return a status with all visits of members that hop, if they do."""
+        if self._visits is None or status.hops is None:
+            return status
+        spans = hop_spans(self._visits.fold.visits, self._start(self._stored()[0]))
+        return replace(status, hops=replace(status.hops, spans=spans))
+
+    def _hops(self, status: RunStatus, spec: RunSpec, view: RunView) -> HopStatus:
+        assert self._visits is not None
+        assert spec.ensemble.partitions is not None
+        fold = self._visits.look()
+        open_steps = [step for step in status.steps if step.end_s is None and step.gpus]
+        return hop_status(
+            fold.visits,
+            fold.plans,
+            spec.ensemble.partitions.count,
+            self._start(self._stored()[0]),
+            members=[member.member for member in status.members],
+            ended=[name for name, progress in view.progress.items() if not progress.active],
+            at={step.member: f"{step.node}:{step.gpus[0]}" for step in open_steps},
+        )
+
+    def _start(self, record: RunRecord) -> float:
+        """Return the time from which seconds of a status count, in seconds since the epoch."""
+        began_at = self._view_of(record).facts.began_at
+        return record.created_at if began_at is None else began_at
 
     def compared(self, status: RunStatus) -> RunStatus:
         """Return a status with simulations of the run for comparison, if it has finished."""
         from hetctl.app.run.baseline import comparison_of
 
         record, _ = self._stored()
+        if HOPPER in record.spec.phases:
+            return status  # The simulations know no hops.
         view = self._view_of(record)
         first = [view.facts.first_step] if view.facts.first_step else []
         return replace(status, comparison=comparison_of(record.spec, view.progress, first))
@@ -109,6 +146,8 @@ class RunWatch:
         if self._view is None or self._view.spec != record.spec:
             folder = self._project.home.run(record.spec.run)
             self._view = RunView(folder, record.spec, record.plan)
+            names = [member.name for member in record.spec.ensemble.members]
+            self._visits = VisitLog(folder, names) if HOPPER in record.spec.phases else None
         return self._view
 
     def _ask(

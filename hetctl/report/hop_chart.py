@@ -1,0 +1,36 @@
+"""Gantt chart of a run's workers, with the members that visit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetctl.model.hop_status import HopSpan, HopStatus
+from hetctl.model.run_status import StepSpan
+from hetctl.report.gantt import HOPS, gantt_svg
+from hetctl.report.summary import Spans, one_round
+
+MOST_DRAWN = 20_000
+"""Largest number of visits in a chart; more would be neither readable nor quick to load."""
+
+
+def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
+    """Draw the visits by worker over time; None if there are none, or too many for a chart."""
+    if not 0 < len(hops.spans) <= MOST_DRAWN:
+        return None
+    end_s = max(span.end_s for span in hops.spans)
+    steps = [_step(span) for span in hops.spans]
+    # The word for GPUs does not occur in this chart: its rows are workers.
+    spans = Spans("slot", len(hops.workers), end_s, steps, one_round(end_s))
+    return gantt_svg(spans, colours, HOPS)
+
+
+def _step(span: HopSpan) -> StepSpan:
+    return StepSpan(
+        member=span.member,
+        round=span.epoch,
+        node=span.worker,
+        gpus=(0,),
+        start_s=span.start_s,
+        end_s=span.end_s,
+        exit_code=0 if span.done else 1,
+    )

@@ -1,0 +1,100 @@
+"""A run whose members hop, as `status`, `report` and `hopper trace` show it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hopping_run import course_of, write_run
+from workbench import new_project
+
+ENSEMBLE = """\
+name: hopping
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+stop: {max_epochs: 2}
+samples_per_epoch: 100
+partitions: {count: 2, path: '/p/{partition}.npz'}
+members: [{name: m0}, {name: m1}, {name: m2}]
+"""
+SITE = """\
+extends: slurm
+nodes: 2
+gpus_per_node: 2
+queues: [{name: gpu, max_nodes: 2, max_wall: 24h}]
+queue: gpu
+"""
+COURSE = course_of(("m0", "m1", "m2"), lost=True)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A run that was submitted with --mode hopper, before its first job."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    project = new_project(tmp_path / "project", ENSEMBLE)
+    (project.path / "site-configs").mkdir()
+    (project.path / "site-configs" / "mini.yaml").write_text(SITE)
+    rates = "".join(f"m{i},{gpus},{100 * gpus}\n" for i in range(3) for gpus in (1, 2, 4))
+    (project.path / "measured.csv").write_text("member,gpus,rate\n" + rates)
+    for arguments in (
+        ("profile", "import", "measured.csv", "--site", "mini"),
+        ("submit", "--site", "mini", "--gpus", "4", "--time", "1h", "--mode", "hopper"),
+    ):
+        done = project.here(*arguments)
+        assert done.code == 0, done.stderr
+    return project
+
+
+def test_status_shows_members_workers_and_the_plan(project):
+    write_run(project.home.run("hopping-001").events, COURSE.records)
+    hops = project.here("status", "--json").json["hops"]
+    assert (hops["partitions"], hops["visits"], hops["lost"], hops["spans"]) == (2, 24, 1, [])
+    assert [member["member"] for member in hops["members"]] == ["m0", "m1", "m2"]
+    assert [worker["worker"] for worker in hops["workers"]] == ["a:0", "a:1", "b:0", "b:1"]
+    text = project.here("status").stdout
+    assert "that hop" in text
+    assert "hops planned by best for 4 workers (start): predicted 50 s, bound 40 s, so far" in text
+    tables = text[text.index("that hop") :]
+    assert [line for line in tables.splitlines()[:-1] if len(line) > 80] == []
+
+
+def test_a_run_before_its_first_visit_has_no_hops_yet(project):
+    hops = project.here("status", "--json").json["hops"]
+    assert (hops["visits"], hops["workers"], hops["plans"]) == (0, [], [])
+    assert project.here("status").code == 0
+    assert project.here("report").code == 0
+    refused = project.here("hopper", "trace")
+    assert (refused.code, "no visit of run hopping-001 has ended" in refused.stderr) == (2, True)
+    assert not (project.path / "hops.jsonl").exists()
+
+
+def test_the_report_has_a_chart_of_workers_and_the_prediction(project):
+    write_run(project.home.run("hopping-001").events, COURSE.records)
+    assert project.here("report").code == 0
+    page = (project.path / "report.html").read_text()
+    assert 'aria-label="workers over time, by configuration"' in page
+    assert "worker b:1" in page
+    assert "Hops, predicted and measured" in page
+    assert "undone by a failure" in page
+
+
+def test_a_trace_of_a_run_can_be_repeated(project):
+    write_run(project.home.run("hopping-001").events, COURSE.records)
+    done = project.here("hopper", "trace", "hopping-001", "-o", "own.jsonl", "--json").json
+    assert (done["run"], done["visits"]) == ("hopping-001", 25)
+    lines = [json.loads(line) for line in (project.path / "own.jsonl").read_text().splitlines()]
+    assert [line["lost"] for line in lines].count(True) == 1
+    again = project.here(
+        "submit", "--site", "mini", "--gpus", "4", "--time", "1h", "--mode", "hopper",
+        "--replay", "own.jsonl", "--new",
+    )  # fmt: skip
+    assert again.code == 0, again.stderr
+    assert (project.home.run("hopping-002").path / "replay.jsonl").exists()
+
+
+def test_a_run_without_hops_has_none(project):
+    done = project.here("submit", "--site", "mini", "--gpus", "4", "--time", "1h", "--new", "--json")
+    assert done.code == 0, done.stderr
+    assert project.here("status", "--json").json["hops"] is None
