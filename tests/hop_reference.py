@@ -54,7 +54,7 @@ def follow(ensemble, visits, path_of, cores):
                 trained += 1
                 loader = ArrayLoader(training, Stream(len(training), member.batch_size, member.seed))
                 is_last = trained % ensemble.partitions.count == 0
-                network.train(Batches(loader, epoch, 0, SingleRank(), lambda: False, ends_epoch=is_last))
+                network.train(Batches(loader, epoch, 0, SingleRank(), lambda: False, is_last=is_last))
         found[member.name] = digest_of(network.save())
         framework.clear()
     return found

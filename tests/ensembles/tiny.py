@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import keras
@@ -26,13 +27,13 @@ def model_fn(config):
     if config.get("batch_norm"):
         layers.append(keras.layers.BatchNormalization())
     model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(10)])
-    optimizers = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+    momentum = partial(keras.optimizers.SGD, momentum=0.9)
+    optimizers = {"sgd": keras.optimizers.SGD, "momentum": momentum, "adam": keras.optimizers.Adam}
     rate = config.get("learning_rate", 0.01)
     if config.get("decay"):
         rate = keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.9)
-    momentum = {"momentum": config["momentum"]} if "momentum" in config else {}
     model.compile(
-        optimizer=optimizers[config.get("optimizer", "adam")](rate, **momentum),
+        optimizer=optimizers[config.get("optimizer", "adam")](rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -58,6 +59,11 @@ def hungry_train_fn(data, model, optimizer, config):
             yield x, y
 
     return fit_train_fn(small_enough(), model, optimizer, config)
+
+
+def doomed_train_fn(data, model, optimizer, config):
+    """A train_fn that rests for `pause_s` after each step, and in which a lone rank fails, the first time."""
+    return fit_train_fn(failing(data, config["rank"], config), model, optimizer, config)
 
 
 def fragile_train_fn(data, model, optimizer, config):

@@ -3,6 +3,7 @@
 import os
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,10 @@ def model_fn(config):
     if config.get("batch_norm"):
         layers.append(nn.BatchNorm1d(units))
     model = nn.Sequential(*layers, nn.Linear(units, 10))
-    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    momentum = {"momentum": config["momentum"]} if "momentum" in config else {}
+    momentum = partial(torch.optim.SGD, momentum=0.9)
+    optimizers = {"sgd": torch.optim.SGD, "momentum": momentum, "adam": torch.optim.Adam}
     optimizer = optimizers[config.get("optimizer", "adam")](
-        model.parameters(), lr=config.get("learning_rate", 0.01), **momentum
+        model.parameters(), lr=config.get("learning_rate", 0.01)
     )
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if config.get("decay") else None
     return {
@@ -100,6 +101,13 @@ def hungry_train_fn(data, model, optimizer, config):
             yield x, y
 
     return fit_train_fn(small_enough(), model, optimizer, config)
+
+
+def doomed_train_fn(data, model, optimizer, config):
+    """A train_fn that rests for `pause_s` after each step, and in which a lone rank fails, the first time."""
+    from tiny import failing
+
+    return fit_train_fn(failing(data, config["rank"], config), model, optimizer, config)
 
 
 def fragile_train_fn(data, model, optimizer, config):

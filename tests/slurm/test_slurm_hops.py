@@ -30,7 +30,7 @@ CONFIGS = [
     {"units": units, **how}
     for units in (16, 24, 32)
     for how in (
-        {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05, "decay": True},
+        {"optimizer": "momentum", "learning_rate": 0.05, "decay": True},
         {"optimizer": "adam", "dropout": 0.3},
     )
 ]

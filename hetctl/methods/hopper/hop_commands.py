@@ -25,11 +25,14 @@ class StartVisit:
     state : str or None
         Name of the state from which it starts; it is or arrives in the store of the worker's node. None: the
         newest checkpoint, or a fresh network.
+    checkpoint : int
+        Number of the newest visit in that checkpoint; -1 if no visit is in it.
     """
 
     round: int
     visit: Visit
     state: str | None
+    checkpoint: int = -1
 
 
 @dataclass(frozen=True, slots=True)

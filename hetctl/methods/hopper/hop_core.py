@@ -57,12 +57,15 @@ class HopProgress:
         True if all training visits of the present epoch are done.
     visited : tuple of int
         Partitions that are done in the present pass: of training visits, or of evaluation visits.
+    visit : int
+        Number of the newest visit in the checkpoint; -1 if there is none.
     """
 
     member: Member
     history: tuple[float, ...] = ()
     evaluating: bool = False
     visited: tuple[int, ...] = ()
+    visit: int = -1
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class HopCore:
         self._replay = tuple(rules.replay)
         reschedule = None if rules.replay else self._plan
         self._hopper = Hopper.resume(_state_of(rules, progress, self._names), reschedule)
-        self._book = StateBook(self._members)
+        self._book = StateBook({each.member.name: each.visit for each in progress})
         self._nodes: dict[str, Node] = {}
         self._stores: set[str] = set()
         self._converging: dict[str, str] = {}
@@ -271,20 +274,21 @@ class HopCore:
         if not ended.done:
             self._hopper.unit_failed(ended.visit)
         if event.why not in CLEAN_EXITS:
-            self._on_rank_lost(worker, event)
+            self._on_rank_ended(hop_events.RankEnded(event.now_s, worker))
+            # It may have failed for good.
+            if member not in self._observer.left(event.now_s):
+                self._hopper.config_stops(member)
         self._recover(member, "its state was lost")
         if event.why in JOB_FATAL:
             self._end(event.why.value, event.now_s)
         elif event.why is ExitReason.NOT_LAUNCHED:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
-    def _on_rank_lost(self, worker: str, event: events.StepEnded) -> None:
-        """Undo what the rank was to write and nobody else will; drop the member if it has failed for good."""
-        for name in self._book.without_writer(worker):
+    def _on_rank_ended(self, event: hop_events.RankEnded) -> None:
+        """Undo what the rank was to write and nobody else will."""
+        for name in self._book.without_writer(event.worker):
             if name in self._converging:
                 self._roll_back(name, "the rank that was to write its checkpoint ended")
-        if event.name not in self._observer.left(event.now_s):
-            self._hopper.config_stops(event.name)
 
     def _on_visit_done(self, event: hop_events.VisitDone) -> None:
         running = self.running.get(event.member)
@@ -410,7 +414,7 @@ class HopCore:
             states = self._book.of(visit.config)
             self._fetch(visit.config, node)
             self.running[visit.config] = RunningVisit(visit, self._round, states.state, now_s)
-            self._commands.append(StartVisit(self._round, visit, states.state))
+            self._commands.append(StartVisit(self._round, visit, states.state, states.saved_number))
 
     def _prefetch(self) -> None:
         """Copy the states that busy workers need next to their nodes, while these train."""
@@ -503,4 +507,5 @@ _HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
     hop_events.VisitDone: HopCore._on_visit_done,
     hop_events.StateFetched: HopCore._on_state_fetched,
     hop_events.StateWritten: HopCore._on_state_written,
+    hop_events.RankEnded: HopCore._on_rank_ended,
 }

@@ -64,4 +64,12 @@ class StateWritten:
     number: int
 
 
-HopEvents = StoreOpened | VisitDone | StateFetched | StateWritten
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """End of a rank between two visits; checkpoints that it had still to write are lost."""
+
+    now_s: float
+    worker: str
+
+
+HopEvents = StoreOpened | VisitDone | StateFetched | StateWritten | RankEnded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetctl.methods.hopper.schedule import Visit
@@ -16,8 +16,9 @@ class MemberStates:
     ----------
     state : str or None
         Name of the newest state; None: that of the newest checkpoint, or a fresh network.
-    number : int
-        Number of the visit that ended with this state; -1 for a fresh network.
+    number, saved_number : int
+        Number of the visit that ended with this state, and of the one that ended with the state of the newest
+        checkpoint; -1: none did.
     nodes : set of str
         Nodes whose stores have the state.
     coming : set of str
@@ -30,6 +31,7 @@ class MemberStates:
 
     state: str | None = None
     number: int = -1
+    saved_number: int = -1
     nodes: set[str] = field(default_factory=set)
     coming: set[str] = field(default_factory=set)
     writer: str | None = None
@@ -58,13 +60,15 @@ class MemberStates:
         numbers = [visit.number for visit in self.unsaved]
         if number in numbers:
             del self.unsaved[: numbers.index(number) + 1]
+            self.saved_number = number
         if number == self.number:
             self.writer = None
 
     def roll_back(self) -> list[Visit]:
         """Return to the newest checkpoint; return the visits that are undone by that."""
         undone, self.unsaved = self.unsaved, []
-        self.state, self.nodes, self.coming, self.writer = None, set(), set(), None
+        self.state, self.number, self.writer = None, self.saved_number, None
+        self.nodes, self.coming = set(), set()
         return undone
 
     def lose(self, node: str) -> None:
@@ -74,10 +78,16 @@ class MemberStates:
 
 
 class StateBook:
-    """Newest states of all members."""
+    """Newest states of all members.
 
-    def __init__(self, members: Iterable[str]) -> None:
-        self._members = {name: MemberStates() for name in members}
+    Parameters
+    ----------
+    saved : mapping of str to int
+        Number of the newest visit in the checkpoint of each member; -1 if there is none.
+    """
+
+    def __init__(self, saved: Mapping[str, int]) -> None:
+        self._members = {name: MemberStates(None, number, number) for name, number in saved.items()}
 
     def of(self, member: str) -> MemberStates:
         """Return the states of a member."""

@@ -26,12 +26,15 @@ class Binding:
         Index of the GPU among those that the agent's processes see; None for a slot.
     cores : tuple of int
         Numbers of the cores, as in `os.sched_getaffinity`.
+    memory_bytes : int
+        Rank's share of the node's memory; 0: unknown.
     """
 
     node: str
     gpu: int
     device: int | None
     cores: tuple[int, ...]
+    memory_bytes: int = 0
 
 
 def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
@@ -55,4 +58,4 @@ def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
             cores, place = usable, sum(other.cores == near for other in facts.gpus[:device])
     first = place * welcome.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + welcome.cores_per_gpu)}
-    return Binding(welcome.node, gpu, device, tuple(sorted(own)))
+    return Binding(welcome.node, gpu, device, tuple(sorted(own)), welcome.memory_per_gpu)

@@ -61,8 +61,8 @@ class Batches:
         Order in which the samples before `start` were trained; then that of the epoch in training.
     balancer : StepBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
-    ends_epoch : bool
-        False if the loader has a part of the epoch, and others follow.
+    is_last : bool
+        True if the epoch ends with these batches; False if other partitions are still to be visited in it.
 
     A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
     """
@@ -77,8 +77,7 @@ class Batches:
         on_step: Callable[[int], None] = lambda _position: None,
         order: Order | None = None,
         balancer: StepBalancer | None = None,
-        *,
-        ends_epoch: bool = True,
+        is_last: bool = True,
     ) -> None:
         self._loader = loader
         self._epoch = epoch
@@ -87,7 +86,7 @@ class Batches:
         self._should_stop = should_stop
         self._on_step = on_step
         self._balancer = balancer
-        self._ends_epoch = ends_epoch
+        self._is_last = is_last
         self.start = start
         self.position = start
         self.trained = 0
@@ -107,13 +106,13 @@ class Batches:
 
     @property
     def complete(self) -> bool:
-        """True if the epoch is finished."""
+        """True if all batches are trained."""
         return self.position == self._loader.samples
 
     @property
-    def epoch_complete(self) -> bool:
-        """True if these batches are finished, and the member's epoch with them."""
-        return self.complete and self._ends_epoch
+    def ends_epoch(self) -> bool:
+        """True if the epoch is finished."""
+        return self.complete and self._is_last
 
     def __iter__(self) -> Iterator[Samples]:
         with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:

@@ -109,27 +109,27 @@ def load_partitions(settings: Partitions, data: str | None, input_fn: Callable[.
     training: dict[int, ArraySource] = {}
     validation: dict[int, ArraySource] = {}
     for number, path in paths.items():
-        training[number], validation[number] = read_partition(input_fn, data, path)
+        training[number], validation[number] = read_partition(path, data, input_fn)
     return PartitionedData(settings, training, validation)
 
 
 def read_partition(
-    input_fn: Callable[..., Any], data: str | None, path: str
+    path: str, data: str | None, input_fn: Callable[..., Any]
 ) -> tuple[ArraySource, ArraySource]:
     """Return the training and the validation samples of a partition.
 
     Raises
     ------
     BadInputError
-        If they are no arrays.
+        If it does not consist of arrays.
     """
-    own, held_out = as_sources(input_fn(data, path))
-    if not (isinstance(own, ArraySource) and isinstance(held_out, ArraySource)):
+    training, validation = as_sources(input_fn(data, path))
+    if not (isinstance(training, ArraySource) and isinstance(validation, ArraySource)):
         raise BadInputError(
             f"input_fn returned other data than arrays for partition {path}",
             "return pairs of arrays (x, y): only they can migrate between nodes",
         )
-    return own, held_out
+    return training, validation
 
 
 def partition_paths(settings: Partitions) -> dict[int, str]:

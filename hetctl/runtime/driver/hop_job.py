@@ -18,7 +18,14 @@ from hetctl.methods.hopper.hop_commands import (
     UndoVisits,
 )
 from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit, node_of
-from hetctl.methods.hopper.hop_events import HopEvents, StateFetched, StateWritten, StoreOpened, VisitDone
+from hetctl.methods.hopper.hop_events import (
+    HopEvents,
+    RankEnded,
+    StateFetched,
+    StateWritten,
+    StoreOpened,
+    VisitDone,
+)
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
@@ -73,7 +80,7 @@ class HopJob:
         self._started[visit.config] = command
         gpu = int(visit.worker.rpartition(":")[2])
         place = Placement(node_of(visit.worker), (gpu,))
-        spec = VisitSpec(state=command.state, **_place(visit))
+        spec = VisitSpec(state=command.state, checkpoint=command.checkpoint, **_place(visit))
         return Allocation(visit.config, 1, HOPPER, rate, (place,)), spec
 
     def take_written(self) -> Mapping[str, int]:
@@ -93,6 +100,8 @@ class HopJob:
             yield self._done(visited, now_s)
         for saved in reports.saved:
             yield self._saved(saved, now_s)
+        for node, gpu in reports.ended:
+            yield RankEnded(now_s, f"{node}:{gpu}")
 
     def lose(self, running: RunningVisit, began_at: float, reason: str) -> None:
         """Record a visit that has ended without a new state.
@@ -239,7 +248,8 @@ def hop_core(
         first_number=first_number,
         least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
     )
-    progress = [_progress(member, states[name]) for name, member in members.items()]
+    count = spec.ensemble.partitions.count
+    progress = [_progress(member, states[name], count) for name, member in members.items()]
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
     return HopCore(rules, progress, HopPlanner(options.hop_scheduler, search), observer)
 
@@ -272,9 +282,11 @@ def newest_states(spec: RunSpec, members: Iterable[str]) -> dict[str, TrainingSt
     return {name: CheckpointFolder(checkpoint_folder(spec, name)).newest_state() for name in members}
 
 
-def _progress(member: Member, state: TrainingState) -> HopProgress:
+def _progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:
     history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
-    return HopProgress(member, history, state.evaluating, state.visited)
+    if len(state.visited) == partitions and not state.evaluating:
+        return HopProgress(member, history, evaluating=True, visit=state.visit)
+    return HopProgress(member, history, state.evaluating, state.visited, state.visit)
 
 
 def _place(visit: Visit) -> dict[str, Any]:

@@ -47,12 +47,15 @@ class StoreReports:
         Copies between stores that have ended, with the node of the copy.
     visited, saved : list
         Visits that have ended, and checkpoints that are complete.
+    ended : list
+        GPUs of ranks that have ended without a task.
     """
 
     opened: list[tuple[str, frozenset[int]]] = field(default_factory=list)
     fetched: list[tuple[str, Fetched]] = field(default_factory=list)
     visited: list[VisitReport] = field(default_factory=list)
     saved: list[StateSaved] = field(default_factory=list)
+    ended: list[Gpu] = field(default_factory=list)
 
 
 class WorkerPool:
@@ -286,6 +289,8 @@ class WorkerPool:
         slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
         if slot and group and slot in group.working:
             group.lose(slot, exit_code, output, lost_node)
+        elif slot:
+            self.stores.ended.append(gpu)
 
     def _lose_killed_ranks(self, now: float) -> None:
         """Record the loss of killed ranks whose agents have outlived them for `KILL_DOUBT_S`."""

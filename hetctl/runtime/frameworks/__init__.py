@@ -56,7 +56,10 @@ class TrainableNetwork(Protocol):
         """
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the state that `save` returned."""
+        """Restore the state that `save` returned, also of a network that has trained since.
+
+        The arrays may be read-only, and are not used after the return.
+        """
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""

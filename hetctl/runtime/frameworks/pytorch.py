@@ -94,7 +94,7 @@ class TorchNetwork:
         data = TrainingData(batches, self._member.batch_size, self._tensors, self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
-        if self._parts.scheduler is not None and batches.epoch_complete:
+        if self._parts.scheduler is not None and batches.ends_epoch:
             self._parts.scheduler.step()
         return loss if self._group.size == 1 else self._agree_after(loss, batches.share)
 
@@ -141,6 +141,8 @@ class TorchNetwork:
                 f"the checkpoint has other variables than the network that model_fn builds now: {error}",
                 "undo the change of model_fn, or start a new run with `hetctl submit --new`",
             ) from error
+        # A network that was trained before has gradients of another state.
+        self._optimizer.zero_grad()
         set_generators(random_states)
 
     def scale_learning_rate(self, factor: float) -> None:

@@ -99,7 +99,8 @@ class KerasNetwork:
             )
         for name, variable in variables.items():
             variable.assign(arrays[name])
-        self._scale_schedule(rate_factor)
+        # A network that was restored before has a factor already.
+        self._scale_schedule(rate_factor / self._rate_factor)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""

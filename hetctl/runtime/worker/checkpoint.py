@@ -122,12 +122,20 @@ class CheckpointFolder:
         self._drop_old()
         return manifest
 
-    def load(self) -> Loaded:
-        """Return the newest valid checkpoint, and the names of newer, invalid ones."""
+    def load(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> Loaded:
+        """Return the newest valid checkpoint, and the names of newer, invalid ones.
+
+        Parameters
+        ----------
+        fits : callable
+            Function that returns false for the state of a checkpoint that is to be left out.
+        """
         invalid: list[str] = []
         for path in self._manifests():
             try:
                 manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+                if not fits(manifest.state):
+                    continue
                 arrays = _read_arrays(self.path / manifest.file, manifest)
             except (OSError, ValueError):
                 invalid.append(path.stem)
@@ -224,37 +232,6 @@ class Saver:
     def _write(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
         began = time.perf_counter()
         manifest = self._folder.save(arrays, state)
-        report(manifest, time.perf_counter() - began)
-
-
-class BackgroundSaver:
-    """Thread of a rank that writes checkpoints of members which hop, one after another.
-
-    Unlike `Saver` it makes no copies: the arrays must not change.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "saver")
-        self._last: Future[None] | None = None
-
-    def save(self, folder: CheckpointFolder, arrays: Arrays, state: TrainingState, report: Report) -> None:
-        """Start to write a checkpoint once the previous one is written; errors are those of `Saver.save`."""
-        self.wait()
-        self._last = self._pool.submit(self._write, folder, arrays, state, report)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is written and reported; OSError if it could not be written."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    def close(self) -> None:
-        """Wait, and end the thread."""
-        self._pool.shutdown()
-
-    def _write(self, folder: CheckpointFolder, arrays: Arrays, state: TrainingState, report: Report) -> None:
-        began = time.perf_counter()
-        manifest = folder.save(arrays, state)
         report(manifest, time.perf_counter() - began)
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Ensemble, Member
@@ -15,16 +14,23 @@ from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, Netw
 from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.loaders import Loader, Lockstep
-from hetctl.runtime.data.part_folder import path_on_node
-from hetctl.runtime.data.partitions import PartitionedData, load_partitions, read_partition
+from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
+from hetctl.runtime.data.open_partitions import OpenPartitions
+from hetctl.runtime.data.partitions import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
-from hetctl.runtime.data.sources import ArraySource, as_sources
+from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.checkpoint import BackgroundSaver
 from hetctl.runtime.worker.group import Group, RankInfo, SingleRank, join_group
+from hetctl.runtime.worker.heartbeat import busy_share
+from hetctl.runtime.worker.hop_resources import (
+    NETWORKS_BYTES,
+    HopResources,
+    memory_for_partitions,
+)
+from hetctl.runtime.worker.kept_networks import KeptNetworks
+from hetctl.runtime.worker.state_saver import SavingFailure, StateSaver
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 
 if TYPE_CHECKING:
@@ -100,41 +106,6 @@ class WorkerResources:
     data: WholeData | PartitionedData
 
 
-class VisitResources:
-    """Data and functions of a rank for visits of any member.
-
-    Attributes
-    ----------
-    store : Path
-        Folder of states, which all ranks of the node and its agent share.
-    saver : BackgroundSaver
-        Writer of checkpoints.
-    """
-
-    def __init__(
-        self, framework: Framework, functions: UserFunctions, ensemble: Ensemble, store: Path
-    ) -> None:
-        self.framework, self.functions, self.store = framework, functions, store
-        self.saver = BackgroundSaver()
-        self._ensemble = ensemble
-        self._open: dict[int, tuple[ArraySource, ArraySource]] = {}
-
-    def partition(self, number: int) -> tuple[ArraySource, ArraySource]:
-        """Return the training and the validation samples of a partition that is on this node.
-
-        Raises
-        ------
-        BadInputError
-            If it does not consist of arrays.
-        """
-        if number not in self._open:
-            settings = self._ensemble.partitions
-            assert settings is not None
-            path = path_on_node(settings.paths()[number], number)
-            self._open[number] = read_partition(self.functions.input_fn, self._ensemble.data, str(path))
-        return self._open[number]
-
-
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -154,8 +125,12 @@ class WorkerContext:
         Function called with the live metrics of the member in training.
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
-    send_visited, send_saved : callable
-        Functions called with the result of a visit, and with each checkpoint that is complete.
+    send_visited : callable
+        Function called with the report of each visit, as soon as its state is in the store.
+    send_saved : callable
+        Function called, in another thread, with each state of a visit that is in a checkpoint.
+    on_unsaved : callable
+        Function called, in another thread, after a state could not be written.
     """
 
     def __init__(
@@ -169,6 +144,7 @@ class WorkerContext:
         send_written: Callable[[int], None] = lambda _: None,
         send_visited: Callable[[VisitReport], None] = lambda _: None,
         send_saved: Callable[[StateSaved], None] = lambda _: None,
+        on_unsaved: Callable[[], None] = lambda: None,
     ) -> None:
         self.group: Group = SingleRank()
         self.binding = binding
@@ -177,11 +153,14 @@ class WorkerContext:
         self._send_sign = send_sign
         self.send_heartbeat = send_heartbeat
         self.send_written = send_written
-        self.send_visited, self.send_saved = send_visited, send_saved
+        self.send_visited = send_visited
+        self.send_saved = send_saved
+        self._on_unsaved = on_unsaved
         self.stop_reason = stop_reason
         self._next_sign = 0.0
+        self._code: tuple[Framework, UserFunctions] | None = None
         self._resources: WorkerResources | None = None
-        self._visits: VisitResources | None = None
+        self._hops: HopResources | None = None
 
     @property
     def has_resources(self) -> bool:
@@ -193,18 +172,6 @@ class WorkerContext:
         self._resources = self._resources or self._load_resources(ensemble, sharing)
         self.sign()
         return self._resources
-
-    def load_visit_resources(self, ensemble: Ensemble, run: str) -> VisitResources:
-        """Return the resources of all visits; load them at the first call."""
-        if self._visits is None:
-            framework = load_framework(ensemble.framework)
-            self.prepare(framework, DATA_SEED)
-            store = self._keep.enter_context(node_folder(state_folder(run, self.binding.node)))
-            self._visits = VisitResources(framework, load_functions(ensemble), ensemble, store)
-            self._keep.callback(self._visits.saver.close)
-            _freeze()
-        self.sign()
-        return self._visits
 
     def build(
         self,
@@ -232,13 +199,16 @@ class WorkerContext:
         partial : bool
             Train on the partitions that the group's nodes have, even if others are missing.
         """
+        if self._hops is not None:
+            self._hops.networks.clear()
+            self.clear()
         resources = self.load_resources(ensemble, sharing)
         # An error while the group forms must not be blamed on the ranks of the last one.
         self.group = SingleRank()
         self.group = join_group(place, resources.framework, self.announce, interfaces, timeouts)
         self.sign()
         # Joining the group uses random numbers, too.
-        self.prepare(resources.framework, member.seed)
+        self.prepare(member.seed)
         data = resources.data
         if isinstance(data, PartitionedData):
             training, validation = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
@@ -250,6 +220,42 @@ class WorkerContext:
         self.sign()
         return BuiltMember(self.group, resources.framework, network, training, validation)
 
+    def open_hops(self, run: str, ensemble: Ensemble) -> HopResources:
+        """Return the resources of all visits; open them at the first call."""
+        self._hops = self._hops or self._open_hops(run, ensemble)
+        self.sign()
+        return self._hops
+
+    def build_alone(self, member: Member, sample: Samples) -> TrainableNetwork:
+        """Return a fresh network of a member for this rank alone, as its seed determines it."""
+        framework, functions = self._loaded_code()
+        # Names and global generators would be left from other networks.
+        framework.clear()
+        self.prepare(member.seed)
+        network = framework.build(member, functions, SingleRank(), sample)
+        self.sign()
+        return network
+
+    def prepare(self, seed: int) -> None:
+        """Choose the device and limit threads, and seed all generators."""
+        self._loaded_code()[0].prepare(self.binding.cores, self.binding.device, seed)
+
+    def prepare_data(self) -> None:
+        """Seed all generators for ``input_fn``."""
+        self.prepare(DATA_SEED)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if the state of a visit is still to be written into a checkpoint."""
+        return self._hops is not None and self._hops.saver.is_busy
+
+    def finish_saving(self) -> SavingFailure | None:
+        """Wait until the states of all visits are in checkpoints; return the first failure."""
+        if self._hops is None:
+            return None
+        self._hops.saver.finish()
+        return self._hops.saver.failure
+
     def sign(self) -> None:
         """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
         now = time.monotonic()
@@ -258,20 +264,44 @@ class WorkerContext:
             self._send_sign()
 
     def clear(self) -> None:
-        """Release the resources of the last member."""
-        if resources := self._resources or self._visits:
-            resources.framework.clear()
+        """Release the resources of the last member, unless its network is kept for its next visit."""
+        if self._code is not None and not (self._hops and len(self._hops.networks)):
+            self._code[0].clear()
 
-    def prepare(self, framework: Framework, seed: int) -> None:
-        """Prepare the framework on this rank's cores and GPU, and seed all generators."""
-        framework.prepare(self.binding.cores, self.binding.device, seed)
+    def _load_code(self, ensemble: Ensemble) -> tuple[Framework, UserFunctions]:
+        framework = load_framework(ensemble.framework)
+        # Before the user's modules are imported, which may use random numbers for data, too.
+        framework.prepare(self.binding.cores, self.binding.device, DATA_SEED)
+        self._code = framework, load_functions(ensemble)
+        return self._code
+
+    def _loaded_code(self) -> tuple[Framework, UserFunctions]:
+        assert self._code is not None
+        return self._code
+
+    def _open_hops(self, run: str, ensemble: Ensemble) -> HopResources:
+        assert ensemble.partitions is not None
+        _, functions = self._load_code(ensemble)
+        gc.collect()
+        gc.freeze()
+        saver = StateSaver(self._on_unsaved)
+        limit_bytes = memory_for_partitions(self.binding.memory_bytes)
+        resources = HopResources(
+            store=self._keep.enter_context(node_folder(state_folder(run, self.binding.node))),
+            partitions=OpenPartitions(ensemble.partitions, ensemble.data, functions.input_fn, limit_bytes),
+            networks=KeptNetworks(NETWORKS_BYTES),
+            saver=saver,
+            busy=busy_share(self.binding.device),
+        )
+        self._keep.callback(saver.close)
+        return resources
 
     def _load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
-        framework = load_framework(ensemble.framework)
-        self.prepare(framework, DATA_SEED)
-        functions = load_functions(ensemble)
+        framework, functions = self._load_code(ensemble)
         data = self._load_data(ensemble, functions, sharing)
-        _freeze()
+        # Objects that stay need not be scanned each time that garbage of a member is collected.
+        gc.collect()
+        gc.freeze()
         return WorkerResources(framework, functions, data)
 
     def _load_data(
@@ -286,9 +316,3 @@ class WorkerContext:
             len(validation),
             open_validation(validation, sharing, self._keep),
         )
-
-
-def _freeze() -> None:
-    """Exempt the objects that stay from being scanned each time that garbage of a member is collected."""
-    gc.collect()
-    gc.freeze()

@@ -91,6 +91,11 @@ class _Sender:
             last_at, last = now, (epoch, position)
 
 
+def busy_share(device: int | None) -> Busy:
+    """Return a function for the used share of a rank's GPU, or of its cores if it has none."""
+    return cores_used() if device is None else gpu_used(device)
+
+
 def cores_used() -> Busy:
     """Return a function that gives the share of its cores that this process has used since the last call."""
     last = [time.monotonic(), time.process_time()]

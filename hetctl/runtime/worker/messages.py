@@ -40,6 +40,9 @@ class VisitSpec:
     state : str or None
         Name of the file in the node's store from which the visit starts; it may not have arrived yet. None:
         the newest checkpoint, or a fresh network.
+    checkpoint : int or None
+        Number of the newest visit in that checkpoint, as in `TrainingState`; None: any. A later one may be of
+        visits that were undone, written by a node that was given up.
     """
 
     number: int
@@ -47,6 +50,7 @@ class VisitSpec:
     partition: int
     evaluates: bool
     state: str | None = None
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True)

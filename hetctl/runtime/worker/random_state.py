@@ -9,7 +9,7 @@ import numpy as np
 
 
 def random_state() -> Any:
-    """Return the states of the generators, as values of JSON."""
+    """Return the states of the generators as plain values."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     numpy_state = [kind, [int(key) for key in keys], position, has_gauss, gauss]
     version, internal, gauss_next = random.getstate()
@@ -17,7 +17,7 @@ def random_state() -> Any:
 
 
 def set_random_state(state: Any) -> None:
-    """Set the generators to states that `random_state` returned; None: leave them as they are."""
+    """Set the generators to states that `random_state` returned; None leaves them as they are."""
     if state is None:
         return
     kind, keys, position, has_gauss, gauss = state["numpy"]

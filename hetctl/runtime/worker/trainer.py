@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hetctl.methods.balance.sample_visits import SampleVisits
 from hetctl.model.ensemble import Member
@@ -19,7 +20,7 @@ from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, Report, Saver, TrainingState
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, Report, Saver, TrainingState
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import random_state, set_random_state
@@ -167,19 +168,15 @@ class Trainer:
             print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
         if loaded.arrays is None:
             return
-        if loaded.state.visited or loaded.state.evaluating:
-            raise BadInputError(
-                f"the checkpoint of {self.member.name} is in the middle of an epoch of visits to partitions",
-                "finish the epoch with --mode hopper first",
-            )
+        check_part(self.member.name, loaded.state)
         self.state = loaded.state
-        managed = loaded.arrays.pop(MANAGER_STATE, None)
+        managed = loaded.arrays.get(MANAGER_STATE)
         if managed is not None and self._balances is not None:
             self._balances.restore(managed.tobytes())
-        visits = {name: loaded.arrays.pop(name) for name in list(loaded.arrays) if name.startswith(VISITS)}
+        visits = {name: array for name, array in loaded.arrays.items() if name.startswith(VISITS)}
         if visits and self.visits is not None:
             self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
-        self.network.restore(loaded.arrays)
+        self.network.restore(own_arrays(loaded.arrays))
         set_random_state(self.state.random_state)
         if self.state.epochs:
             # Its event is lost if the last process was killed between checkpoint and event.
@@ -319,6 +316,44 @@ def check_metrics(metrics: Mapping[str, float], required: str) -> None:
             f"the stop rule's metric {required} is not among the results: {', '.join(sorted(metrics))}",
             "name one of them in `stop:`, or compile the model with that metric",
         )
+    check_finite(metrics, "epoch")
+
+
+def check_finite(metrics: Mapping[str, float], after: str) -> None:
+    """Reject results of training that has diverged.
+
+    Parameters
+    ----------
+    after : str
+        Part of training that ends with these results, for the message.
+
+    Raises
+    ------
+    BadInputError
+        If a metric is not a finite number.
+    """
     for name, value in metrics.items():
         if not np.isfinite(value):
-            raise BadInputError(f"{name} is {value} after the epoch: training diverged")
+            raise BadInputError(f"{name} is {value} after the {after}: training diverged")
+
+
+def check_part(member: str, state: TrainingState) -> None:
+    """Reject a state in the middle of an epoch of which partitions are visited one after another.
+
+    Raises
+    ------
+    BadInputError
+        If it is one: the samples of such an epoch are trained in another order.
+    """
+    if state.visited or state.evaluating:
+        raise BadInputError(
+            f"the newest checkpoint of {member} is in the middle of epoch {len(state.epochs) + 1} of hops",
+            "finish the epoch with `--mode hopper`, or start a new run with `hetctl submit --new`",
+        )
+
+
+def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the network's own arrays of a checkpoint, without those of managers and of sample visits."""
+    return {
+        name: array for name, array in arrays.items() if name != MANAGER_STATE and not name.startswith(VISITS)
+    }

@@ -18,7 +18,7 @@ from hetctl.runtime.worker.balance_records import BalanceRecorder
 from hetctl.runtime.worker.balancing import Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
-from hetctl.runtime.worker.heartbeat import cores_used, gpu_used, heartbeats_to
+from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
@@ -88,8 +88,7 @@ def _run(
         return
     shares = tuple if balancer is None or balancer.leader is None else balancer.leader.shares
     trainer.show = Board(board_in(checkpoints.path), built.training.samples, shares).show
-    device = context.binding.device
-    busy = cores_used() if device is None else gpu_used(device)
+    busy = busy_share(context.binding.device)
     with heartbeats_to(context.send_heartbeat, built.training.samples, busy, shares) as trainer.note:
         trainer.run()
 

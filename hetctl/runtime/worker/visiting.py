@@ -1,256 +1,369 @@
-"""Visit of a member that hops: training or evaluation on one partition, on one rank (CEREBRO, 3.2)."""
+"""Visit of a member that hops: it is restored, trains or is evaluated on one partition, and is stored again.
+
+The state of a member is all that its training depends on: the ranks and the nodes that it visits do not
+matter, nor does it matter whether a rank has kept the member's network or builds it anew.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.data.loaders import ArrayLoader
-from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
-from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.data.loaders import ArrayLoader, Samples
+from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.worker.context import VisitResources, WorkerContext
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import SingleRank
-from hetctl.runtime.worker.heartbeat import cores_used, gpu_used, heartbeats_to
+from hetctl.runtime.worker.heartbeat import heartbeats_to
+from hetctl.runtime.worker.hop_resources import HopResources
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
-from hetctl.runtime.worker.trainer import StopSignal, check_metrics
+from hetctl.runtime.worker.reporting import writer_of
+from hetctl.runtime.worker.state_saver import UnsavedState
+from hetctl.runtime.worker.trainer import StopSignal, check_finite, check_metrics, own_arrays
 
 LOOK_S = 0.001
 """Seconds between two looks for a state that is on its way."""
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Start = tuple[Arrays | None, TrainingState]
+"""Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
 
 
 @dataclass(frozen=True)
-class VisitOutcome:
-    """Result of a visit on its rank.
+class Stretch:
+    """Training, or evaluation, on one partition.
 
     Parameters
     ----------
     state : TrainingState
-        State after the visit, without its number and random state.
-    samples : int
-        Samples trained or evaluated.
+        State after it.
+    seconds : float
+        Time of training or evaluating.
     loss : float or None
-        Mean training loss.
+        Mean training loss; None for an evaluation.
     """
 
     state: TrainingState
     samples: int
+    seconds: float
     loss: float | None = None
+
+    @property
+    def result(self) -> EpochResult | None:
+        """Epoch that ends with it, if one does."""
+        ends_epoch = self.loss is None and not self.state.evaluating
+        return self.state.epochs[-1] if ends_epoch else None
+
+
+class Laps:
+    """Seconds from one call to the next."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last call."""
+        before, self._at = self._at, time.perf_counter()
+        return self._at - before
 
 
 def visit(assignment: Assignment, context: WorkerContext) -> None:
-    """Carry out a visit and report its new state; one that is told to stop leaves no trace."""
-    began_at, began = time.time(), time.perf_counter()
+    """Perform a visit; one that is told to stop before its end leaves no trace."""
+    began_at = time.time()
     spec = assignment.task.training
     assert spec is not None
-    assert spec.visit is not None
-    (member,) = spec.ensemble.members
+    resources = context.open_hops(spec.run, spec.ensemble)
+    resources.saver.check()
     stop = StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline)
-    resources = context.load_visit_resources(spec.ensemble, spec.run)
-    loaded = _load(spec, spec.visit, resources, context, stop)
-    if loaded is None:
+    report = Visitor(spec, context, resources, stop).run(began_at)
+    if report is None:
         return
-    arrays, state = loaded
-    waited = time.perf_counter()
-    _refuse_other(spec.visit, state, member.name)
-    training, validation = resources.partition(spec.visit.partition)
-    network = _restored(context, resources, member, training, arrays, state)
-    restored = time.perf_counter()
-    visitor = Visitor(member, network, spec.visit, spec.ensemble.partitions.count, stop, context)  # type: ignore[union-attr]
-    outcome = visitor.evaluate(state, validation) if spec.visit.evaluates else visitor.train(state, training)
-    if outcome is None:
-        return
-    trained = time.perf_counter()
-    name = f"{member.name}-{spec.visit.number}"
-    after = replace(outcome.state, visit=spec.visit.number, random_state=random_state())
-    size_bytes = state_file.write(resources.store, name, network.save(), after)
-    saved = time.perf_counter()
-    finished = len(after.epochs) > len(state.epochs)
-    context.send_visited(
-        VisitReport(
-            member=member.name,
-            number=spec.visit.number,
-            epoch=spec.visit.epoch,
-            partition=spec.visit.partition,
-            evaluates=spec.visit.evaluates,
+    # Mapped before the driver may have it deleted.
+    arrays, state = state_file.read(resources.store, report.state)
+    context.send_visited(report)
+    folder = CheckpointFolder(Path(spec.checkpoints))
+    events = writer_of(assignment.task, context.send_written)
+    reporter = _reporter_of(report, folder, context)
+    resources.saver.save(UnsavedState(folder, arrays, state, reporter, events), context.sign)
+
+
+def _reporter_of(
+    report: VisitReport, folder: CheckpointFolder, context: WorkerContext
+) -> Callable[[Manifest, float], None]:
+    def on_saved(manifest: Manifest, seconds: float) -> None:
+        saved = StateSaved(
+            member=report.member,
+            number=report.number,
+            epochs=len(manifest.state.epochs),
+            part_samples=manifest.state.part_samples,
+            path=str(folder.path / manifest.file),
+            size_bytes=manifest.bytes,
+            sha256=manifest.sha256,
+            seconds=seconds,
+        )
+        # The driver may have ended: the next one finds the checkpoint.
+        with suppress(ConnectionError):
+            context.send_saved(saved)
+
+    return on_saved
+
+
+class Visitor:
+    """One visit of a member to this rank."""
+
+    def __init__(
+        self, spec: TrainingSpec, context: WorkerContext, resources: HopResources, stop: StopSignal
+    ) -> None:
+        assert spec.visit is not None
+        assert spec.ensemble.partitions is not None
+        (self._member,) = spec.ensemble.members
+        self._visit = spec.visit
+        self._count = spec.ensemble.partitions.count
+        self._checkpoints = CheckpointFolder(Path(spec.checkpoints))
+        self._context, self._resources, self._stop = context, resources, stop
+
+    def run(self, began_at: float) -> VisitReport | None:
+        """Train or evaluate, and store the new state; return None if told to stop before.
+
+        Parameters
+        ----------
+        began_at : float
+            Arrival of the assignment, in seconds since the epoch.
+        """
+        loaders = self._loaders()
+        laps = Laps()
+        start = self._await_start()
+        if start is None:
+            return None
+        waited_s = laps.lap()
+        network, state = self._restore(start, loaders[0].sample)
+        restore_s = laps.lap()
+        stretch = STRETCHES[self._visit.evaluates](self, network, state, loaders)
+        if stretch is None:
+            return None
+        laps.lap()
+        name, size_bytes = self._store(network, stretch.state)
+        return VisitReport(
+            member=self._member.name,
+            number=self._visit.number,
+            epoch=self._visit.epoch,
+            partition=self._visit.partition,
+            evaluates=self._visit.evaluates,
+            state=name,
             began_at=began_at,
             ended_at=time.time(),
-            waited_s=waited - began,
-            restore_s=restored - waited,
-            train_s=trained - restored,
-            save_s=saved - trained,
-            samples=outcome.samples,
-            loss=outcome.loss,
-            state=name,
+            waited_s=waited_s,
+            restore_s=restore_s,
+            train_s=stretch.seconds,
+            save_s=laps.lap(),
+            samples=stretch.samples,
+            loss=stretch.loss,
             size_bytes=size_bytes,
-            result=after.epochs[-1] if finished else None,
+            result=stretch.result,
         )
-    )
-    _checkpoint(spec, member, spec.visit.number, name, context)
 
+    def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
+        """Return the training and the validation samples of the partition."""
+        sources = self._resources.partitions.open(self._visit.partition, self._context.prepare_data)
+        self._context.sign()
+        streams = streams_of(self._member, len(sources[0]), len(sources[1]), rank=0, ranks=1)
+        training, validation = map(ArrayLoader, sources, streams)
+        return training, validation
 
-@dataclass(frozen=True)
-class Visitor:
-    """A member's network on a rank, for one visit.
+    def _await_start(self) -> Start | None:
+        """Return the state from which to start once it is there; None if told to stop before."""
+        name = self._visit.state
+        if name is None:
+            return self._newest()
+        while not self._stop():
+            with suppress(FileNotFoundError):
+                return state_file.read(self._resources.store, name)
+            self._context.sign()
+            time.sleep(LOOK_S)
+        return None
 
-    Parameters
-    ----------
-    partitions : int
-        Number of partitions of the data.
-    """
+    def _newest(self) -> Start:
+        wanted = self._visit.checkpoint
+        loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
+        for name in loaded.invalid:
+            print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
+        return None if loaded.arrays is None else own_arrays(loaded.arrays), loaded.state
 
-    member: Member
-    network: TrainableNetwork
-    visit: VisitSpec
-    partitions: int
-    stop: StopSignal
-    context: WorkerContext
+    def _restore(self, start: Start, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
+        """Return the member's network in the state from which to start, and that state for one GPU."""
+        arrays, state = start
+        check_fits(self._member.name, self._visit, state, self._count)
+        network = self._network(sample)
+        if arrays is not None:
+            network.restore(arrays)
+            set_random_state(state.random_state)
+        if self._member.rescale_learning_rate and state.gpus != 1:
+            network.scale_learning_rate(1 / state.gpus)
+        self._context.sign()
+        return network, replace(state, gpus=1)
 
-    def train(self, state: TrainingState, source: ArraySource) -> VisitOutcome | None:
-        """Train a sub-epoch; return None if told to stop before its end."""
-        stream = Stream(len(source), self.member.batch_size, self.member.seed)
-        device = self.context.binding.device
-        busy = cores_used() if device is None else gpu_used(device)
-        is_last = len(state.visited) + 1 == self.partitions
-        # Partitions may differ in size, so the length of the epoch is an estimate.
-        samples = len(source) * self.partitions
-        with heartbeats_to(self.context.send_heartbeat, samples, busy) as note:
+    def _network(self, sample: Samples) -> TrainableNetwork:
+        """Return a network of the member whose state is to be restored, or a fresh one.
 
-            def after_step(position: int) -> None:
-                self.context.sign()
-                note(self.visit.epoch, state.part_samples + position, batches.loss)
+        Without a state in the store, the learning rate may be that of another number of GPUs, which a network
+        that has trained cannot take over.
+        """
+        kept = self._resources.networks.take(self._member)
+        if kept is None or self._visit.state is None:
+            return self._context.build_alone(self._member, sample)
+        self._context.prepare(self._member.seed)
+        return kept
 
-            batches = Batches(
-                *(ArrayLoader(source, stream), self.visit.epoch, 0, SingleRank(), self.stop, after_step),
-                ends_epoch=is_last,
-            )
-            began = time.perf_counter()
-            loss = self.network.train(batches)
-            seconds = time.perf_counter() - began
+    def _train(
+        self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
+    ) -> Stretch | None:
+        training, _ = loaders
+        visited = (*state.visited, self._visit.partition)
+        whole = round((state.part_samples + training.samples) / len(visited) * self._count)
+
+        def after_step(position: int) -> None:
+            # A full disk must show before another visit is made in vain.
+            self._resources.saver.check()
+            self._context.sign()
+            note(self._visit.epoch, state.part_samples + position, batches.loss)
+
+        is_last = len(visited) == self._count
+        group, stop = SingleRank(), self._stop
+        batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last)
+        laps = Laps()
+        with heartbeats_to(self._context.send_heartbeat, whole, self._resources.busy) as note:
+            loss = network.train(batches)
+        seconds = laps.lap()
         if not batches.complete:
+            self._check_stopped(batches.position, training.samples)
             return None
-        visited = (*state.visited, self.visit.partition)
+        check_finite({"loss": loss}, "visit")
         after = replace(
             state,
-            part_samples=state.part_samples + len(source),
-            part_loss=state.part_loss + loss * len(source),
+            visited=visited,
+            part_samples=state.part_samples + training.samples,
+            part_loss=state.part_loss + loss * training.samples,
             part_seconds=state.part_seconds + seconds,
-            visited=() if is_last else visited,
-            evaluating=is_last,
         )
-        return VisitOutcome(after, len(source), loss)
+        return Stretch(after, training.samples, seconds, loss)
 
-    def evaluate(self, state: TrainingState, source: ArraySource) -> VisitOutcome | None:
-        """Evaluate the partition's validation samples; sums over all partitions give the epoch's metrics."""
-        count = len(source)
-        if self.stop():
+    def _check_stopped(self, position: int, samples: int) -> None:
+        """Raise a BadInputError if training has ended early without being told to stop."""
+        if self._stop.reason is None:
+            raise BadInputError(
+                f"train_fn took {position} of the {samples} samples of partition {self._visit.partition}",
+                "let it iterate over all batches of `data`",
+            )
+
+    def _evaluate(
+        self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
+    ) -> Stretch | None:
+        _, validation = loaders
+        laps = Laps()
+        metrics = network.evaluate(self._until_stopped(validation))
+        seconds = laps.lap()
+        if self._stop.reason is not None:
             return None
-        scores = dict(state.scores)
-        if count:
-            loader = ArrayLoader(source, Stream(count, self.member.rows_evaluated, UNSHUFFLED))
-            found = self.network.evaluate(held_out_batches(loader, self.visit.epoch, self.context.sign))
-            scores = {name: scores.get(name, 0.0) + value * count for name, value in found.items()}
+        check_finite(metrics, "evaluation")
+        after = self._merged(state, metrics, validation.samples)
+        return Stretch(after, validation.samples, seconds)
+
+    def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
+        """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
+        left = validation.samples
+        for samples, count in held_out_batches(validation, self._visit.epoch, self._context.sign):
+            yield samples, count
+            left -= count
+            if left and self._stop():
+                return
+
+    def _merged(self, state: TrainingState, metrics: Mapping[str, float], samples: int) -> TrainingState:
+        """Return the state after an evaluation: means weighted by samples, as sums."""
+        before = state.scores if state.evaluating else {}
         after = replace(
             state,
-            scores=scores,
-            scored=state.scored + count,
-            visited=(*state.visited, self.visit.partition),
+            evaluating=True,
+            visited=(*(state.visited if state.evaluating else ()), self._visit.partition),
+            scores={name: before.get(name, 0.0) + mean * samples for name, mean in metrics.items()},
+            scored=state.scored + samples,
         )
-        if len(after.visited) == self.partitions:
-            after = TrainingState(epochs=(*after.epochs, self._result(after)), gpus=after.gpus)
-        return VisitOutcome(after, count)
+        return after if len(after.visited) < self._count else self._finished(after)
 
-    def _result(self, state: TrainingState) -> EpochResult:
-        merged = {name: total / state.scored for name, total in state.scores.items()}
-        metrics = {"loss": state.part_loss / max(1, state.part_samples), **merged}
-        check_metrics(metrics, self.member.stop.metric)
-        return EpochResult(
-            epoch=self.visit.epoch,
-            metrics=metrics,
+    def _finished(self, state: TrainingState) -> TrainingState:
+        """Return the state after an epoch."""
+        means = {name: total / state.scored for name, total in state.scores.items()}
+        result = EpochResult(
+            epoch=self._visit.epoch,
+            metrics={"loss": state.part_loss / state.part_samples, **means},
             seconds=state.part_seconds,
             gpus=1,
             finished_at=time.time(),
-            rate=state.part_samples / state.part_seconds if state.part_seconds else None,
-            batch_size=self.member.batch_size,
+            rate=state.part_samples / state.part_seconds,
+            batch_size=self._member.batch_size,
         )
+        check_metrics(result.metrics, self._member.stop.metric)
+        return TrainingState(epochs=(*state.epochs, result))
+
+    def _store(self, network: TrainableNetwork, state: TrainingState) -> tuple[str, int]:
+        """Write the new state into the store, and keep the network; return name and size of the file."""
+        name = state_name(self._member, self._visit.number)
+        arrays = network.save()
+        after = replace(state, visit=self._visit.number, random_state=random_state())
+        size_bytes = state_file.write(self._resources.store, name, arrays, after)
+        self._resources.networks.keep(self._member, network, size_bytes)
+        return name, size_bytes
 
 
-def _load(
-    spec: TrainingSpec, visit: VisitSpec, resources: VisitResources, context: WorkerContext, stop: StopSignal
-) -> tuple[Arrays | None, TrainingState] | None:
-    """Return the state from which a visit starts; None if told to stop before it is there."""
-    if visit.state is None:
-        # A checkpoint that this rank still writes may be the newest one.
-        resources.saver.wait()
-        loaded = CheckpointFolder(Path(spec.checkpoints)).load()
-        return loaded.arrays, loaded.state
-    path = resources.store / visit.state
-    while not path.exists():
-        if stop():
-            return None
-        context.sign()
-        time.sleep(LOOK_S)
-    return state_file.read(resources.store, visit.state)
+STRETCHES = {False: Visitor._train, True: Visitor._evaluate}
+"""Work of a visit, by whether it evaluates."""
 
 
-def _refuse_other(visit: VisitSpec, state: TrainingState, member: str) -> None:
-    """Refuse a state that is not the one before the visit."""
-    epoch = len(state.epochs) + 1
-    fits = (epoch, state.evaluating) == (visit.epoch, visit.evaluates)
-    if not fits or visit.partition in state.visited or (state.part_order and not state.visited):
+def state_name(member: Member, number: int) -> str:
+    """Return the name of a member's state after a visit."""
+    return f"{member.name}-{number}"
+
+
+def check_fits(name: str, wanted: VisitSpec, state: TrainingState, count: int) -> None:
+    """Reject a state from which a visit cannot start.
+
+    Parameters
+    ----------
+    name : str
+        Name of the member.
+    count : int
+        Number of the partitions.
+
+    Raises
+    ------
+    BadInputError
+        If the state is of another epoch, in the middle of an epoch of another mode, or after this visit.
+    """
+    if state.part_samples and not state.visited:
         raise BadInputError(
-            f"the checkpoint of {member} is in epoch {epoch}, after partitions {list(state.visited)}, and"
-            f" does not fit a visit to partition {visit.partition} in epoch {visit.epoch}",
-            "train the member on as it was trained before, or start a new run with `hetctl submit --new`",
+            f"the newest checkpoint of {name} is in the middle of epoch {len(state.epochs) + 1} of "
+            "data-parallel training",
+            "finish the epoch with `--mode data-parallel`, or start a new run with `hetctl submit --new`",
+        )
+    trained = len(state.visited) == count and not state.evaluating
+    is_begun = state.evaluating == wanted.evaluates
+    fits = wanted.partition not in state.visited if is_begun else trained and wanted.evaluates
+    if wanted.epoch != len(state.epochs) + 1 or not fits:
+        raise BadInputError(
+            f"{_described(wanted)} does not follow the state of {name}: {len(state.epochs)} epochs, and "
+            f"partitions {list(state.visited)} {'evaluated' if state.evaluating else 'trained'}",
+            "cancel the run and submit it again: it then continues from the newest checkpoints",
         )
 
 
-def _restored(
-    context: WorkerContext,
-    resources: VisitResources,
-    member: Member,
-    source: ArraySource,
-    arrays: Arrays | None,
-    state: TrainingState,
-) -> TrainableNetwork:
-    """Build the network of a member and give it its state."""
-    context.prepare(resources.framework, member.seed)
-    sample = source.x[[0]], source.y[[0]]
-    network = resources.framework.build(member, resources.functions, SingleRank(), sample)
-    if arrays is not None:
-        network.restore(arrays)
-    set_random_state(state.random_state)
-    context.sign()
-    return network
-
-
-def _checkpoint(spec: TrainingSpec, member: Member, number: int, name: str, context: WorkerContext) -> None:
-    """Have the state written as a checkpoint in the background; the mapped file is its copy."""
-    resources = context.load_visit_resources(spec.ensemble, spec.run)
-    arrays, state = state_file.read(resources.store, name)
-
-    def report(manifest: Manifest, seconds: float) -> None:
-        with suppress(ConnectionError):
-            context.send_saved(
-                StateSaved(
-                    *(member.name, number, len(manifest.state.epochs), manifest.state.part_samples),
-                    *(str(Path(spec.checkpoints) / manifest.file), manifest.bytes, manifest.sha256, seconds),
-                )
-            )
-
-    resources.saver.save(CheckpointFolder(Path(spec.checkpoints)), arrays, state, report)
+def _described(wanted: VisitSpec) -> str:
+    kind = "to evaluate" if wanted.evaluates else "to train"
+    return f"visit {wanted.number} {kind} epoch {wanted.epoch} on partition {wanted.partition}"

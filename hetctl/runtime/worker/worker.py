@@ -26,7 +26,15 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
-from hetctl.runtime.worker.messages import ALL_REDUCE, MEASURE, PROBE, TRAIN, VISIT, Assignment, StopMessage
+from hetctl.runtime.worker.messages import (
+    ALL_REDUCE,
+    MEASURE,
+    PROBE,
+    TRAIN,
+    VISIT,
+    Assignment,
+    StopMessage,
+)
 from hetctl.runtime.worker.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.reporting import report_failure, writer_of
 from hetctl.runtime.worker.training import train
@@ -48,7 +56,7 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     ALL_REDUCE: time_all_reduce,
 }
 STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT})
-"""Tasks that SIGTERM stops with a checkpoint instead of ending the rank."""
+"""Tasks that SIGTERM stops instead of ending the rank: with a checkpoint, or a visit without a trace."""
 
 
 def serve(binding: Binding, channel: socket.socket) -> int:
@@ -74,7 +82,9 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             send_written=lambda length: connection.send({"written": length}),
             send_visited=lambda report: connection.send({"visited": encode(report)}),
             send_saved=lambda saved: connection.send({"saved": encode(saved)}),
+            on_unsaved=inbox.end,
         )
+        stops.end_idle(lambda: context.has_unsaved, inbox.end)
         connection.send({"ready": True})
         for assignment in inbox.assignments():
             with _sigterm_handling(assignment, stops):
@@ -85,7 +95,13 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             # The driver plans the next round meanwhile.
             # Releasing the last member takes TensorFlow 10 to 13 ms of CPU time.
             context.clear()
-    return 0
+        return _finish(context)
+
+
+def _finish(context: WorkerContext) -> int:
+    """Write the states of visits that are not in checkpoints yet; return the exit code."""
+    failure = context.finish_saving()
+    return 0 if failure is None else report_failure(failure.error, failure.events)
 
 
 def _sigterm_handling(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
@@ -106,15 +122,20 @@ class Inbox:
     def __init__(self, connection: Connection, stops: Stops) -> None:
         self._connection = connection
         self._stops = stops
-        self._queue: queue.Queue[Assignment | None] = queue.Queue()
+        # Unlike a Queue, a SimpleQueue may be used in the handler of a signal that interrupts its use.
+        self._queue: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
         self._at_work = threading.Lock()
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield assignments until the driver has ended."""
+        """Yield assignments until the driver has ended, or `end` is called."""
         while (assignment := self._queue.get()) is not None:
             with self._at_work:
                 yield assignment
+
+    def end(self) -> None:
+        """End the assignments after those that have arrived."""
+        self._queue.put(None)
 
     def _listen(self) -> None:
         try:
@@ -124,7 +145,7 @@ class Inbox:
             if not self._at_work.acquire(blocking=False):
                 # sys.exit() would end this thread alone, and the main thread may be stuck in native code.
                 os._exit(ORPHANED)
-            self._queue.put(None)
+            self.end()
 
     def _take(self, message: Any) -> None:
         if "stop" in message:
@@ -146,6 +167,21 @@ class Stops:
         self._reasons: dict[str, str] = {}
         self._report = report
         self._to_report = False
+        self._when_idle: Any = signal.SIG_DFL
+
+    def end_idle(self, is_needed: Callable[[], bool], end: Callable[[], None]) -> None:
+        """Make SIGTERM end an idle rank by `end` instead of at once as long as `is_needed` returns true."""
+        rank_pid = os.getpid()
+
+        def on_sigterm(number: int, _frame: Any) -> None:
+            if os.getpid() == rank_pid and is_needed():
+                end()
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+
+        self._when_idle = on_sigterm
+        signal.signal(signal.SIGTERM, on_sigterm)
 
     def add(self, stop: StopMessage) -> None:
         """Record the driver's message; the first reason stands."""
@@ -180,7 +216,7 @@ class Stops:
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, self._when_idle)
             self._to_report = False
 
 

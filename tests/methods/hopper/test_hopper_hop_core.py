@@ -106,6 +106,7 @@ class Executor:
         newest = self.newest[visit.config]
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
         assert command.state == newest if command.state else newest in (None, saved)
+        assert command.checkpoint == self.checkpoints[visit.config]
         self.send(events.StepStarted(self.now, visit.config, self.now))
         seconds = 1.0 if visit.epoch % 2 == 0 else 0.1
         self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)

@@ -17,8 +17,8 @@ def test_a_slot_has_cores_of_its_own_and_no_device():
     welcome = welcome_to("n1", (0, 1), "slot", 2)
     cores = (4, 5, 6, 7)
     assert [binding_of(welcome, slot, AgentFacts("s", "h", {}, cores)) for slot in (0, 1)] == [
-        Binding("n1", 0, None, (4, 5)),
-        Binding("n1", 1, None, (6, 7)),
+        Binding("n1", 0, None, (4, 5), 2**30),
+        Binding("n1", 1, None, (6, 7), 2**30),
     ]
 
 

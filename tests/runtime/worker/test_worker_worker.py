@@ -130,3 +130,18 @@ def test_each_task_has_its_own_first_sigterm() -> None:
 def test_a_process_forked_by_a_user_ends_at_its_first_sigterm() -> None:
     with Stops(lambda: None).stopping_at_sigterm("key"):
         assert ended_by(lambda: signal.raise_signal(signal.SIGTERM)) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_sigterm_ends_an_idle_rank_once_it_has_saved(is_needed: bool) -> None:
+    ended: list[bool] = []
+
+    def signalled() -> None:
+        stops = Stops(lambda: None)
+        stops.end_idle(lambda: is_needed, lambda: ended.append(True))
+        with stops.stopping_at_sigterm("key"):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(7 if ended == [True] else 1)
+
+    assert ended_by(signalled) == (7 if is_needed else -signal.SIGTERM)
