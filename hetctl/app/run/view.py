@@ -132,9 +132,7 @@ class RunView:
 
     def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Heartbeat | None) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
-        held: dict[int, int] = defaultdict(int)
-        for step in own:
-            held[step.round] += len(step.gpus)
+        held = _held(own)
         metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
         return MemberStatus(
             member=name,
@@ -249,7 +247,18 @@ def _best(metrics: Sequence[float], mode: str) -> float | None:
     return max(metrics) if mode == "max" else min(metrics)
 
 
-def _seconds(steps: Sequence[StepSpan]) -> float | None:
-    """Return the total time over rounds; a step on several nodes counts once."""
-    by_round = {step.round: step.end_s - step.start_s for step in steps if step.end_s is not None}
-    return sum(by_round.values()) if by_round else None
+def _held(steps: Iterable[StepSpan]) -> dict[int, int]:
+    """Return the most GPUs of a member at a time, by round: one that hops has many steps in a round."""
+    by_step: dict[tuple[int, float], int] = defaultdict(int)
+    for step in steps:
+        by_step[step.round, step.start_s] += len(step.gpus)
+    held: dict[int, int] = defaultdict(int)
+    for (index, _), gpus in by_step.items():
+        held[index] = max(held[index], gpus)
+    return held
+
+
+def _seconds(steps: Iterable[StepSpan]) -> float | None:
+    """Return the total time of all steps; a step on several nodes counts once."""
+    by_step = {(s.round, s.start_s): s.end_s - s.start_s for s in steps if s.end_s is not None}
+    return sum(by_step.values()) if by_step else None

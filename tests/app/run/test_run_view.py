@@ -10,7 +10,7 @@ import pytest
 
 from hetctl.app.project import Project
 from hetctl.app.run.status import RunWatch
-from hetctl.app.run.view import rate_warnings, rates_of, wrong_rates
+from hetctl.app.run.view import _held, _seconds, rate_warnings, rates_of, wrong_rates
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import stamp_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
@@ -19,7 +19,7 @@ from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import MemberRate, foremost
+from hetctl.model.run_status import MemberRate, StepSpan, foremost
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.storage.event_files import EventWriter
@@ -227,3 +227,12 @@ def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
     assert rate_warnings(wrong_rates("near", near)) == ()
     (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
     assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning
+
+
+def test_a_member_holds_one_gpu_in_a_round_of_many_visits():
+    """And its time is that of all its visits; a step on two nodes has the GPUs of both, and counts once."""
+    visits = [StepSpan("m0", 0, "a", (0,), start_s, start_s + 2.0, 0) for start_s in (0.0, 3.0, 6.0)]
+    group = [StepSpan("m0", 1, node, (0, 1), 10.0, 15.0, 0) for node in ("a", "b")]
+    assert _held([*visits, *group]) == {0: 1, 1: 4}
+    assert _seconds([*visits, *group]) == 3 * 2.0 + 5.0
+    assert _seconds([]) is None
