@@ -57,6 +57,13 @@ class Connection:
         """Return the descriptor that is readable when data have arrived."""
         return self._end.fileno()
 
+    def limit_silence(self, seconds: float) -> None:
+        """Have sends, and reads that have begun, fail with TimeoutError if they take longer.
+
+        A node that is switched off breaks no connection on which only it would send.
+        """
+        self._end.settimeout(seconds)
+
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
         # A rank's heartbeats come from a thread of their own: two messages at once would mix within a line.

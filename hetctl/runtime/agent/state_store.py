@@ -14,16 +14,22 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from io import FileIO
 from pathlib import Path
 
 from hetctl.runtime.agent.messages import Fetched
-from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.agent.spare_file import SpareFile
+from hetctl.runtime.data.sharing.node_folder import USERS, node_folder
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 
-CONNECT_S = 10.0
+SILENT_S = 10.0
+"""A node that was switched off closes no connection."""
+BLOCK_BYTES = 2**20
 LOOK_S = 0.5
 """Seconds between two checks of the serving thread whether the store was closed."""
+END_S = 2.0
+"""Seconds in which copies under way end with the store."""
 
 
 class StateStore:
@@ -35,15 +41,21 @@ class StateStore:
         Name of the folder, as for `node_folder`.
     control : sequence of str
         Patterns of the network interfaces for the connections; empty: any.
+    silent_s : float
+        Seconds without a byte after which a copy fails.
     """
 
-    def __init__(self, name: str, control: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, control: Sequence[str] = (), silent_s: float = SILENT_S) -> None:
+        self._silent_s = silent_s
         self._keep = ExitStack()
         self.folder: Path = self._keep.enter_context(node_folder(name))
-        # The driver does not know what an agent that was killed has left.
-        self.forget(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        # The driver does not know what an agent that was killed has left, halves of copies among it.
+        for left in self.folder.iterdir():
+            if left.name != USERS:
+                left.unlink(missing_ok=True)
+        self._spare = SpareFile(self.folder)
         self._listener = Listener(secrets.token_hex(32), control_address(control))
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
@@ -64,8 +76,9 @@ class StateStore:
         with self._lock:
             if name in self._under_way:
                 return
-            self._under_way.add(name)
-        threading.Thread(target=self._fetch, args=(name, address), name="hop", daemon=True).start()
+            copier = threading.Thread(target=self._fetch, args=(name, address), name="hop", daemon=True)
+            self._under_way[name] = copier
+        copier.start()
 
     def fetched(self) -> list[Fetched]:
         """Return the results of copies that have ended since the last call."""
@@ -82,19 +95,29 @@ class StateStore:
             _file_in(self.folder, name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the service, and remove the folder if nobody else uses it."""
+        """End the service and all copies, and remove the folder if nobody else uses it."""
         self._closed = True
         self._listener.close()
+        # One that goes on would write into the folder while it is removed.
+        limit = time.monotonic() + END_S
+        for copier in self._copiers():
+            copier.join(max(0.0, limit - time.monotonic()))
+        self._spare.close()
         self._keep.close()
+
+    def _copiers(self) -> list[threading.Thread]:
+        with self._lock:
+            return list(self._under_way.values())
 
     def _serve(self) -> None:
         while not self._closed:
             with suppress(TimeoutError):
                 name, connection = self._listener.wait(LOOK_S)
-                threading.Thread(target=self._send, args=(name, connection), daemon=True).start()
+                threading.Thread(target=self._send, args=(str(name), connection), daemon=True).start()
 
     def _send(self, name: str, connection: Connection) -> None:
         """Send the length of a state and its bytes; nothing but -1 if it is not there."""
+        connection.limit_silence(self._silent_s)
         with suppress(OSError):
             try:
                 with _file_in(self.folder, name).open("rb") as file:
@@ -102,7 +125,7 @@ class StateStore:
                     with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as view:
                         connection.send(size_bytes)
                         with memoryview(view) as data:
-                            connection.send_bytes(data)
+                            _send_blocks(data, connection)
             except (FileNotFoundError, ValueError):
                 connection.send(-1)
             finally:
@@ -112,34 +135,59 @@ class StateStore:
         began = time.monotonic()
         try:
             target = _file_in(self.folder, name)
-            size_bytes = 0 if target.exists() else _receive(target, name, address)
+            size_bytes = 0 if target.exists() else self._copy(target, name, address)
             result = Fetched(name, size_bytes, time.monotonic() - began)
         except (OSError, ValueError, LookupError) as failure:
             result = Fetched(name, error=f"{type(failure).__name__}: {failure}")
         with self._lock:
-            self._under_way.discard(name)
+            del self._under_way[name]
         self._results.put(result)
         os.write(self._wake, b".")
+        # After the report: nobody waits for it.
+        self._spare.renew(result.size_bytes)
+
+    def _copy(self, target: Path, name: str, address: Address) -> int:
+        """Copy a state into a file; return its length in bytes."""
+        connection = connect(address, name, self._silent_s)
+        connection.limit_silence(self._silent_s)
+        temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
+        try:
+            size_bytes = int(connection.receive(self._silent_s))
+            if size_bytes < 0:
+                raise LookupError(f"the other node does not have {name}")
+            self._spare.take(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                file.truncate(size_bytes)
+                self._receive_into(file, size_bytes, connection)
+            temporary.replace(target)
+        finally:
+            connection.close()
+            temporary.unlink(missing_ok=True)
+        return size_bytes
+
+    def _receive_into(self, file: FileIO, size_bytes: int, connection: Connection) -> None:
+        # Through a block that stays in the processor's cache: page faults of a mapped file take longer than
+        # this second copy.
+        block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
+        for start in range(0, size_bytes, BLOCK_BYTES):
+            if self._closed:
+                raise ConnectionAbortedError("the store is closed")
+            part = block[: size_bytes - start]
+            connection.receive_bytes(part)
+            _write_all(file, part)
 
 
-def _receive(target: Path, name: str, address: Address) -> int:
-    """Copy a state into a file; return its length in bytes."""
-    connection = connect(address, name, CONNECT_S)
-    temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
-    try:
-        size_bytes = int(connection.receive())
-        if size_bytes < 0:
-            raise LookupError(f"the other node does not have {name}")
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
-            file.truncate(size_bytes)
-            with mmap.mmap(descriptor, size_bytes) as view, memoryview(view) as data:
-                connection.receive_bytes(data)
-        temporary.replace(target)
-    finally:
-        connection.close()
-        temporary.unlink(missing_ok=True)
-    return size_bytes
+def _send_blocks(data: memoryview, connection: Connection) -> None:
+    # By blocks, since the limit of `limit_silence` holds for each send as a whole (socket.sendall).
+    for start in range(0, len(data), BLOCK_BYTES):
+        connection.send_bytes(data[start : start + BLOCK_BYTES])
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    """Write bytes to a file without a buffer; one write need not take all of them (write(2))."""
+    while len(data):
+        data = data[file.write(data) :]
 
 
 def _file_in(folder: Path, name: str) -> Path:

@@ -313,6 +313,7 @@ class AgentPool:
             step = self._running.pop(ended.name)
             for agent in step.agents.values():
                 self._close(agent)
+                self._stores.pop(agent.node, None)
             self._events.on_loss(ended.name, ended.exit_code, output=step.output)
         # After ended steps: an agent that ended with its step, which is
         # started again, must not cost the node.

@@ -6,8 +6,10 @@ import selectors
 import threading
 
 import pytest
+from workbench import wait_for
 
 from hetctl.runtime.agent.state_store import StateStore
+from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.transport import Listener
 
 
@@ -32,7 +34,9 @@ def results(store, count=1):
 
 
 def hidden(store):
-    return [path.name for path in store.folder.iterdir() if path.name not in (".users", "m-1", "m-2")]
+    """Files of a store that are no states, but for the spare one, which may come at any time."""
+    known = (".users", ".spare", ".spare-in-making", "m-1", "m-2")
+    return [path.name for path in store.folder.iterdir() if path.name not in known]
 
 
 def test_a_state_arrives_as_it_was(stores):
@@ -46,15 +50,41 @@ def test_a_state_arrives_as_it_was(stores):
     assert hidden(target) == []
 
 
-def test_several_states_are_copied_at_once_and_none_twice(stores):
+@pytest.mark.parametrize("later", [100, 3_000_000, 1])
+def test_states_of_other_sizes_follow(stores, later):
+    source, target = stores
+    for name, size_bytes in (("m-1", 1_500_000), ("m-2", later)):
+        (source.folder / name).write_bytes(name[-1:].encode() * size_bytes)
+        target.fetch(name, source.address)
+        assert results(target)[0].size_bytes == size_bytes
+        wait_for((target.folder / ".spare").exists)
+        assert (target.folder / name).read_bytes() == name[-1:].encode() * size_bytes
+
+
+def test_several_states_are_copied_at_once(stores):
     source, target = stores
     for name in ("m-1", "m-2"):
         (source.folder / name).write_bytes(name.encode())
-    for name in ("m-1", "m-2", "m-1"):
         target.fetch(name, source.address)
     assert {result.name for result in results(target, 2)} == {"m-1", "m-2"}
     target.fetch("m-1", source.address)
     assert (results(target)[0].size_bytes, target.fetched()) == (0, [])
+
+
+def test_a_state_under_way_is_not_copied_twice(stores):
+    source, target = stores
+    listener, halves = Listener("key"), []
+    half_sent(listener, halves.append)
+    target.fetch("m-1", listener.address)
+    wait_for(lambda: halves)
+    target.fetch("m-1", listener.address)
+    (source.folder / "m-2").write_bytes(b"state")
+    target.fetch("m-2", source.address)
+    assert [result.name for result in results(target)] == ["m-2"]
+    halves.pop().close()
+    assert [(result.name, bool(result.error)) for result in results(target)] == [("m-1", True)]
+    assert list(listener.accepted()) == []
+    listener.close()
 
 
 @pytest.mark.parametrize("name", ["m-1", "../m-1", ".users", ""])
@@ -65,21 +95,58 @@ def test_a_state_that_is_not_there(stores, name):
     assert hidden(target) == []
 
 
+def half_sent(listener, then):
+    """Send the first half of a state to whoever connects."""
+
+    def send():
+        _, connection = listener.wait(20)
+        connection.send(4 * 2**20)
+        connection.send_bytes(memoryview(bytes(2 * 2**20)))
+        then(connection)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
 def test_a_transfer_that_breaks_leaves_nothing(stores):
     _, target = stores
     listener = Listener("key")
-
-    def break_off():
-        _, connection = listener.wait(20)
-        connection.send(10**6)
-        connection.send_bytes(memoryview(b"half"))
-        connection.close()
-
-    threading.Thread(target=break_off, daemon=True).start()
+    half_sent(listener, lambda connection: connection.close())
     target.fetch("m-1", listener.address)
-    assert results(target)[0].error
+    assert "closed the connection" in results(target)[0].error
     assert hidden(target) == []
+    assert not (target.folder / "m-1").exists()
     listener.close()
+
+
+def test_a_copy_from_a_node_that_falls_silent_fails(request):
+    target, listener, silent = StateStore(request.node.name, silent_s=0.2), Listener("key"), []
+    half_sent(listener, silent.append)
+    target.fetch("m-1", listener.address)
+    assert "TimeoutError" in results(target)[0].error
+    assert hidden(target) == []
+    target.close()
+    listener.close()
+
+
+def test_the_folder_ends_with_the_store_while_a_state_comes(request):
+    target, listener, silent = StateStore(request.node.name), Listener("key"), []
+    half_sent(listener, silent.append)
+    target.fetch("m-1", listener.address)
+    wait_for(lambda: hidden(target))
+    target.close()
+    assert not target.folder.exists()
+    listener.close()
+
+
+def test_a_store_is_empty_at_first(request):
+    """What an agent that was killed has left is deleted, though a rank of it may still use the folder."""
+    with node_folder(request.node.name) as folder:
+        for name in ("m-1", ".m-2.half", ".spare"):
+            (folder / name).write_bytes(b"state")
+        store = StateStore(request.node.name)
+        assert [path.name for path in store.folder.iterdir()] == [".users"]
+        store.close()
+        assert (folder / ".users").exists()
 
 
 def test_a_forgotten_state_is_gone(stores):
