@@ -23,6 +23,7 @@ from hetctl.cluster.launchers import ResourceSet
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node, Queue, Site
+from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
@@ -112,7 +113,7 @@ def many_table(quick: bool = False) -> Table:
         for node in workers.nodes:
             for gpu in node.gpus:
                 _engage(workers, folder, node.name, gpu)
-        _until(workers, lambda: all(e.assigned for e in workers._running.values()))
+        until(workers, lambda: all(e.assigned for e in workers._running.values()))
         _rest(workers, SETTLE_S)
         start_s = time.monotonic() - began
         cpu, wall = time.process_time(), time.monotonic()
@@ -137,14 +138,14 @@ def many_table(quick: bool = False) -> Table:
 
 def _start(framework: str, nodes: int) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with _workers(nodes, START_RANKS // nodes, framework, sys.executable) as (workers, _):
+    with workers_on(nodes, START_RANKS // nodes, framework, sys.executable) as (workers, _):
         began = time.monotonic()
         sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
         workers._agents.start_step(AGENTS, sets)
         gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
         for gpu in gpus:
             workers._start_rank(gpu, AGENTS)
-        _until(workers, lambda: all(workers._slots[gpu].ready for gpu in gpus))
+        until(workers, lambda: all(workers._slots[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
         return start_s, statistics.median(_replace_one(workers, gpus[n]) for n in range(5))
 
@@ -153,9 +154,9 @@ def _replace_one(workers: WorkerPool, gpu: tuple[str, int]) -> float:
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(workers, lambda: gpu not in workers._slots)
+    until(workers, lambda: gpu not in workers._slots)
     workers._start_rank(gpu, AGENTS)
-    _until(workers, lambda: workers._slots[gpu].ready)
+    until(workers, lambda: workers._slots[gpu].ready)
     return time.monotonic() - began
 
 
@@ -164,7 +165,7 @@ def _kill_one(workers: WorkerPool) -> float:
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _until(workers, lambda: gpu not in workers._slots)
+    until(workers, lambda: gpu not in workers._slots)
     return time.monotonic() - began
 
 
@@ -174,7 +175,7 @@ def _stop_all(workers: WorkerPool) -> float:
     began = time.monotonic()
     for name in names:
         workers.stop(name, "deadline")
-    _until(workers, lambda: not workers.busy)
+    until(workers, lambda: not workers.busy)
     return time.monotonic() - began
 
 
@@ -185,7 +186,7 @@ def _rest(workers: WorkerPool, seconds: float) -> None:
         time.sleep(POLL_S)
 
 
-def _until(workers: WorkerPool, condition: Callable[[], bool]) -> None:
+def until(workers: WorkerPool, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -215,12 +216,14 @@ def _sleepers(nodes: int) -> Iterator[tuple[WorkerPool, Path]]:
         python = Path(name) / "python"
         python.write_text(SLEEPER.format(python=sys.executable))
         python.chmod(0o755)
-        with _workers(nodes, MANY_RANKS, None, str(python)) as found:
+        with workers_on(nodes, MANY_RANKS, None, str(python)) as found:
             yield found
 
 
 @contextmanager
-def _workers(nodes: int, ranks: int, framework: str | None, python: str) -> Iterator[tuple[WorkerPool, Path]]:
+def workers_on(
+    nodes: int, ranks: int, framework: str | None, python: str, store: StoreOrder | None = None
+) -> Iterator[tuple[WorkerPool, Path]]:
     """Yield a pool whose step starts its agents on this machine."""
     site = Site("s", "slurm", "srun", nodes, ranks, ranks, 2**36, (Queue("q"),), device="slot")
     path, executable = os.environ["PATH"], sys.executable
@@ -234,9 +237,8 @@ def _workers(nodes: int, ranks: int, framework: str | None, python: str) -> Iter
         os.environ["PATH"] = f"{srun.parent}:{path}"
         sys.executable = python
         files = AgentFiles.within(folder)
-        workers = WorkerPool(
-            site, [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)], files, framework
-        )
+        places = [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)]
+        workers = WorkerPool(site, places, files, framework, store=store)
         try:
             yield workers, folder
         finally:

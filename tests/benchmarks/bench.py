@@ -29,6 +29,7 @@ import demo_bench
 import doubling_exact
 import fleet
 import hetpipe_bench
+import hop_transfer_bench
 import hopper_bench
 import outage_bench
 import pace_bench
@@ -346,6 +347,7 @@ FEEDING: dict[str, Section] = {
     "state": state_bench.table,
     "agents": agent_bench.start_table,
     "many": agent_bench.many_table,
+    "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
     "demo": demo_bench.table,
 }
