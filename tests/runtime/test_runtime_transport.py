@@ -65,6 +65,19 @@ def test_bytes_that_end_early_are_an_error(pair):
         other.receive_bytes(memoryview(bytearray(4)))
 
 
+def test_silence_is_limited_where_it_is_asked_for(pair):
+    one, other = pair
+    one.send_bytes(memoryview(b"abc"))
+    other.limit_silence(0.05)
+    with pytest.raises(TimeoutError):
+        other.receive_bytes(memoryview(bytearray(4)))
+    other.send("value")
+    assert one.receive(PATIENCE_S) == "value"
+    one.limit_silence(0.05)
+    with pytest.raises(TimeoutError):
+        one.send_bytes(memoryview(bytes(2**26)))
+
+
 def test_messages_sent_before_the_close_arrive(pair):
     one, other = pair
     one.send("last words")

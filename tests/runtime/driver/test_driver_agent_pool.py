@@ -1,0 +1,223 @@
+"""Stores of states on two nodes of a job, each with an agent of its own on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from workbench import alive, wait_for
+
+from hetctl.model.plan import Placement
+from hetctl.model.serialization import encode
+from hetctl.model.site import Node, Queue, Site, Timeouts
+from hetctl.runtime.agent.messages import StoreOrder
+from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
+from hetctl.storage.paths import AgentFiles
+
+NODES = ("n1", "n2")
+SITE = Site(
+    *("s", "slurm", "srun", 2, 2, 2, 2**30, (Queue("q"),)),
+    device="slot",
+    timeouts=Timeouts(hang_s=60.0, ending_s=5.0),
+)
+STATE = bytes(range(256)) * 4000
+LARGE_BYTES = 2**28
+"""Long enough that an agent can be killed while it sends it."""
+SRUN = """\
+#!{python}
+import os, subprocess, sys
+start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
+nodes = next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")).split(",")
+running = [subprocess.Popen(sys.argv[start:], env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes]
+sys.exit(max(process.wait() for process in running))
+"""
+"""Starts the agents of all nodes on this machine."""
+PYTHON = """\
+#!{python}
+import json, os, sys, time
+from pathlib import Path
+from hetctl.model.serialization import decode
+from hetctl.runtime.agent.__main__ import main
+from hetctl.runtime.worker import worker
+from hetctl.runtime.worker.messages import TRAIN, StateSaved, VisitReport
+
+def work(assignment, context):
+    folder = Path(assignment.task.folder)
+    reports = json.loads((folder / "reports.json").read_text())
+    context.send_visited(decode(VisitReport, reports["visited"]))
+    (folder / "at_work").touch()
+    while not (folder / "enough").exists():
+        context.sign()
+        time.sleep(0.05)
+    context.send_saved(decode(StateSaved, reports["saved"]))
+
+worker.WORK = {{TRAIN: work}}
+sys.argv = sys.argv[2:]
+os._exit(main())
+"""
+VISITED = VisitReport("m", 3, 1, 0, False, 1.0, 2.0, 0.0, 0.1, 0.7, 0.1, 64, 0.5, "m-3", 1000)
+SAVED = StateSaved("m", 3, 0, 64, "/x/m-3", 1000, "digest", 0.1)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A job on two nodes whose members hop; partition 0 is on both nodes, and each has one of its own."""
+    for name, text in (("srun", SRUN), ("python", PYTHON)):
+        (tmp_path / name).write_text(text.format(python=sys.executable))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    for node, numbers in zip(NODES, ((0, 1), (0, 2)), strict=True):
+        (tmp_path / node).mkdir()
+        for number in numbers:
+            (tmp_path / node / f"{number}.npz").touch()
+    made = Job(tmp_path)
+    yield made
+    made.end()
+
+
+class Job:
+    """The driver's side of two nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run = folder, folder.name
+        self._over = False
+        for name in ("events", "logs"):
+            (folder / name).mkdir()
+        (folder / "reports.json").write_text(json.dumps({"visited": encode(VISITED), "saved": encode(SAVED)}))
+        order = StoreOrder(self.run, (f"{folder}/$SLURMD_NODENAME/{{partition}}.npz",) * 4)
+        nodes = [Node(name, (0, 1)) for name in NODES]
+        self.workers = WorkerPool(SITE, nodes, AgentFiles.within(folder), None, store=order)
+        self.workers.start_agents()
+        self.opened = dict(self.wait_for(lambda stores: len(stores.opened) == 2 and stores.opened))
+        self.workers.stores.opened.clear()
+
+    def end(self) -> None:
+        if not self._over:
+            self._over = True
+            self.workers.leave()
+        wait_for(lambda: not alive(str(self.folder)))
+
+    def wait_for(self, condition):
+        """Wait until the reports satisfy a condition; return its result."""
+
+        def reported():
+            self.workers.reap()
+            return condition(self.workers.stores)
+
+        return wait_for(reported)
+
+    def store(self, node: str) -> Path:
+        return MEMORY / f"hetctl-{os.getuid()}" / state_folder(self.run, node)
+
+    def states(self, node: str) -> list[str]:
+        """Return the names of all files of a store but those that no copy has to do with."""
+        known = (".users", ".spare", ".spare-in-making")
+        return sorted(path.name for path in self.store(node).iterdir() if path.name not in known)
+
+    def fetched(self):
+        """Wait for the end of a copy."""
+        self.wait_for(lambda stores: stores.fetched)
+        return self.workers.stores.fetched.pop(0)
+
+    def start(self, node: str) -> None:
+        self.workers.start(TaskMessage(TRAIN, str(self.folder), "m"), (Placement(node, (0,)),))
+
+    def agent_of(self, node: str) -> int:
+        """Return the agent of a node: its parent is not an agent."""
+        there = alive(str(AgentFiles.within(self.folder).address))
+        here = f"SLURMD_NODENAME={node}".encode()
+        agents = [pid for pid in there if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+        (found,) = (pid for pid in agents if _parent(pid) not in agents)
+        return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_agents_tell_which_partitions_their_nodes_have(job):
+    assert job.opened == {"n1": {0, 1}, "n2": {0, 2}}
+
+
+def test_a_state_hops_from_node_to_node(job):
+    (job.store("n1") / "m-1").write_bytes(STATE)
+    job.workers.fetch("n2", "m-1", "n1")
+    node, result = job.fetched()
+    assert (node, result.name, result.size_bytes, result.error) == ("n2", "m-1", len(STATE), "")
+    assert (job.store("n2") / "m-1").read_bytes() == STATE
+
+
+def test_states_hop_both_ways_while_ranks_work(job):
+    job.start("n2")
+    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    for node in NODES:
+        for number in range(3):
+            (job.store(node) / f"{node}-{number}").write_bytes(STATE + node.encode())
+    for number in range(3):
+        job.workers.fetch("n2", f"n1-{number}", "n1")
+        job.workers.fetch("n1", f"n2-{number}", "n2")
+    assert [job.fetched()[1].error for _ in range(6)] == [""] * 6
+    for node, other in (NODES, NODES[::-1]):
+        assert all((job.store(other) / f"{node}-{n}").read_bytes() == STATE + node.encode() for n in range(3))
+    (job.folder / "enough").touch()
+    (ended,) = wait_for(job.workers.reap)
+    assert ended.exit_code == 0
+
+
+def test_reports_of_ranks_arrive_at_once(job):
+    job.start("n1")
+    while not job.workers.stores.visited:
+        assert job.workers.reap() == []
+        job.workers.wait(120.0)
+    assert job.workers.stores.visited == [VISITED]
+    assert not job.workers.stores.saved
+    (job.folder / "enough").touch()
+    assert job.wait_for(lambda stores: stores.saved) == [SAVED]
+
+
+def test_an_unknown_state_is_an_error(job):
+    job.workers.fetch("n2", "m-9", "n1")
+    assert "does not have m-9" in job.fetched()[1].error
+    assert job.states("n2") == []
+
+
+def test_forgotten_states_are_deleted(job):
+    for node in NODES:
+        for name in ("m-1", "m-2"):
+            (job.store(node) / name).write_bytes(STATE)
+    job.workers.forget(["m-1"], NODES)
+    job.wait_for(lambda _: [job.states(node) for node in NODES] == [["m-2"]] * 2)
+
+
+def test_a_source_that_dies_leaves_no_part_of_a_state(job):
+    with (job.store("n1") / "m-1").open("wb") as file:
+        file.truncate(LARGE_BYTES)
+    source = job.agent_of("n1")
+    job.workers.fetch("n2", "m-1", "n1")
+    while not job.states("n2"):
+        assert not job.workers.stores.fetched
+    os.kill(source, signal.SIGKILL)
+    node, result = job.fetched()
+    assert (node, bool(result.error)) == ("n2", True)
+    assert job.states("n2") == []
+    job.wait_for(lambda _: [node.name for node in job.workers.nodes] == ["n2"])
+    job.workers.fetch("n2", "m-1", "n1")
+    assert "is lost" in job.fetched()[1].error
+    # The next user of any such folder on the node removes what is left.
+    with node_folder(f"{job.run}-next"):
+        assert not job.store("n1").exists()
+
+
+def test_stores_end_with_the_job(job):
+    stores = [job.store(node) for node in NODES]
+    (stores[0] / "m-1").write_bytes(STATE)
+    assert all(store.exists() for store in stores)
+    job.end()
+    assert not any(store.exists() for store in stores)
