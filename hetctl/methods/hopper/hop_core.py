@@ -347,7 +347,10 @@ class HopCore:
             self._roll_back(member, reason)
 
     def _roll_back(self, member: str, reason: str) -> None:
-        undone = self._book.of(member).roll_back()
+        states = self._book.of(member)
+        if states.state is not None and states.nodes:
+            self._commands.append(ForgetStates(tuple(sorted(states.nodes)), (states.state,)))
+        undone = states.roll_back()
         if not undone:
             return
         self._converging.pop(member, None)
