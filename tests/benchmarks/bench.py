@@ -34,6 +34,7 @@ import hopper_bench
 import outage_bench
 import pace_bench
 import paced_bench
+import parallelism_bench
 import partition_bench
 import pipeline_bench
 import planning_time
@@ -357,6 +358,7 @@ DECIDING: dict[str, Section] = {
     "outage": outage_bench.table,
     "hop-training": visits_bench.table,
     "hop-states": visits_bench.hops,
+    "hop-sides": parallelism_bench.table,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
     "balance-training": balanced_bench.table,

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,11 @@ from hop_reference import digest_of
 from tiny_networks import ENSEMBLES, MODULES
 from workbench import ProjectFolder, ranks_of, wait_for
 
+from hetctl.model.run_visit import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.visit_fold import VisitLog, violations
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
@@ -129,16 +130,12 @@ def visits_of(events):
     ]
 
 
-def assert_complete(visits, epochs=EPOCHS):
-    """Assert that each member has trained and was evaluated on each partition once in each epoch."""
-    seen = Counter((v["member"], v["epoch"], v["evaluates"], v["partition"]) for v in visits)
-    assert set(seen.values()) == {1}
-    assert len(seen) == len(CONFIGS) * epochs * 2 * 4
-    for by in ("member", "worker"):
-        last = Counter()
-        for visit in sorted(visits, key=lambda visit: visit["began_at"]):
-            assert visit["began_at"] >= last[visit[by]], f"two visits at a time of one {by}"
-            last[visit[by]] = visit["ended_at"]
+def assert_complete(project, epochs=EPOCHS):
+    """Assert that the run obeys the four invariants of CEREBRO, section 2."""
+    members = {f"m{number}": epochs for number in range(len(CONFIGS))}
+    visits = VisitLog(project.home.run(RUN), members).look().visits
+    assert violations(visits, 4, members) == []
+    assert sum(visit.state == DONE for visit in visits) == len(CONFIGS) * epochs * 2 * 4
 
 
 def assert_equal_to_one_process(project, visits):
@@ -171,7 +168,7 @@ def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, fr
     project = project_of(framework, slurm_cluster, tmp_path)
     assert submit(project, "--wait")["state"] == "finished"
     visits = visits_of(events_of(project))
-    assert_complete(visits)
+    assert_complete(project)
     homes = {visit["partition"]: visit["worker"] for visit in visits}
     assert homes == {number: f"{node}:0" for number, node in enumerate(NODES)}
     assert sum(visit["bytes"] > 0 for visit in visits) > len(visits) / 2
@@ -210,7 +207,7 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
     assert [reason for _, reason in lost] == ["killed", "node-failure"]
     assert lost[1][0] == "n4:0"
     visits = visits_of(events)
-    assert_complete(visits, epochs=1)
+    assert_complete(slow, epochs=1)
     assert_equal_to_one_process(slow, visits)
     plans = [event.data["reason"] for event in events if event.kind == "hop_plan"]
     assert [reason for reason in plans if reason != "used up"] == ["start", "node lost", "start"]

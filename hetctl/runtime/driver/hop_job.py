@@ -97,7 +97,9 @@ class HopJob:
             self._fetched[node, fetched.name] = fetched
             yield StateFetched(now_s, node, fetched.name, fetched.error)
         for visited in reports.visited:
-            yield self._done(visited, now_s)
+            # A rank that was given up may report a visit that was started again elsewhere.
+            if visited.number == self._started[visited.member].visit.number:
+                yield self._done(visited, now_s)
         for saved in reports.saved:
             yield self._saved(saved, now_s)
         for node, gpu in reports.ended:

@@ -200,6 +200,13 @@ class Executor:
             self.lost.append(self.core.running[name].visit)
             self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
 
+    def join_node(self, node, gpus):
+        """Let the agent of a node connect late."""
+        self.nodes[node] = gpus
+        self.stores[node] = set()
+        self.send(events.NodeJoined(self.now, Node(node, gpus)))
+        self.at(0.1, self.open_store, node)
+
     def restart_agents(self):
         """Kill all ranks and agents, which start again with empty stores."""
         for name, running in list(self.core.running.items()):
@@ -283,6 +290,17 @@ def test_a_lost_node_costs_its_visits_and_replicas_take_over():
     assert len(job.lost) <= 2
     assert_complete(job)
     assert [plan.reason for plan in job.plans][:2] == ["start", "node lost"]
+
+
+def test_a_node_that_joins_late_takes_its_share():
+    job = Executor({"a": (0,)}, everywhere(("a", "b"), 4), {"x": 2, "y": 2, "z": 2}, 4)
+    job.at(2.5, job.join_node, "b", (0,))
+    job.run()
+    assert_complete(job)
+    assert_exclusive(job)
+    later = [visit for began, _, visit in job.intervals if began > 4 and visit.epoch % 2 == 0]
+    assert {visit.worker for visit in later} == {"a:0", "b:0"}
+    assert [plan.reason for plan in job.plans][:2] == ["start", "node joined"]
 
 
 def test_without_a_replica_the_rest_is_trained_first():

@@ -1,0 +1,195 @@
+"""Hops beside what a user would pick: all workers for one member after another, and one worker for each.
+
+Figure 8 of CEREBRO in small, at its smallest batch: 16 members on 8 workers of a real Slurm, which sleep as
+long as a table says for their samples. Exchanges of gradients, hops and starts are real.
+
+    python tests/benchmarks/parallelism_bench.py [--quick]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from paced_bench import hetctl
+from tables import Figure, Table
+from visits_bench import CONFIGS, NODES, SITE, WORKERS, running, times, visits_in
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from slurm_cluster import SlurmCluster, missing_programs
+
+from hetctl.model.events import Event
+from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
+
+ROWS, FEATURES, UNITS, BATCH = 512, 1568, 64, 16
+"""Samples of a partition, numbers of a sample, hidden units, and samples of a batch on each worker."""
+HOPS, ALL, ONE = "hops", "all workers for each member", "one worker for each member"
+NETWORK = f"""
+import os, time
+from pathlib import Path
+import numpy as np
+import torch
+from hetctl.partitions import read
+
+def input_fn(data, path=None):
+    return read(path or Path(__file__).with_name("all.npz"))
+
+def model_fn(config):
+    model = torch.nn.Sequential(torch.nn.Linear({FEATURES}, {UNITS}), torch.nn.Linear({UNITS}, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return {{"model": model, "optimizer": optimizer, "loss": torch.nn.CrossEntropyLoss()}}
+
+def train_fn(data, model, optimizer, config):
+    began, losses, seconds = time.monotonic(), [], 0.0
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        # The first value of each sample is the number of its partition.
+        seconds += float(sum(config["per_sample"][int(number)] for number in x[:, 0]))
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    return {{"loss": float(np.mean(losses)) if losses else 0.0}}
+"""
+ENSEMBLE = f"""\
+name: side
+framework: pytorch
+functions: {{{{input_fn: paced:input_fn, model_fn: paced:model_fn, train_fn: paced:train_fn}}}}
+rescale_learning_rate: false
+samples_per_epoch: {ROWS * WORKERS}
+batch_size: {BATCH}
+balance: off
+stop: {{{{metric: val_loss, patience: 99, max_epochs: 1}}}}
+{{partitions}}members:
+"""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to train the members.
+
+    Parameters
+    ----------
+    partitions : str
+        Key of the ensemble's file, with its line.
+    options : sequence of str
+        Options of ``hetctl submit``.
+    """
+
+    name: str
+    partitions: str
+    options: Sequence[str]
+
+    def run(self, cluster: SlurmCluster, folder: Path, seconds: np.ndarray) -> list[Event]:
+        """Train all members for an epoch; return the events."""
+        (folder / "site-configs").mkdir(parents=True)
+        place(folder)
+        (folder / "paced.py").write_text(NETWORK)
+        configs = [json.dumps({"per_sample": list(row / ROWS)}) for row in seconds]
+        (folder / "ensemble.yaml").write_text(
+            ENSEMBLE.format(partitions=self.partitions.format(folder=folder))
+            + "".join(f"  - {{name: m{k}, config: {config}}}\n" for k, config in enumerate(configs))
+        )
+        samples = ROWS * WORKERS
+        rates = [
+            f"m{k},{gpus},{gpus * samples / row.sum():.6f},{samples}\n"
+            for k, row in enumerate(seconds)
+            for gpus in (1, WORKERS)
+        ]
+        (folder / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
+        own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
+        site = SITE.format(nodes=NODES, gpus=WORKERS // NODES, environment=json.dumps(own))
+        (folder / "site-configs" / "lab.yaml").write_text(site)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
+        environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
+        hetctl(folder, environment, "profile", "import", "rates.csv")
+        hetctl(
+            folder, environment, "submit", "--gpus", str(WORKERS), "--time", "20m", *self.options, "--wait"
+        )
+        return events_in(Home(folder / ".hetctl").run("side-001"))
+
+
+SIDES = (
+    Side(
+        HOPS,
+        f"partitions: {{{{count: {WORKERS}, path: '{{folder}}/$SLURMD_NODENAME/{{{{partition}}}}.npz'}}}}\n",
+        ("--mode", "hopper"),
+    ),
+    Side(ALL, "", ("--planner", f"fixed-{WORKERS}", "--sharing", "none")),
+    Side(ONE, "", ("--planner", "fixed-1", "--sharing", "none")),
+)
+
+
+def place(folder: Path) -> None:
+    """Write the samples: each partition on its node, and all in one file."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for number in range(WORKERS):
+        node = folder / f"n{number // (WORKERS // NODES) + 1}"
+        node.mkdir(exist_ok=True)
+        x = rng.random((ROWS + BATCH, FEATURES), dtype=np.float32)
+        x[:, 0] = number
+        y = rng.integers(0, 4, len(x))
+        parts.append({"x": x[:ROWS], "y": y[:ROWS], "x_validation": x[ROWS:], "y_validation": y[ROWS:]})
+        np.savez(node / f"{number}.npz", **parts[-1])
+    np.savez(folder / "all.npz", **{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+
+
+def bytes_moved(side: Side, events: Sequence[Event]) -> float:
+    """Return the bytes between nodes: of states, or else of samples that lie elsewhere, and of gradients."""
+    if side.name == HOPS:
+        return float(sum(visit["bytes"] for visit in visits_in(events)))
+    samples = CONFIGS * WORKERS * ROWS * FEATURES * 4 * (NODES - 1) / NODES
+    if side.name == ONE:
+        return samples
+    numbers = (FEATURES + 1) * UNITS + (UNITS + 1) * 4
+    # A ring sends 2 (n - 1) / n of the gradients from each of its n workers, here every second time to
+    # another node.
+    per_step = 2 * (WORKERS - 1) * numbers * 4 * NODES / WORKERS
+    return samples + CONFIGS * (ROWS // BATCH) * per_step
+
+
+def spent_s(events: Sequence[Event]) -> float:
+    """Return the time from the start of the first step to the end of the last one."""
+    steps = [event.time for event in events if event.kind in ("step_started", "step_ended")]
+    return max(steps) - min(steps)
+
+
+def table(_quick: bool = False) -> Table:
+    """Train the same members in three ways."""
+    title = f"{CONFIGS} members on {WORKERS} workers: hops beside data-parallel and single jobs"
+    if missing := missing_programs():
+        return Table(title, (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
+    seconds = times(0)
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="hetctl-side-", dir="/tmp") as name, running() as cluster:
+        for number, side in enumerate(SIDES):
+            events = side.run(cluster, Path(name) / str(number), seconds)
+            found[side.name] = spent_s(events), bytes_moved(side, events)
+    rows = [(name, f"{spent:.1f} s", f"{moved / 1e6:.0f} MB") for name, (spent, moved) in found.items()]
+    (hops_s, hops_bytes), (all_s, all_bytes), (one_s, one_bytes) = (found[side.name] for side in SIDES)
+    figures = (
+        Figure("hops over all workers for each member: time", hops_s / all_s, 1.0),
+        Figure("hops over one worker for each member: time (CEREBRO: 0.91)", hops_s / one_s, 1.0),
+        Figure("hops over the lesser of the two: bytes", hops_bytes / min(all_bytes, one_bytes), 1.0),
+    )
+    note = (
+        f"One epoch of {ROWS * WORKERS} samples in {WORKERS} partitions of {ROWS * FEATURES * 4 / 1e6:.1f} "
+        f"MB on {NODES} nodes of a real Slurm, batches of {BATCH}. A sample takes as long on each of all "
+        "workers as on one alone; starts, evaluations, and exchanges of gradients through Gloo and of states "
+        "are real. Bytes of states are counted; those of samples and gradients are computed: a member reads what "
+        "lies on other nodes, and gradients go round a ring."
+    )
+    return Table(title, ("members have", "time", "bytes between nodes"), tuple(rows), figures, note)
+
+
+if __name__ == "__main__":
+    print(table("--quick" in sys.argv), flush=True)
