@@ -185,8 +185,8 @@ def table(_quick: bool = False) -> Table:
         f"One epoch of {ROWS * WORKERS} samples in {WORKERS} partitions of {ROWS * FEATURES * 4 / 1e6:.1f} "
         f"MB on {NODES} nodes of a real Slurm, batches of {BATCH}. A sample takes as long on each of all "
         "workers as on one alone; starts, evaluations, and exchanges of gradients through Gloo and of states "
-        "are real. Bytes of states are counted; those of samples and gradients are computed: a member reads what "
-        "lies on other nodes, and gradients go round a ring."
+        "are real. Bytes of states are counted; those of samples and gradients are computed: a member reads "
+        "what lies on other nodes, and gradients go round a ring."
     )
     return Table(title, ("members have", "time", "bytes between nodes"), tuple(rows), figures, note)
 

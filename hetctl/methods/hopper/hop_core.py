@@ -150,6 +150,7 @@ class HopCore:
         self._nodes: dict[str, Node] = {}
         self._stores: set[str] = set()
         self._converging: dict[str, str] = {}
+        self._may_be_used_up = True
         self._change = "start"
         self._deadline_s = math.inf
         self._launch_from_s = -math.inf
@@ -169,6 +170,9 @@ class HopCore:
 
     def schedule(self, now_s: float) -> list[Command | HopCommand]:
         """Return the commands that follow from all events until now."""
+        if self._may_be_used_up and (limit := self._observer.used_up()):
+            self._end(limit, now_s)
+        self._may_be_used_up = False
         if not self.ending and self._is_complete and now_s >= self._launch_from_s:
             self._follow_replay()
             self._start_visits(now_s)
@@ -271,6 +275,7 @@ class HopCore:
     def _on_step_ended(self, event: events.StepEnded) -> None:
         ended = self.running.pop(event.name)
         member, worker = event.name, ended.visit.worker
+        self._may_be_used_up = True
         if not ended.done:
             self._hopper.unit_failed(ended.visit)
         if event.why not in CLEAN_EXITS:

@@ -93,6 +93,7 @@ class Driver:
             folder.job(earlier).clear()
         self._spec: RunSpec = read_spec(folder)
         self._job = job
+        self._end_reason: str | None = None
         self._batch_id = batch_id
         self._signal_delay_s = signal_delay_s
         self._planner = planner_named(self._spec.planner)
@@ -106,7 +107,9 @@ class Driver:
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._hops = HopJob(folder, self._workers) if HOPPER in self._spec.phases else None
+        self._hops: HopJob | None = None
+        if HOPPER in self._spec.phases:
+            self._hops = HopJob(folder, self._workers, self._end_by_disk)
         take_written = (self._hops or self._workers).take_written
         self._members = RunMembers(folder, self._spec, self._workers.gpus, take_written)
         self._began_at = self._members.began_at
@@ -130,7 +133,6 @@ class Driver:
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
-        self._end_reason: str | None = None
         self._ended_by: str | None = None
 
     def _round_core(self, options: Options) -> Core:
@@ -309,8 +311,11 @@ class Driver:
 
     def _open_hops(self, command: OpenHops) -> None:
         assert self._hops is not None
-        self._hops.open(command.round)
-        self._open[command.round] = self._launcher.open_hops(command.round, command.members)
+        try:
+            self._open[command.round] = self._launcher.open_hops(command.round, command.members)
+            self._hops.open(command.round)
+        except OSError as error:
+            self._end_by_disk(error)
 
     def _start_visit(self, command: StartVisit) -> None:
         """Start a visit; report one that cannot be launched as ended."""

@@ -52,10 +52,16 @@ class HopJob:
 
     The driver alone writes these events: a member's ranks are on several nodes, and a file that two nodes
     append to may be damaged on a shared file system.
+
+    Parameters
+    ----------
+    on_failure : callable
+        Function called with the error of each event that cannot be written.
     """
 
-    def __init__(self, folder: RunFolder, workers: WorkerPool) -> None:
+    def __init__(self, folder: RunFolder, workers: WorkerPool, on_failure: Callable[[OSError], None]) -> None:
         self._folder = folder
+        self._on_failure = on_failure
         self._workers = workers
         self._round = 0
         self._started: dict[str, StartVisit] = {}
@@ -212,7 +218,10 @@ class HopJob:
             if source != DRIVER:
                 self._written[source] = length
 
-        EventWriter(self._folder.events, source, self._round, announce).write(kind, **data)
+        try:
+            EventWriter(self._folder.events, source, self._round, announce).write(kind, **data)
+        except OSError as error:
+            self._on_failure(error)
 
 
 HOP_RECORDS: Mapping[type, Callable[[HopJob, Any], None]] = {

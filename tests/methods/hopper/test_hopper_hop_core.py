@@ -34,9 +34,13 @@ class Observed:
     """Members that need training."""
 
     workloads: dict[str, Workload]
+    limit: str | None = None
 
     def left(self, _now_s):
         return self.workloads
+
+    def used_up(self):
+        return self.limit
 
 
 @dataclass
@@ -301,6 +305,14 @@ def test_a_node_that_joins_late_takes_its_share():
     later = [visit for began, _, visit in job.intervals if began > 4 and visit.epoch % 2 == 0]
     assert {visit.worker for visit in later} == {"a:0", "b:0"}
     assert [plan.reason for plan in job.plans][:2] == ["start", "node joined"]
+
+
+def test_a_budget_that_is_used_up_ends_the_job():
+    job = Executor({"a": (0,)}, everywhere("a", 4), {"x": 2}, 4)
+    job.at(2.5, lambda: setattr(job.observed, "limit", "1 GPU-hour is used up"))
+    job.run()
+    assert (job.ended, job.lost) == ("1 GPU-hour is used up", [])
+    assert len(job.done) == 3
 
 
 def test_without_a_replica_the_rest_is_trained_first():
