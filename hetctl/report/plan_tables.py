@@ -50,8 +50,12 @@ def _letters() -> Iterator[str]:
 def _plan_header(plan: Plan, device: str) -> Text:
     devices = f"{plan.gpus} {device_word(device, plan.gpus)}"
     rounds = f"{len(plan.rounds)} round{'s' * (len(plan.rounds) != 1)}"
+    modes = ", ".join(phase.mode for phase in plan.phases)
+    # Without rounds no planner was asked: all members hop, or are pipelines.
+    planned = bool(plan.rounds) or not modes
+    title = f"{plan.planner} plan for {devices}: {rounds}" if planned else f"plan for {devices}: {modes}"
     return Text.assemble(
-        (f"{plan.planner} plan for {devices}: {rounds}", "bold"),
+        (title, "bold"),
         f" · objective {plan.objective}\npredicted makespan {format_seconds(plan.predicted_makespan_s)}",
         f", lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}",
         f"\nchosen by auto: {plan.why}" if plan.why else "",

@@ -9,7 +9,6 @@ long as a table says for their samples. Exchanges of gradients, hops and starts 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from paced_bench import hetctl
 from tables import Figure, Table
-from visits_bench import CONFIGS, NODES, SITE, WORKERS, running, times, visits_in
+from visits_bench import CONFIGS, NODES, WORKERS, prepared, running, times, visits_in
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
@@ -90,7 +89,7 @@ class Side:
 
     def run(self, cluster: SlurmCluster, folder: Path, seconds: np.ndarray) -> list[Event]:
         """Train all members for an epoch; return the events."""
-        (folder / "site-configs").mkdir(parents=True)
+        folder.mkdir()
         place(folder)
         (folder / "paced.py").write_text(NETWORK)
         configs = [json.dumps({"per_sample": list(row / ROWS)}) for row in seconds]
@@ -104,13 +103,7 @@ class Side:
             for k, row in enumerate(seconds)
             for gpus in (1, WORKERS)
         ]
-        (folder / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
-        own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-        site = SITE.format(nodes=NODES, gpus=WORKERS // NODES, environment=json.dumps(own))
-        (folder / "site-configs" / "lab.yaml").write_text(site)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
-        environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
-        hetctl(folder, environment, "profile", "import", "rates.csv")
+        environment = prepared(folder, cluster, WORKERS // NODES, rates)
         hetctl(
             folder, environment, "submit", "--gpus", str(WORKERS), "--time", "20m", *self.options, "--wait"
         )

@@ -117,14 +117,7 @@ class Hopping:
             f"m{k},1,{ROWS * partitions / row.sum():.6f},{ROWS * partitions * self.epochs}\n"
             for k, row in enumerate(self.seconds)
         ]
-        (folder / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
-        (folder / "site-configs").mkdir()
-        own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-        site = SITE.format(nodes=NODES, gpus=self.gpus_per_node, environment=json.dumps(own))
-        (folder / "site-configs" / "lab.yaml").write_text(site)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
-        environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
-        hetctl(folder, environment, "profile", "import", "rates.csv")
+        environment = prepared(folder, cluster, self.gpus_per_node, rates)
         size = ("--mode", "hopper", "--gpus", str(NODES * self.gpus_per_node), "--time", "20m")
         hetctl(folder, environment, "submit", *size, *options, "--wait")
         return events_in(Home(folder / ".hetctl").run("visits-001"))
@@ -138,6 +131,19 @@ class Hopping:
             y = rng.integers(0, 4, len(x))
             arrays = {"x": x[:ROWS], "y": y[:ROWS], "x_validation": x[ROWS:], "y_validation": y[ROWS:]}
             np.savez(disks / node / f"{number}.npz", **arrays)
+
+
+def prepared(folder: Path, cluster: SlurmCluster, gpus_per_node: int, rates: Sequence[str]) -> dict[str, str]:
+    """Write the site of a project and import its rates; return the environment of its commands."""
+    (folder / "site-configs").mkdir()
+    own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
+    site = SITE.format(nodes=NODES, gpus=gpus_per_node, environment=json.dumps(own))
+    (folder / "site-configs" / "lab.yaml").write_text(site)
+    (folder / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
+    environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
+    hetctl(folder, environment, "profile", "import", "rates.csv")
+    return environment
 
 
 def visits_in(events: Sequence[Event]) -> list[Mapping[str, Any]]:
