@@ -29,7 +29,9 @@ from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec,
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.state_saver import UnsavedState
+from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.trainer import StopSignal, check_finite, check_metrics, own_arrays
+from hetctl.storage.paths import board_in
 
 LOOK_S = 0.001
 """Seconds between two looks for a state that is on its way."""
@@ -110,11 +112,19 @@ def _reporter_of(
             sha256=manifest.sha256,
             seconds=seconds,
         )
+        if report.result is not None:
+            _show(report.result, folder)
         # The driver may have ended: the next one finds the checkpoint.
         with suppress(ConnectionError):
             context.send_saved(saved)
 
     return on_saved
+
+
+def _show(result: EpochResult, folder: CheckpointFolder) -> None:
+    """Add an epoch to the member's TensorBoard file, which ranks of several nodes write one after another."""
+    samples = round((result.rate or 0.0) * result.seconds)
+    Board(board_in(folder.path), samples).show(result)
 
 
 class Visitor:
@@ -128,6 +138,7 @@ class Visitor:
         (self._member,) = spec.ensemble.members
         self._visit = spec.visit
         self._count = spec.ensemble.partitions.count
+        self._gpu_type = spec.gpu_type
         self._checkpoints = CheckpointFolder(Path(spec.checkpoints))
         self._context, self._resources, self._stop = context, resources, stop
 
@@ -309,6 +320,7 @@ class Visitor:
             finished_at=time.time(),
             rate=state.part_samples / state.part_seconds,
             batch_size=self._member.batch_size,
+            gpu_type=self._gpu_type,
         )
         check_metrics(result.metrics, self._member.stop.metric)
         return TrainingState(epochs=(*state.epochs, result))
