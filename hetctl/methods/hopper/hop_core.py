@@ -39,6 +39,8 @@ from hetctl.scheduling.rounds import DEADLINE, SIGNAL
 
 STATE_LOST = "state lost"
 """Reason for stopping a visit whose state cannot be fetched."""
+MOST_FAILURES = 3
+"""Failed copies of a state after which it counts as lost."""
 WRITE_S = 60.0
 """Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
 PATIENCE_S = 5.0
@@ -336,6 +338,12 @@ class HopCore:
         if not event.error:
             states.nodes.add(event.node)
             return
+        states.failures += 1
+        if states.failures >= MOST_FAILURES:
+            # No way leads there from the nodes that have it: the checkpoint is in reach of all.
+            self._commands.append(ForgetStates(tuple(sorted(states.nodes)), (event.state,)))
+            states.nodes.clear()
+            self._recover(self._book.member_of(states), f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
             if running.starts_from == event.state and node_of(running.visit.worker) == event.node:
                 self._stop(name, STATE_LOST)

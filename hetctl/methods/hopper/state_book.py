@@ -27,6 +27,8 @@ class MemberStates:
         Worker whose rank writes the checkpoint of this state; None: it is written, or lost with its rank.
     unsaved : list of Visit
         Visits since the newest checkpoint, oldest first.
+    failures : int
+        Number of copies of the state that have failed.
     """
 
     state: str | None = None
@@ -36,6 +38,7 @@ class MemberStates:
     coming: set[str] = field(default_factory=set)
     writer: str | None = None
     unsaved: list[Visit] = field(default_factory=list)
+    failures: int = 0
 
     @property
     def is_saved(self) -> bool:
@@ -51,7 +54,7 @@ class MemberStates:
         """Record a visit's new state; return the nodes that had the old one."""
         had = self.nodes | self.coming
         self.state, self.number, self.writer = state, visit.number, visit.worker
-        self.nodes, self.coming = {node}, set()
+        self.nodes, self.coming, self.failures = {node}, set(), 0
         self.unsaved.append(visit)
         return had
 
@@ -68,7 +71,7 @@ class MemberStates:
         """Return to the newest checkpoint; return the visits that are undone by that."""
         undone, self.unsaved = self.unsaved, []
         self.state, self.number, self.writer = None, self.saved_number, None
-        self.nodes, self.coming = set(), set()
+        self.nodes, self.coming, self.failures = set(), set(), 0
         return undone
 
     def lose(self, node: str) -> None:
@@ -96,6 +99,10 @@ class StateBook:
     def holding(self, state: str) -> MemberStates | None:
         """Return the member's states of which one is the newest; None if it is outdated."""
         return next((states for states in self._members.values() if states.state == state), None)
+
+    def member_of(self, states: MemberStates) -> str:
+        """Return the member with these states."""
+        return next(name for name, own in self._members.items() if own is states)
 
     def lose(self, node: str) -> None:
         """Record the loss of a node with its store."""

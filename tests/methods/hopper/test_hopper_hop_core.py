@@ -55,6 +55,7 @@ class Executor:
     deadline_s: float = 1e9
     scheduler: str = "best"
     progress: dict[str, HopProgress] = field(default_factory=dict)
+    cut_off: frozenset[str] = frozenset()
 
     def __post_init__(self):
         rule = lambda most: StopRule(metric="val_loss", patience=10**6, max_epochs=most)  # noqa: E731
@@ -305,6 +306,15 @@ def test_a_node_that_joins_late_takes_its_share():
     later = [visit for began, _, visit in job.intervals if began > 4 and visit.epoch % 2 == 0]
     assert {visit.worker for visit in later} == {"a:0", "b:0"}
     assert [plan.reason for plan in job.plans][:2] == ["start", "node joined"]
+
+
+def test_a_node_that_no_state_reaches_goes_on_from_checkpoints():
+    homes = {"a": frozenset({0}), "b": frozenset({1}), "c": frozenset({2})}
+    nodes = dict.fromkeys("abc", (0,))
+    job = Executor(nodes, homes, {"x": 1, "y": 1, "z": 1}, 3, cut_off=frozenset("b")).run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert len(job.lost) < 40
 
 
 def test_a_budget_that_is_used_up_ends_the_job():
