@@ -27,7 +27,7 @@ from hetctl.model.events import Event
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 
-ROWS, FEATURES, UNITS, BATCH = 512, 1568, 64, 16
+ROWS, FEATURES, UNITS, BATCH = 512, 6272, 128, 16
 """Samples of a partition, numbers of a sample, hidden units, and samples of a batch on each worker."""
 HOPS, ALL, ONE = "hops", "all workers for each member", "one worker for each member"
 NETWORK = f"""
