@@ -135,6 +135,10 @@ def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
         ("minibatches in flight", f"{outcome.in_flight} (missing updates: at most {staleness})"),
         _slowest(outcome),
         ("throughput", f"{outcome.throughput:.4g} minibatches/s, {share}"),
+        (
+            "waiting for weights",
+            f"{outcome.waiting_fraction:.1%} of the time, idle {outcome.idle_fraction:.1%}",
+        ),
     ]
     _print(outcome, figures)
 

@@ -26,11 +26,14 @@ class GpuType:
     ----------
     time_ratio : float or None
         Ratio of its times to those of a layer profile that names no GPU type.
+    context_bytes : int
+        Memory that the framework takes before it holds any layer.
     """
 
     place: SourceLine
     memory_bytes: int
     time_ratio: float | None
+    context_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,15 @@ class ClusterFile:
         GPU type of each GPU of each node.
     nodes_place : SourceLine
         Line at which the nodes begin.
+    server_bytes_per_s : float or None
+        Bytes of updates that a parameter server adds per second; None: adding takes no time.
     """
 
     nodes_place: SourceLine
     gpu_types: Mapping[str, GpuType]
     nodes: tuple[tuple[str, ...], ...]
     links: NodeLinks
+    server_bytes_per_s: float | None = None
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -61,13 +67,19 @@ def read_cluster(path: Path) -> ClusterFile:
     """
     source = read_yaml(path)
     model = validate(_ClusterModel, source)
-    problems = [*_unknown_types(model), *links_problems(model.links)]
+    problems = [*_full_types(model), *_unknown_types(model), *links_problems(model.links)]
     if problems:
         raise source.refusal(problems)
     return _cluster(source, model)
 
 
 def _size(value: object) -> int:
+    if value == 0:
+        return 0
+    return _positive_size(value)
+
+
+def _positive_size(value: object) -> int:
     try:
         return parse_bytes(value)  # type: ignore[arg-type]
     except BadInputError as error:
@@ -78,8 +90,9 @@ TypeName = Annotated[str, Matching(r"[!-~]([ -~]*[!-~])?", "must be one line of 
 
 
 class _GpuTypeModel(Strict):
-    memory: Annotated[int, BeforeValidator(_size)]
+    memory: Annotated[int, BeforeValidator(_positive_size)]
     time_ratio: Positive | None = None
+    context_bytes: Annotated[int, BeforeValidator(_size)] = 0
 
 
 class _ClusterModel(Strict):
@@ -89,6 +102,15 @@ class _ClusterModel(Strict):
         Field(min_length=1),
     ]
     links: LinksModel
+    server_bytes_per_s: Positive | None = None
+
+
+def _full_types(model: _ClusterModel) -> list[tuple[Location, str]]:
+    return [
+        (("gpu_types", name, "context_bytes"), f"must be less than memory ({kind.memory:,} bytes)")
+        for name, kind in model.gpu_types.items()
+        if kind.context_bytes >= kind.memory
+    ]
 
 
 def _unknown_types(model: _ClusterModel) -> list[tuple[Location, str]]:
@@ -104,11 +126,12 @@ def _cluster(source: YamlSource, model: _ClusterModel) -> ClusterFile:
     return ClusterFile(
         nodes_place=source.place(("nodes",)),
         gpu_types={
-            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio)
+            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio, kind.context_bytes)
             for name, kind in model.gpu_types.items()
         },
         nodes=tuple(
             tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
         ),
         links=links_of(model.links),
+        server_bytes_per_s=model.server_bytes_per_s,
     )

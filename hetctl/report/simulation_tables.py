@@ -12,7 +12,15 @@ from rich.text import Text
 
 from hetctl.model.simulation import Simulation
 from hetctl.report.table_style import ruled_table
-from hetctl.report.units import NONE, device_word, format_bytes, format_percent, format_seconds, printable
+from hetctl.report.units import (
+    NONE,
+    device_word,
+    format_bytes,
+    format_ms,
+    format_percent,
+    format_seconds,
+    printable,
+)
 
 
 def simulation_table(
@@ -170,6 +178,7 @@ class ReplayFields(TypedDict):
     manager: str
     workers: Sequence[str]
     iterations: int
+    repeated: int
     difference: DifferenceFields | None
     first_batches: Sequence[int]
     last_batches: Sequence[int]
@@ -212,9 +221,10 @@ def replay_table(fields: ReplayFields) -> RenderableType:
         fields["workers"], fields["first_batches"], fields["last_batches"], strict=True
     ):
         table.add_row(Text(printable(worker)), *(f"{batch:,}" for batch in batches))
-    difference = fields["difference"]
+    difference, repeated = fields["difference"], fields["repeated"]
+    which = "all iterations" if repeated == fields["iterations"] else f"the {repeated:,} that can be repeated"
     verdict = (
-        Text("the same batches in all iterations", "green")
+        Text(f"the same batches in {which}", "green")
         if difference is None
         else Text(
             f"iteration {difference['iteration']}: the log has {difference['logged']}, "
@@ -321,8 +331,3 @@ def pipeline_table(
         before = row.worker
     lines = Text("\n".join(f"{name}: {value}" for name, value in figures))
     return Group(Text(printable(title), "bold"), lines, Text(), table)
-
-
-def format_ms(seconds: float) -> str:
-    """Return a time in milliseconds with three digits and no unit, for a column that names it."""
-    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"

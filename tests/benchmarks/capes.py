@@ -24,6 +24,15 @@ from hetctl.scheduling.simulate.simulate_run import simulate
 MINUTES = {1: 368, 2: 232, 4: 126, 8: 84}
 """Table 2: a job's minutes to convergence by GPUs."""
 
+EPOCHS = {4: 160, 8: 170}
+"""Table 2: epochs of these minutes."""
+
+RESCALED = {51: (171, 104), 102: (162, 113)}
+"""Table 2: epochs on 4 GPUs before a job continues on 8, with its epochs in all and its minutes."""
+
+EPOCH = 50_000
+"""Images of CIFAR-10."""
+
 SAMPLES = 8_000_000.0
 """160 epochs of 50,000 images; nothing here depends on it."""
 
@@ -73,6 +82,26 @@ def arrivals(mean_s: float, jobs: int, seed: int) -> list[Arrival]:
         job = Workload(f"job-{number:03}", curve, SAMPLES, restart_s=RESTART_S, family="resnet-110")
         arriving.append(Arrival(job, at_s))
     return arriving
+
+
+def rescaled(stop: int) -> tuple[float, int]:
+    """Return minutes and restarts of a job whose 4 GPUs become 8 after so many epochs (Table 2).
+
+    A second job holds the other 4 GPUs of a node until then; `doubling` gives them to the first.
+    """
+    rate = {gpus: epochs * EPOCH / (60 * MINUTES[gpus]) for gpus, epochs in EPOCHS.items()}
+    curve = {1: rate[4] / 4, 2: rate[4] / 2, **rate}
+    total, _ = RESCALED[stop]
+    jobs = [
+        Workload("resized", curve, total * EPOCH, restart_s=RESTART_S),
+        Workload("other", {gpus: curve[gpus] for gpus in (1, 2, 4)}, stop * EPOCH, restart_s=RESTART_S),
+    ]
+    planner = planner_named("doubling")
+    found = simulate(
+        planner, [Arrival(job) for job in jobs], Scenario(Cluster.of(8, 8)), Options(objective=MEAN_JCT)
+    )
+    (done_s,) = (member.done_s for member in found.members if member.member == "resized")
+    return done_s / 60, found.restarts
 
 
 def run(strategy: str, column: str, seed: int) -> Simulation:

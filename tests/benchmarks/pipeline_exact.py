@@ -36,9 +36,9 @@ def slowest_s(
     bounds = [*starts, len(profile.layers)]
     for at, gpu in enumerate(order):
         first, last = bounds[at], bounds[at + 1] - 1
-        held = minibatches_held(len(order) - 1 - at, in_flight)
+        held = minibatches_held(len(order) - 1 - at, in_flight, is_first=not at)
         gpu_type = cluster.type_of(gpu)
-        if stage_needs(profile, first, last, held) > cluster.memory_bytes[gpu_type]:
+        if stage_needs(profile, first, last, held) > cluster.free_bytes[gpu_type]:
             return math.inf
         layers = profile.layers[first : last + 1]
         seconds = sum(layer.forward_s[gpu_type] + layer.backward_s[gpu_type] for layer in layers)
@@ -54,7 +54,7 @@ def slowest_s(
 def stage_needs(profile: LayerProfile, first: int, last: int, held: int) -> int:
     """Count the bytes of a stage one by one."""
     layers = profile.layers[first : last + 1]
-    needed = sum(layer.parameter_bytes for layer in layers)
+    needed = sum(layer.parameter_bytes for layer in layers) + max(layer.workspace_bytes for layer in layers)
     for _ in range(held):
         needed += profile.layers[first - 1].activation_bytes if first else 0
         needed += sum(layer.parameter_bytes + layer.kept_bytes for layer in layers)

@@ -106,13 +106,23 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     assert simulated["throughput"] == pytest.approx(planned["throughput"], rel=0.05)
 
 
+def test_more_distance_leaves_less_waiting(folder):
+    slow = CLUSTER.replace("bytes_per_s: 5.0e+9", "bytes_per_s: 5.0e+8")
+    (folder.path / "cluster.yaml").write_text(slow)
+    wishes = (*FILES, "--policy", "ed", "--in-flight", "4", "--ps-placement", "round-robin")
+    near, far = (succeeded(folder, "simulate", *wishes, "--clock-distance", d) for d in ("0", "4"))
+    assert near["waiting_fraction"] > 2 * far["waiting_fraction"]
+    assert near["waiting_fraction"] >= near["idle_fraction"] >= far["idle_fraction"]
+
+
 def test_local_placement_with_policy_ed_sends_no_weights(folder):
     found = {
         placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", placement)
         for placement in ("round-robin", "local")
     }
     assert found["local"]["synchronisation_s"] < found["round-robin"]["synchronisation_s"]
-    assert found["local"]["throughput"] >= found["round-robin"]["throughput"] * (1 - 1e-9)
+    # Of numbers in flight within 1 % of the highest throughput, the least is taken.
+    assert found["local"]["throughput"] >= 0.99 * found["round-robin"]["throughput"]
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])

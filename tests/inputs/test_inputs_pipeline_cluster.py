@@ -8,7 +8,7 @@ from hetctl.model.errors import BadInputError
 CLUSTER = """\
 gpu_types:
   V: {memory: 12GB, time_ratio: 1.0}
-  Q: {memory: 8GiB}
+  Q: {memory: 8GiB, context_bytes: 400MiB}
 nodes:
   - {V: 2}
   - {V: 1, Q: 2}
@@ -32,6 +32,7 @@ def test_a_cluster_has_types_nodes_and_links(tmp_path):
         "V": 12 * 10**9,
         "Q": 2**33,
     }
+    assert [kind.context_bytes for kind in found.gpu_types.values()] == [0, 400 * 2**20]
     assert [kind.time_ratio for kind in found.gpu_types.values()] == [1.0, None]
     assert (
         found.links.intra_node.bytes_per_s,
@@ -40,6 +41,11 @@ def test_a_cluster_has_types_nodes_and_links(tmp_path):
     ) == (15.75e9, 0.7, ())
     assert found.links.inter_node.points == ((1000, 0.1), (2000, 0.2))
     assert found.gpu_types["Q"].place.line == 3
+
+
+def test_servers_may_take_time(tmp_path):
+    assert read(tmp_path, CLUSTER).server_bytes_per_s is None
+    assert read(tmp_path, f"{CLUSTER}server_bytes_per_s: 8e9").server_bytes_per_s == 8e9
 
 
 def test_links_may_be_given_by_their_numbers(tmp_path):
@@ -57,6 +63,11 @@ def test_links_may_be_given_by_their_numbers(tmp_path):
         (
             ("time_ratio: 1.0", "time_ratio: 0"),
             "cluster.yaml:2: gpu_types.V.time_ratio: must be greater than 0",
+        ),
+        (("400MiB", "-4"), "cluster.yaml:3: gpu_types.Q.context_bytes: -4 is not a size"),
+        (
+            ("400MiB", "8GiB"),
+            "cluster.yaml:3: gpu_types.Q.context_bytes: must be less than memory (8,589,934,592 bytes)",
         ),
         (("{V: 2}", "{X: 2}"), "cluster.yaml:5: nodes[0].X: must be one of gpu_types"),
         (("{V: 2}", "{V: 0}"), "cluster.yaml:5: nodes[0].V: must be at least 1"),

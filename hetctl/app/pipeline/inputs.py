@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetctl.inputs.input_errors import refusal
@@ -23,6 +24,8 @@ def cluster_of(file: ClusterFile) -> PipelineCluster:
         nodes=file.nodes,
         memory_bytes={name: kind.memory_bytes for name, kind in file.gpu_types.items()},
         links=fitted(file.links),
+        context_bytes={name: kind.context_bytes for name, kind in file.gpu_types.items()},
+        server_bytes_per_s=file.server_bytes_per_s or math.inf,
     )
 
 
@@ -71,6 +74,7 @@ def _layer(name: str, rows: Sequence[LayerRow]) -> Layer:
         activation_bytes=rows[0].activation_bytes,
         parameter_bytes=rows[0].parameter_bytes,
         held_bytes=rows[0].held_bytes,
+        workspace_bytes=rows[0].workspace_bytes,
     )
 
 
@@ -113,14 +117,14 @@ def refuse_large_layers(
     Parameters
     ----------
     memory_bytes : mapping of str to int
-        Memory of a GPU in bytes, by type.
+        Memory of a GPU in bytes, by type, without the framework's context.
     """
     places = {row.layer: row.place for row in reversed(rows)}
     largest = max(memory_bytes, key=lambda name: memory_bytes[name])
     lines = [
         f"{places[layer.name]}: layer '{layer.name}' needs {needed:,} bytes with one minibatch, "
         f"but the largest GPU ({largest or 'the only type'}) has {memory_bytes[largest]:,}"
-        for layer, needed in zip(profile.layers, least_bytes(profile), strict=True)
+        for layer, needed in zip(profile.layers, least_bytes(profile) + profile.workspace_bytes, strict=True)
         if needed > memory_bytes[largest]
     ]
     if lines:
@@ -128,9 +132,10 @@ def refuse_large_layers(
 
 
 def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
-    refuse_large_layers(profile, rows, {name: file.gpu_types[name].memory_bytes for name in _used(file)})
+    free_bytes = cluster_of(file).free_bytes
+    refuse_large_layers(profile, rows, {name: free_bytes[name] for name in _used(file)})
     needed = int(least_bytes(profile).sum())
-    there = sum(file.gpu_types[name].memory_bytes for types in file.nodes for name in types)
+    there = sum(free_bytes[name] for types in file.nodes for name in types)
     if needed > there:
         raise InfeasibleError(
             f"{file.nodes_place}: nodes: all GPUs together have {there:,} bytes, but the layers of "

@@ -86,7 +86,7 @@ class PlanOutcome:
     throughput : float
         Rate of all virtual workers in minibatches/s.
     synchronisation_s : float
-        Seconds to send a wave's updates and to fetch the weights.
+        Seconds to send a wave's updates and add them, if all virtual workers send at once.
     """
 
     policy: str
@@ -112,7 +112,10 @@ class SimulationOutcome:
     efficiency : float
         Ratio of `throughput` to the rate without idle time of the slowest stage.
     synchronisation_s : float
-        Seconds to send a wave's updates and to fetch the weights.
+        Seconds to send a wave's updates and add them, if all virtual workers send at once.
+    waiting_fraction, idle_fraction : float
+        Mean shares of the run in which a virtual worker waits for global weights, and in which none of its
+        GPUs has a pass meanwhile.
     minibatches : int
         Minibatches completed by all virtual workers until `end_s`.
     """
@@ -130,6 +133,8 @@ class SimulationOutcome:
     planned_throughput: float
     efficiency: float
     synchronisation_s: float
+    waiting_fraction: float
+    idle_fraction: float
     minibatches: int
     end_s: float
     virtual_workers: tuple[WorkerOutcome, ...]
@@ -185,6 +190,8 @@ def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) 
         planned_throughput=planned.throughput,
         efficiency=run.throughput * planned.bottleneck_s / len(planned.virtual_workers),
         synchronisation_s=planned.synchronisation_s,
+        waiting_fraction=run.waiting_fraction,
+        idle_fraction=run.idle_fraction,
         minibatches=sum(map(len, run.completed_s)),
         end_s=run.end_s,
         virtual_workers=outcomes_of(planned, layers, cluster, run),
@@ -255,6 +262,6 @@ def _stage(
         receive_s=stage.receive_s,
         total_s=stage.seconds,
         bytes=stage.bytes,
-        memory_bytes=cluster.memory_bytes[stage.gpu_type],
+        memory_bytes=cluster.free_bytes[stage.gpu_type],
         gpu_busy_fraction=gpu_busy_fraction,
     )

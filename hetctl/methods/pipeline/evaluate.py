@@ -10,17 +10,20 @@ from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_flow import Passes
-from hetctl.methods.pipeline.stage_costs import StageCosts, most_in_flight
+from hetctl.methods.pipeline.stage_costs import StageCosts
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
-from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
+from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
 from hetctl.methods.pipeline.throughput import (
     SAME,
+    Synced,
     WaveSync,
+    bottleneck_s,
     common_period_s,
     least_period_s,
     min_depth,
     period_s,
     sufficient_depth,
+    wave_time_s,
 )
 from hetctl.methods.pipeline.virtual_workers import Grouping
 
@@ -66,7 +69,7 @@ class Evaluated:
         """Seconds between the minibatches of the slowest virtual worker."""
         if self.sending is None:
             return max(period_s(passes, self.in_flight) for passes in self.passes)
-        return common_period_s(self.passes, self.in_flight, self.sending)
+        return common_period_s(self._synced(self.sending), self.in_flight, self.sending.distance)
 
     @property
     def throughput(self) -> float:
@@ -76,8 +79,17 @@ class Evaluated:
     @cached_property
     def ceiling(self) -> float:
         """Upper bound of the throughput, faster to compute than the throughput itself."""
-        least_s = max(least_period_s(passes, self.in_flight, self.sending) for passes in self.passes)
+        if self.sending is None:
+            least_s = max(
+                max(bottleneck_s(passes), wave_time_s(passes) / self.in_flight) for passes in self.passes
+            )
+        else:
+            least_s = least_period_s(self._synced(self.sending), self.in_flight, self.sending.distance)
         return len(self.virtual_workers) / least_s
+
+    def _synced(self, sending: WaveSync) -> tuple[Synced, ...]:
+        passes = (worker.passes for worker in self.virtual_workers)
+        return tuple(zip(passes, sending.traffic, strict=True))
 
 
 class Assembly:
@@ -106,8 +118,7 @@ class Assembly:
         InfeasibleError
             If the layers do not fit into the memory of one of the groups.
         """
-        number = min(in_flight, most_in_flight(max(map(len, grouping))))
-        return self._of_cuts(grouping, [self._partition(group, number) for group in grouping], in_flight)
+        return self._of_cuts(grouping, [self._partition(group, in_flight) for group in grouping], in_flight)
 
     def settled(self, found: Evaluated) -> Evaluated:
         """Return the same partitions with the fewest minibatches in flight that keep the throughput.
@@ -124,7 +135,8 @@ class Assembly:
     def _settled_with_waves(self, found: Evaluated) -> Evaluated:
         """Bisect the number in flight; with first come, first served, fewer may be faster than more."""
         deepest = self._deepest(found)
-        needed = max(sufficient_depth(passes, found.sending) for passes in found.passes)
+        sending = found.sending or WaveSync(())
+        needed = max(sufficient_depth(passes, sending) for passes in found.passes)
         top = self._with(found, min(deepest, max(found.in_flight, needed)))
         if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
             top = max(top, self._with(found, deepest), key=lambda one: one.throughput)
@@ -144,21 +156,22 @@ class Assembly:
         return self._of_cuts(found.grouping, _cuts_of(found), in_flight)
 
     def _deepest(self, found: Evaluated) -> int:
-        """Return the most minibatches in flight that fit into memory."""
+        """Return the most minibatches in flight that fit into memory, Max_m in section 4."""
         cuts = _cuts_of(found)
-        stages = max(map(len, cuts))
-        for number in range(found.in_flight + 1, most_in_flight(stages) + 1):
-            workers = self._workers(cuts, number)
-            if any(s.bytes > self._cluster.memory_bytes[s.gpu_type] for w in workers for s in w.stages):
-                return number - 1
-        return max(found.in_flight, DEPTHS * stages)
+        most = max(found.in_flight, DEPTHS * max(map(len, cuts)))
+        numbers = range(found.in_flight + 1, most + 1)
+        return next((number - 1 for number in numbers if not self._fits(cuts, number)), most)
+
+    def _fits(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> bool:
+        free = self._cluster.free_bytes
+        return all(s.bytes <= free[s.gpu_type] for w in self._workers(cuts, in_flight) for s in w.stages)
 
     def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Evaluated:
         workers = self._workers(cuts, in_flight)
         if self._waves is None:
             return Evaluated(grouping, workers)
-        sync_s = synchronisation_s(workers, self._layers, self._cluster, self._waves.placement)
-        return Evaluated(grouping, workers, WaveSync(sync_s, self._waves.distance))
+        traffic = traffic_of(workers, self._layers, self._cluster, self._waves.placement)
+        return Evaluated(grouping, workers, WaveSync(traffic, self._waves.distance))
 
     def _workers(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> tuple[VirtualWorker, ...]:
         layers, cluster, costs = self._layers, self._cluster, self._costs

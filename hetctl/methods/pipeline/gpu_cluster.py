@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetctl.methods.pipeline.communication import Links
 
@@ -25,11 +26,17 @@ class PipelineCluster:
         Memory of one GPU of each type.
     links : Links
         Links, equal for all pairs of GPUs within a node and for all pairs of nodes.
+    context_bytes : mapping
+        Memory that the framework takes on a GPU before it holds any layer, by type; none if not given.
+    server_bytes_per_s : float
+        Bytes of updates that the parameter server of a node adds to its weights per second.
     """
 
     nodes: tuple[tuple[str, ...], ...]
     memory_bytes: Mapping[str, int]
     links: Links
+    context_bytes: Mapping[str, int] = field(default_factory=dict)
+    server_bytes_per_s: float = math.inf
 
     @property
     def gpus(self) -> Group:
@@ -40,6 +47,13 @@ class PipelineCluster:
     def gpu_types(self) -> tuple[str, ...]:
         """GPU types of the cluster, sorted."""
         return tuple(sorted({gpu_type for types in self.nodes for gpu_type in types}))
+
+    @property
+    def free_bytes(self) -> Mapping[str, int]:
+        """Memory of one GPU of each type without the framework's context, at least 0."""
+        return {
+            name: max(0, size - self.context_bytes.get(name, 0)) for name, size in self.memory_bytes.items()
+        }
 
     def on(self, node: int) -> Group:
         """Return the GPUs of a node."""

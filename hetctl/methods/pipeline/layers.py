@@ -28,6 +28,8 @@ class Layer:
         Size of one version of its weights.
     held_bytes : int or None
         Data kept on the GPU from the forward to the backward pass; None for `activation_bytes`.
+    workspace_bytes : int
+        Memory that only one pass of the layer uses, and leaves to the next layer.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Layer:
     activation_bytes: int
     parameter_bytes: int
     held_bytes: int | None = None
+    workspace_bytes: int = 0
 
     @property
     def kept_bytes(self) -> int:
@@ -80,6 +83,11 @@ class LayerProfile:
         """Bytes of each layer that each minibatch in flight keeps, shape (layers,)."""
         return np.array([layer.kept_bytes for layer in self.layers], dtype=np.int64)
 
+    @property
+    def workspace_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each layer's workspace, shape (layers,)."""
+        return np.array([layer.workspace_bytes for layer in self.layers], dtype=np.int64)
+
     def derived(self, time_ratios: Mapping[str, float], measured_on: str = UNNAMED) -> LayerProfile:
         """Return the profile for other GPU types, from the ratios of their times to the measured ones."""
         return LayerProfile(
@@ -118,6 +126,7 @@ def _merged(layers: Sequence[Layer]) -> Layer:
         activation_bytes=layers[-1].activation_bytes,
         parameter_bytes=sum(layer.parameter_bytes for layer in layers),
         held_bytes=sum(layer.kept_bytes for layer in layers),
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
     )
 
 

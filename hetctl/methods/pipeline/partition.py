@@ -135,19 +135,19 @@ class Partitioner:
     def _by_memory(self, group: Group) -> tuple[Cut, ...]:
         """Return a partition that fits, regardless of its time."""
 
-        def memory_bytes(gpu: Gpu) -> int:
-            return self._cluster.memory_bytes[self._cluster.type_of(gpu)]
+        def free_bytes(gpu: Gpu) -> int:
+            return self._cluster.free_bytes[self._cluster.type_of(gpu)]
 
-        parts = parts_that_fit(self._costs.bytes, [memory_bytes(gpu) for gpu in group], self._in_flight)
-        return _on_gpus(parts, group, memory_bytes)
+        parts = parts_that_fit(self._costs.bytes, [free_bytes(gpu) for gpu in group], self._in_flight)
+        return _on_gpus(parts, group, free_bytes)
 
     def _slowest_s(self, cuts: Sequence[Cut]) -> float:
         receive = self._costs.receive_s
         links = [0, *(int(a.gpu[0] == b.gpu[0]) for a, b in pairwise(cuts)), 0]
         seconds = [np.inf] if not cuts else []
         for at, (first, last, gpu) in enumerate(cuts):
-            held = minibatches_held(len(cuts) - 1 - at, self._in_flight)
-            computed_s = self._costs.compute_s(self._cluster.type_of(gpu), held)[first, last]
+            gpu_type, stages_after = self._cluster.type_of(gpu), len(cuts) - 1 - at
+            computed_s = self._costs.compute_s(gpu_type, stages_after, self._in_flight)[first, last]
             received_s = receive[links[at], first] + receive[links[at + 1], last + 1]
             seconds.append(float(computed_s + received_s))
         return max(seconds)
@@ -183,7 +183,7 @@ class LayerSpan(NamedTuple):
 
 
 def parts_that_fit(
-    stage_bytes: Callable[[int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
+    stage_bytes: Callable[[int, int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
 ) -> list[LayerSpan]:
     """Return stages that fit, in the order of the layers; an empty list if there are none.
 
@@ -194,11 +194,12 @@ def parts_that_fit(
     Parameters
     ----------
     stage_bytes : callable
-        Bytes of a stage by first and last layer, shape (layers, layers), for a number of minibatches held.
+        Bytes of a stage by first and last layer, shape (layers, layers), for a number of stages that follow
+        and of minibatches in flight.
     memory_bytes : sequence of int
         Memory of each GPU.
     """
-    layers = len(stage_bytes(1))
+    layers = len(stage_bytes(0, in_flight))
     counts = _limited({size: min(n, layers) for size, n in Counter(memory_bytes).items()})
     sizes = sorted(counts)
     reached: dict[Used, tuple[int, int]] = {(0,) * len(sizes): (layers, -1)}
@@ -207,12 +208,13 @@ def parts_that_fit(
         if not any(used):
             continue
         # Counted from the last stage, since a stage's memory depends on how many stages follow it.
-        held = minibatches_held(sum(used) - 1, in_flight)
+        stages_after = sum(used) - 1
+        held = minibatches_held(stages_after, in_flight)
         found = (layers, -1)
         for at in (at for at, count in enumerate(used) if count):
             key = (sizes[at], held)
             if key not in earliest:
-                earliest[key] = _earliest(stage_bytes(held), sizes[at])
+                earliest[key] = _earliest(stage_bytes(stages_after, in_flight), sizes[at])
             found = min(found, (int(earliest[key][reached[_less(used, at)][0]]), at))
         reached[used] = found
         if found[0] == 0:

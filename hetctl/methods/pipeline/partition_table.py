@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
+from hetctl.methods.pipeline.stage_costs import StageCosts
 
 Node = tuple[int, ...]
 """Number of GPUs of each type of the cluster on a node."""
@@ -160,8 +160,7 @@ class PartitionTable:
 
     def _compute(self, pool: Pool, head: Head) -> NDArray[np.float64]:
         stages_after = sum(map(sum, pool)) - 1
-        held = minibatches_held(stages_after, self._in_flight)
-        return self._costs.compute_s(self._types[head.type], held)
+        return self._costs.compute_s(self._types[head.type], stages_after, self._in_flight)
 
     def _after(self, pool: Pool, head: Head) -> dict[int, NDArray[np.float64]]:
         """Return by link the least bottleneck of the stages after one that ends with each layer."""

@@ -3,26 +3,22 @@
 Each GPU runs one task at a time, under the three conditions of section 4 ("Partition Scheduling"): forward
 passes in the order of minibatches, likewise backward passes, and of both the one that was ready first. In
 the last stage a minibatch's forward and backward pass are one task. Between waves virtual workers keep the
-clock distance of `hetctl.methods.pipeline.wsp`.
+clock distance of `hetctl.methods.pipeline.wsp`, and share links and servers (`transfers`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hetctl.methods.pipeline.stage_costs import minibatches_held
+from hetctl.methods.pipeline.stage_queue import StageQueue
+from hetctl.methods.pipeline.transfers import ALONE, Network, Traffic
 from hetctl.methods.pipeline.wsp import Bounds
 
 Passes = tuple[tuple[float, float], ...]
 """Seconds of the forward and the backward task of each stage, including the transfer of their inputs."""
-
-ENTRY = -1
-"""Number of the place before the first stage, where minibatches wait for weights."""
 
 
 class StageTask(NamedTuple):
@@ -36,65 +32,74 @@ class StageTask(NamedTuple):
     end_s: float
 
 
-def wave_ends(
-    workers: Sequence[Passes], in_flight: int, sync_s: float = 0.0, distance: int = 0
-) -> Iterator[tuple[float, ...]]:
-    """Yield for each wave the time in seconds at which each virtual worker has completed it.
-
-    Parameters
-    ----------
-    workers : sequence of Passes
-        Passes of the virtual workers; equal ones need to be given only once, as they run alike.
-    sync_s : float
-        Time to send a wave, and time to fetch the weights, in seconds.
-    distance : int
-        Clock distance D.
-    """
-    flows = [Flow(passes, held(passes, in_flight), in_flight, sync_s, sync_s) for passes in workers]
-    return run_waves(flows, Bounds(in_flight, distance))
-
-
-def held(passes: Passes, in_flight: int) -> list[int]:
-    """Return the minibatches that each stage holds between their forward and backward passes."""
-    last = len(passes) - 1
-    return [minibatches_held(last - stage, in_flight) for stage in range(len(passes))]
-
-
-def run_waves(flows: Sequence[Flow], bounds: Bounds) -> Iterator[tuple[float, ...]]:
-    """Run the virtual workers wave by wave; yield the times at which each has completed the wave.
-
-    When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
-    starts when the wave D + 1 before it, of all virtual workers, is in the weights. The weights are fetched
-    only when it would otherwise have to wait, with all waves sent by then.
-    """
-    sent_s, fetched = [0.0] * len(flows), [0] * len(flows)
-    there_s = [0.0]
-    for waves in count(1):
-        ends_s = tuple(flow.next_wave() for flow in flows)
-        yield ends_s
-        sent_s = [
-            max(before_s, end_s) + flow.push_s
-            for before_s, end_s, flow in zip(sent_s, ends_s, flows, strict=True)
-        ]
-        there_s.append(max(sent_s))
-        for number, (flow, end_s) in enumerate(zip(flows, ends_s, strict=True)):
-            begin_s = end_s
-            if waves - bounds.distance > fetched[number]:
-                begin_s = max(end_s, there_s[waves - bounds.distance])
-                fetched[number] = bisect_right(there_s, begin_s) - 1
-                begin_s += flow.pull_s
-            flow.enter(begin_s)
-
-
-class Flow:
-    """A virtual worker: waiting and running tasks of each stage.
+class FlowInput(NamedTuple):
+    """A virtual worker.
 
     Parameters
     ----------
     capacities : sequence of int
         Minibatches that each stage can hold between their forward and backward passes.
-    push_s, pull_s : float
-        Time to send a wave, and to fetch the weights; both overlap with the passes.
+    """
+
+    passes: Passes
+    capacities: Sequence[int]
+    traffic: Traffic = ALONE
+
+
+def held(passes: Passes, in_flight: int) -> list[int]:
+    """Return the minibatches that each stage holds between their forward and backward passes."""
+    last = len(passes) - 1
+    return [minibatches_held(last - stage, in_flight, is_first=not stage) for stage in range(len(passes))]
+
+
+def run_waves(workers: Sequence[FlowInput], bounds: Bounds, waves: int) -> list[Flow]:
+    """Run virtual workers until each has completed `waves` waves.
+
+    When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
+    starts when the wave D + 1 before it, of all virtual workers, is in the weights. The weights are fetched
+    only when it would otherwise have to wait, with all waves sent by then.
+    """
+    network, servers = Network(), Servers(len(workers))
+    servers.flows = [Flow(one, number, bounds, network, servers) for number, one in enumerate(workers)]
+    for flow in servers.flows:
+        flow.begin()
+    while servers.completed < waves:
+        network.step()
+    return servers.flows
+
+
+class Servers:
+    """Parameter servers: which waves of each virtual worker are complete, and which are sent."""
+
+    def __init__(self, workers: int) -> None:
+        self.flows: list[Flow] = []
+        self._complete, self._sent = [0] * workers, [0] * workers
+
+    @property
+    def completed(self) -> int:
+        """Number of waves that all virtual workers have completed."""
+        return min(self._complete)
+
+    @property
+    def waves(self) -> int:
+        """Number of waves of all virtual workers in the global weights, c_global."""
+        return min(self._sent)
+
+    def complete(self, worker: int) -> None:
+        """Count a wave that a virtual worker has completed."""
+        self._complete[worker] += 1
+
+    def receive(self, worker: int, now_s: float) -> None:
+        """Add a wave; whoever waits for it may fetch the weights."""
+        before = self.waves
+        self._sent[worker] += 1
+        if self.waves > before:
+            for flow in self.flows:
+                flow.fetch_if_wanted(now_s)
+
+
+class Flow:
+    """A virtual worker in a simulation: waiting and running tasks of each stage.
 
     Attributes
     ----------
@@ -102,70 +107,100 @@ class Flow:
         Tasks in order of their starts; the last ones may not have ended.
     completed_s : list of float
         Completion time of each minibatch.
+    waits_s : list of tuple of float
+        When it began to wait for global weights, and when it had them.
     """
 
     def __init__(
-        self, passes: Passes, capacities: Sequence[int], in_flight: int, push_s: float, pull_s: float
+        self, worker: FlowInput, number: int, bounds: Bounds, network: Network, servers: Servers
     ) -> None:
         self.tasks: list[StageTask] = []
         self.completed_s: list[float] = []
-        self.push_s, self.pull_s = push_s, pull_s
-        self._passes, self._last, self._wave = passes, len(passes) - 1, in_flight
-        self._queues: list[deque[tuple[bool, int, float]]] = [deque() for _ in passes]
-        self._capacities = list(capacities)
-        self._running = [False] * len(passes)
-        self._ends: list[tuple[float, int, int, bool, int]] = []
-        self._number = self._entered = 0
-        self._entered_s = 0.0
-        for _ in range(in_flight):
-            self.enter(0.0)
+        self.waits_s: list[tuple[float, float]] = []
+        self._number, self._bounds, self._network, self._servers = number, bounds, network, servers
+        self._passes, self._traffic, self._last = worker.passes, worker.traffic, len(worker.passes) - 1
+        self._receiving = tuple(zip(worker.traffic.activations, worker.traffic.gradients, strict=True))
+        self._queues: list[StageQueue[tuple[int, float]]] = [
+            StageQueue(capacity) for capacity in worker.capacities
+        ]
+        self._running = [False] * len(worker.passes)
+        self._room, self._entered, self._fetched = bounds.in_flight, 0, 0
+        self._to_send, self._is_fetching = 0, False
+        self._wanted: tuple[int, float] | None = None
 
-    def enter(self, at_s: float) -> None:
-        """Add a minibatch, at the earliest when those before it have entered."""
-        self._entered += 1
-        self._entered_s = max(self._entered_s, at_s)
-        self._end(self._entered_s, ENTRY, False, self._entered)
+    def begin(self) -> None:
+        """Start the first minibatches."""
+        self._fill(0.0)
 
-    def next_wave(self) -> float:
-        """Run until a wave is complete; each of its minibatches but the last is followed by another one."""
-        for _ in range(self._wave - 1):
-            self.enter(self._next())
-        return self._next()
+    def _fill(self, now_s: float) -> None:
+        """Let minibatches enter while there is room and the weights are new enough."""
+        while self._room and self._wanted is None:
+            needed = self._bounds.waves_needed(self._entered + 1)
+            if needed > self._fetched:
+                self._wanted = needed, now_s
+                self.fetch_if_wanted(now_s)
+                continue
+            self._room -= 1
+            self._entered += 1
+            self._queues[0].add((self._entered, now_s), backward=False)
+        self._start(0, now_s)
 
-    def _next(self) -> float:
-        """Run until a minibatch is complete, and return the time."""
-        while True:
-            now_s, _, stage, backward, minibatch = heappop(self._ends)
-            if stage != ENTRY:
-                self._running[stage] = False
-                self._capacities[stage] += backward or stage == self._last
-            if stage < self._last and not backward:
-                self._queues[stage + 1].append((False, minibatch, now_s))
-            elif stage > 0:
-                self._queues[stage - 1].append((True, minibatch, now_s))
-            for near in range(max(0, stage - 1), min(self._last, stage + 1) + 1):
-                self._start(near, now_s)
-            if stage == 0 and (backward or self._last == 0):
-                self.completed_s.append(now_s)
-                return now_s
+    def fetch_if_wanted(self, now_s: float) -> None:
+        """Fetch the global weights if they are waited for and new enough."""
+        if self._wanted and not self._is_fetching and self._servers.waves >= self._wanted[0]:
+            self._is_fetching = True
+            self._network.carry(self._traffic.pull, now_s, partial(self._adopt, self._servers.waves))
+
+    def _adopt(self, waves: int, now_s: float) -> None:
+        assert self._wanted is not None
+        self.waits_s.append((self._wanted[1], now_s))
+        self._fetched, self._wanted, self._is_fetching = waves, None, False
+        self._fill(now_s)
+
+    def _complete(self, now_s: float) -> None:
+        self.completed_s.append(now_s)
+        self._room += 1
+        if len(self.completed_s) % self._bounds.in_flight == 0:
+            self._servers.complete(self._number)
+            self._to_send += 1
+            if self._to_send == 1:
+                self._network.carry(self._traffic.push, now_s, self._sent)
+        self._fill(now_s)
+
+    def _sent(self, now_s: float) -> None:
+        """Waves are sent one after another."""
+        self._to_send -= 1
+        self._servers.receive(self._number, now_s)
+        if self._to_send:
+            self._network.carry(self._traffic.push, now_s, self._sent)
 
     def _start(self, stage: int, now_s: float) -> None:
         """Start the first waiting task; forward passes are skipped while memory is full."""
-        queue = self._queues[stage]
-        # A backward pass frees memory, so it may overtake forward passes that wait for some.
-        at = next((at for at, waiting in enumerate(queue) if waiting[0] or self._capacities[stage]), None)
-        if at is None or self._running[stage]:
+        if self._running[stage] or (ready := self._queues[stage].take()) is None:
             return
-        backward, minibatch, ready_s = queue[at]
-        del queue[at]
+        backward, (minibatch, ready_s) = ready
         self._running[stage] = True
-        self._capacities[stage] -= not backward
         passes = self._passes[stage]
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
+        if self._receiving:
+            end_s += self._delay_s(stage, backward, now_s)
         self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))
-        self._end(end_s, stage, backward, minibatch)
+        self._network.at(end_s, partial(self._end, stage, backward, minibatch))
 
-    def _end(self, at_s: float, stage: int, backward: bool, minibatch: int) -> None:
-        self._number += 1
-        # The number settles ties by the order of starts: first come, first served.
-        heappush(self._ends, (at_s, self._number, stage, backward, minibatch))
+    def _delay_s(self, stage: int, backward: bool, now_s: float) -> float:
+        """Return the seconds that a pass waits for links that carry something else."""
+        lines, seconds = self._receiving[stage][backward]
+        return self._network.end_s(lines, now_s, seconds) - now_s - seconds if lines else 0.0
+
+    def _end(self, stage: int, backward: bool, minibatch: int, now_s: float) -> None:
+        self._running[stage] = False
+        if backward or stage == self._last:
+            self._queues[stage].release()
+        if stage < self._last and not backward:
+            self._queues[stage + 1].add((minibatch, now_s), backward=False)
+        elif stage > 0:
+            self._queues[stage - 1].add((minibatch, now_s), backward=True)
+        for near in range(max(0, stage - 1), min(self._last, stage + 1) + 1):
+            self._start(near, now_s)
+        if stage == 0 and (backward or self._last == 0):
+            self._complete(now_s)

@@ -32,7 +32,7 @@ class PipelinePlan:
     throughput : float
         Minibatches/s of all virtual workers, each as fast as the slowest of them.
     synchronisation_s : float
-        Time to send a wave to the parameter servers; fetching the weights takes as long.
+        Time to send a wave to the parameter servers and add it, if all virtual workers send at once.
     """
 
     policy: str

@@ -62,7 +62,7 @@ class Search:
     def lower_bound_s(self, grouping: Grouping) -> float:
         """Return the highest of the lower bounds of the virtual workers' bottlenecks, in seconds."""
         kinds = {tuple(sorted(map(self._cluster.type_of, group))) for group in grouping}
-        return max(lower_bound_s(self._layers, kind, self._cluster.memory_bytes) for kind in kinds)
+        return max(lower_bound_s(self._layers, kind, self._cluster.free_bytes) for kind in kinds)
 
     def policy(self, name: str) -> Evaluated:
         """Return the virtual workers of one of the paper's policies.
@@ -177,8 +177,7 @@ class Search:
 
     def _improved(self, found: Evaluated) -> Evaluated:
         """Return a grouping that is no slower with the same number of minibatches in flight."""
-        number = min(found.in_flight, most_in_flight(max(map(len, found.grouping))))
-        bottleneck_s = self._rough.bottleneck_s(number)
+        bottleneck_s = self._rough.bottleneck_s(found.in_flight)
 
         def rate(grouping: Grouping) -> float:
             with suppress(InfeasibleError):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple
 
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.pipeline_flow import Flow, run_waves
+from hetctl.methods.pipeline.pipeline_flow import Flow, FlowInput, held, run_waves
 from hetctl.methods.pipeline.pipeline_plan import PipelinePlan, VirtualWorker
-from hetctl.methods.pipeline.stage_costs import minibatches_held
-from hetctl.methods.pipeline.sync_cost import Waves, synchronisation_s
+from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
+from hetctl.methods.pipeline.transfers import ALONE, Traffic
 from hetctl.methods.pipeline.wsp import Bounds
 
 LEAST_WAVES, MINIBATCHES = 32, 4000
@@ -44,14 +43,12 @@ class Pipeline:
 
     Parameters
     ----------
-    push_s, pull_s : float
-        Seconds to send the updates of a wave to the parameter servers, and to fetch their weights. Both
-        overlap with the passes.
+    traffic : Traffic
+        Its use of links and parameter servers. Waves are sent, and weights fetched, beside the passes.
     """
 
     stages: tuple[StageTimes, ...]
-    push_s: float = 0.0
-    pull_s: float = 0.0
+    traffic: Traffic = ALONE
 
     @property
     def bottleneck_s(self) -> float:
@@ -89,11 +86,14 @@ class PipelineRun:
         Passes in order of their starts; the last ones may not have ended.
     completed_s : tuple of tuple of float
         Completion times of the minibatches, by virtual worker.
+    waits_s : tuple of tuple of tuple
+        Times at which each virtual worker began to wait for global weights, and at which it had them.
     """
 
     bounds: Bounds
     tasks: tuple[StagePass, ...]
     completed_s: tuple[tuple[float, ...], ...]
+    waits_s: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -118,6 +118,39 @@ class PipelineRun:
             busy_s[task.stage] += max(0.0, min(task.end_s, self.end_s) - task.start_s)
         return tuple(seconds / self.end_s for seconds in busy_s)
 
+    @property
+    def waiting_fraction(self) -> float:
+        """Mean share of the run in which a virtual worker waited for global weights."""
+        return self._share([self.waiting_s(worker) for worker in range(len(self.rates))])
+
+    @property
+    def idle_fraction(self) -> float:
+        """Mean share of the run in which it waited and none of its GPUs had a pass."""
+        return self._share([self.idle_s(worker) for worker in range(len(self.rates))])
+
+    def _share(self, seconds: Sequence[float]) -> float:
+        return sum(seconds) / len(seconds) / self.end_s
+
+    def waiting_s(self, worker: int) -> float:
+        """Return the seconds for which a virtual worker waited for global weights."""
+        return sum(end_s - begin_s for begin_s, end_s in self.waits_s[worker])
+
+    def idle_s(self, worker: int) -> float:
+        """Return the part of these seconds in which none of its GPUs had a pass."""
+        busy = [(task.start_s, task.end_s) for task in self.tasks if task.worker == worker]
+        return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.waits_s[worker])
+
+
+def _gaps_s(busy: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:
+    """Return the seconds between two times that no interval covers; intervals are sorted by their start."""
+    idle_s, until_s = 0.0, begin_s
+    for start_s, stop_s in busy:
+        if start_s >= end_s:
+            break
+        idle_s += max(0.0, start_s - until_s)
+        until_s = max(until_s, stop_s)
+    return idle_s + max(0.0, end_s - until_s)
+
 
 def _rate(completed_s: Sequence[float], wave: int) -> float:
     last = len(completed_s) // wave * wave
@@ -129,28 +162,26 @@ def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int
     """Run until every virtual worker has completed `waves` waves, at least 2."""
     if waves < 2:
         raise ValueError(f"{waves} waves are too few for a rate")
-    flows = [_flow(pipeline, bounds) for pipeline in pipelines]
-    ends = run_waves(flows, bounds)
-    end_s = max(next(islice(ends, waves - 1, None)))
-    # The other virtual workers are ahead of the slowest: run until it, too, has reached `end_s`.
-    next(True for ends_s in ends if min(ends_s) >= end_s)
-    tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow, end_s))
-    completed_s = tuple(tuple(at_s for at_s in flow.completed_s if at_s <= end_s) for flow in flows)
-    return PipelineRun(bounds, tuple(sorted(tasks, key=lambda task: task.start_s)), completed_s)
+    flows = run_waves([_input(pipeline) for pipeline in pipelines], bounds, waves)
+    tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow))
+    return PipelineRun(
+        bounds,
+        tuple(sorted(tasks, key=lambda task: task.start_s)),
+        tuple(tuple(flow.completed_s) for flow in flows),
+        tuple(tuple(flow.waits_s) for flow in flows),
+    )
 
 
-def _flow(pipeline: Pipeline, bounds: Bounds) -> Flow:
+def _input(pipeline: Pipeline) -> FlowInput:
     passes = tuple((stage.forward_s, stage.backward_s) for stage in pipeline.stages)
-    capacities = [stage.most_held for stage in pipeline.stages]
-    return Flow(passes, capacities, bounds.in_flight, pipeline.push_s, pipeline.pull_s)
+    return FlowInput(passes, [stage.most_held for stage in pipeline.stages], pipeline.traffic)
 
 
-def _tasks(number: int, flow: Flow, end_s: float) -> Iterator[StagePass]:
+def _tasks(number: int, flow: Flow) -> Iterator[StagePass]:
     last = max(ran.stage for ran in flow.tasks)
     for ran in flow.tasks:
-        if ran.start_s <= end_s:
-            what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
-            yield StagePass(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)
+        what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
+        yield StagePass(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)
 
 
 def steady_waves(plan: PipelinePlan, waves: Waves) -> int:
@@ -170,13 +201,10 @@ def pipelines_of(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, placement: str
 ) -> tuple[Pipeline, ...]:
     """Return the virtual workers of a plan; `placement` is one of `sync_cost.PLACEMENTS`."""
-    sync_s = synchronisation_s(plan.virtual_workers, layers, cluster, placement)
-    return tuple(Pipeline(_times(worker), sync_s, sync_s) for worker in plan.virtual_workers)
+    traffic = traffic_of(plan.virtual_workers, layers, cluster, placement)
+    return tuple(Pipeline(_times(w), t) for w, t in zip(plan.virtual_workers, traffic, strict=True))
 
 
 def _times(worker: VirtualWorker) -> tuple[StageTimes, ...]:
-    passes = worker.passes
-    return tuple(
-        StageTimes(forward_s, backward_s, minibatches_held(len(passes) - number, worker.in_flight))
-        for number, (forward_s, backward_s) in enumerate(passes, start=1)
-    )
+    capacities = held(worker.passes, worker.in_flight)
+    return tuple(StageTimes(*times, most) for times, most in zip(worker.passes, capacities, strict=True))

@@ -9,18 +9,19 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 
 
-def minibatches_held(stages_after: int, in_flight: int) -> int:
+def minibatches_held(stages_after: int, in_flight: int, *, is_first: bool = False) -> int:
     """Return the number of minibatches that a stage holds between their forward and backward passes.
 
-    The last stage runs both passes as one and holds one minibatch, the first one up to all (section 4). In
-    a pipeline in which each stage runs each pass once per period, a minibatch takes at most two periods per
-    following stage to return, so no stage needs to hold more to be always busy.
+    The first stage holds all that are in flight: a minibatch is in flight from its first forward to its
+    last backward pass, and both are there (section 4). The last stage runs both passes as one and holds
+    one minibatch. In a pipeline in which each stage runs each pass once per period, a minibatch takes at
+    most two periods per following stage to return, so a stage between holds no more to be always busy.
     """
-    return min(in_flight, 2 * stages_after + 1)
+    return in_flight if is_first else min(in_flight, 2 * stages_after + 1)
 
 
 def most_in_flight(gpus: int) -> int:
-    """Return the minibatches that keep any pipeline of `gpus` GPUs busy; more need no more memory."""
+    """Return the minibatches that keep any pipeline of `gpus` GPUs busy; more only make waves longer."""
     return 2 * gpus - 1
 
 
@@ -28,20 +29,32 @@ def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
     """Return the bytes of every stage, shape (layers, layers): first and last layer.
 
     For each minibatch held: its version of the weights (w_p in section 4), the data kept by its layers,
-    and the activations received. Once: the accumulated updates of the wave. The value is meaningless if
-    the last layer comes before the first.
+    and the activations received. Once: the accumulated updates of the wave, and the workspace of the layer
+    that needs most, as layers run one after another. The value is meaningless if the last layer comes
+    before the first.
     """
     received = np.concatenate([[0], profile.activation_bytes[:-1]])
     weights = np.concatenate([[0], np.cumsum(profile.parameter_bytes)])
     kept = np.concatenate([[0], np.cumsum(profile.kept_bytes)])
     of_each = (weights + kept)[None, 1:] - (weights + kept - np.append(received, 0))[:-1, None]
-    bytes_: NDArray[np.int64] = held * of_each + weights[None, 1:] - weights[:-1, None]
+    workspace = np.maximum.accumulate(
+        np.triu(np.broadcast_to(profile.workspace_bytes, of_each.shape)), axis=1
+    )
+    bytes_: NDArray[np.int64] = held * of_each + weights[None, 1:] - weights[:-1, None] + workspace
     return bytes_
 
 
 def least_bytes(profile: LayerProfile) -> NDArray[np.int64]:
-    """Return the bytes that each layer needs in any stage, shape (layers,): those of one minibatch held."""
+    """Return the bytes that each layer adds to any stage, shape (layers,): those of one minibatch held.
+
+    Workspaces are left out, since the layers of a stage share one.
+    """
     return 2 * profile.parameter_bytes + profile.kept_bytes
+
+
+def bytes_alone(profile: LayerProfile) -> int:
+    """Return the bytes that all layers need on one GPU, with one minibatch held."""
+    return int(least_bytes(profile).sum() + profile.workspace_bytes.max())
 
 
 class StageCosts:
@@ -57,32 +70,50 @@ class StageCosts:
     def __init__(self, profile: LayerProfile, cluster: PipelineCluster) -> None:
         self.layers = len(profile.layers)
         self._profile = profile
-        self._memory_bytes = cluster.memory_bytes
+        self._free_bytes = cluster.free_bytes
         sizes = profile.activation_bytes[:-1]
         self.receive_s = np.zeros((2, self.layers + 1))
         for same_node in (0, 1):
             seconds = [cluster.links.seconds(size, bool(same_node)) for size in sizes]
             self.receive_s[same_node, 1 : self.layers] = seconds
         self._compute: dict[str, NDArray[np.float64]] = {}
-        self._bytes: dict[int, NDArray[np.int64]] = {}
-        self._fitting: dict[tuple[str, int], NDArray[np.float64]] = {}
+        self._of_held: dict[int, NDArray[np.int64]] = {}
+        self._bytes: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._fitting: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
-    def compute_s(self, gpu_type: str, held: int) -> NDArray[np.float64]:
+    def compute_s(self, gpu_type: str, stages_after: int, in_flight: int) -> NDArray[np.float64]:
         """Return the seconds of both passes by first and last layer, shape (layers, layers).
 
-        Infinite if the stage does not fit into the GPU's memory with `held` minibatches, or is empty.
+        Infinite if the stage does not fit into the GPU's memory with the minibatches that it holds, or is
+        empty.
         """
-        key = (gpu_type, held)
+        key = (gpu_type, minibatches_held(stages_after, in_flight), in_flight)
         if key not in self._fitting:
-            fits = self.bytes(held) <= self._memory_bytes[gpu_type]
+            fits = self.bytes(stages_after, in_flight) <= self._free_bytes[gpu_type]
             self._fitting[key] = np.where(np.triu(fits), self._all_compute_s(gpu_type), np.inf)
         return self._fitting[key]
 
-    def bytes(self, held: int) -> NDArray[np.int64]:
-        """Return the bytes of a stage by first and last layer, shape (layers, layers)."""
-        if held not in self._bytes:
-            self._bytes[held] = stage_bytes(self._profile, held)
-        return self._bytes[held]
+    def bytes(self, stages_after: int, in_flight: int) -> NDArray[np.int64]:
+        """Return the bytes of a stage by first and last layer, shape (layers, layers).
+
+        Parameters
+        ----------
+        stages_after : int
+            Number of stages that follow; a stage with the first layer is the first of all.
+        in_flight : int
+            N_m: minibatches in the pipeline.
+        """
+        held = minibatches_held(stages_after, in_flight)
+        if (held, in_flight) not in self._bytes:
+            found = self._with_held(held).copy()
+            found[0] = self._with_held(minibatches_held(stages_after, in_flight, is_first=True))[0]
+            self._bytes[held, in_flight] = found
+        return self._bytes[held, in_flight]
+
+    def _with_held(self, held: int) -> NDArray[np.int64]:
+        if held not in self._of_held:
+            self._of_held[held] = stage_bytes(self._profile, held)
+        return self._of_held[held]
 
     def _all_compute_s(self, gpu_type: str) -> NDArray[np.float64]:
         if gpu_type not in self._compute:

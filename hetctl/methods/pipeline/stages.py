@@ -10,7 +10,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut
 from hetctl.methods.pipeline.pipeline_flow import Passes
-from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
+from hetctl.methods.pipeline.stage_costs import StageCosts
 from hetctl.methods.pipeline.throughput import period_s, tasks
 
 
@@ -27,7 +27,7 @@ class Stage:
     receive_s : float
         Seconds to receive activations from the previous stage and gradients from the next one.
     bytes : int
-        Memory for the weights and for as many minibatches as the stage holds in flight.
+        Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
     """
 
     first: int
@@ -94,7 +94,6 @@ def _stages(
     ]
     for at, (first, last, gpu) in enumerate(cuts):
         gpu_type, layers = cluster.type_of(gpu), slice(first, last + 1)
-        held = minibatches_held(len(cuts) - 1 - at, in_flight)
         yield Stage(
             first=first,
             last=last,
@@ -104,5 +103,5 @@ def _stages(
             forward_s=float(profile.forward_s(gpu_type)[layers].sum()),
             backward_s=float(profile.backward_s(gpu_type)[layers].sum()),
             receive_s=float(sum(activations[at : at + 2])),
-            bytes=int(costs.bytes(held)[first, last]),
+            bytes=int(costs.bytes(len(cuts) - 1 - at, in_flight)[first, last]),
         )

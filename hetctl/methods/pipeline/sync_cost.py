@@ -1,18 +1,25 @@
-"""Time to send a wave, by the placement of weights and the links that carry them (HetPipe, 8.1)."""
+"""Transfers of virtual workers, by the placement of weights on parameter servers (HetPipe, 8.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.stages import Stage, VirtualWorker
+from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Lane, Leg, Receiving, Traffic
 
 LOCAL, ROUND_ROBIN = "local", "round-robin"
 PLACEMENTS = (ROUND_ROBIN, LOCAL)
 """Placements of layers on the parameter servers, one server on each node."""
+
+Counts = defaultdict[int, float]
+"""Bytes by node."""
+NOTHING = Receiving((), 0.0)
 
 
 @dataclass(frozen=True)
@@ -31,29 +38,91 @@ class Waves:
     placement: str = LOCAL
 
 
-def synchronisation_s(
+def traffic_of(
     workers: Sequence[VirtualWorker], layers: LayerProfile, cluster: PipelineCluster, placement: str
-) -> float:
-    """Return the seconds of a wave to the parameter servers if all virtual workers send at once (8.1).
+) -> tuple[Traffic, ...]:
+    """Return how each virtual worker uses the links between nodes and the parameter servers (8.1).
 
-    Each node sends and receives over one link, and each GPU over its own link to the server on its node.
-    Fetching the weights takes as long in the opposite direction.
+    A node sends over one link and receives over another, activations as well as parameters. Each GPU has a
+    link of its own to the server on its node. A server adds the updates that it receives to its weights.
     """
     sizes = [float(size) for size in layers.parameter_bytes]
-    servers = _servers(workers, sizes, len(cluster.nodes), placement)
-    sent, received = ([0.0] * len(cluster.nodes) for _ in range(2))
-    for stage, layer in _placed(workers):
+    servers = server_nodes(workers, sizes, len(cluster.nodes), placement)
+    return tuple(_traffic(worker, layers, cluster, servers) for worker in workers)
+
+
+def _traffic(
+    worker: VirtualWorker, layers: LayerProfile, cluster: PipelineCluster, servers: Sequence[int]
+) -> Traffic:
+    sizes = [float(size) for size in layers.parameter_bytes]
+    added, sent, received = (defaultdict[int, float](float) for _ in range(3))
+    for stage, layer in _placed([worker]):
+        added[servers[layer]] += sizes[layer]
         if servers[layer] != stage.node:
             sent[stage.node] += sizes[layer]
             received[servers[layer]] += sizes[layer]
-    within = max(sum(sizes[stage.first : stage.last + 1]) for worker in workers for stage in worker.stages)
-    return max(
-        cluster.links.seconds(max(*sent, *received), same_node=False),
-        cluster.links.seconds(within, same_node=True),
+    links = cluster.links
+    most = max(sum(sizes[stage.first : stage.last + 1]) for stage in worker.stages)
+    within = (Leg(None, links.seconds(most, same_node=True)),)
+    adding = {node: size / cluster.server_bytes_per_s for node, size in added.items()}
+    activations, gradients = _received(worker, layers, links)
+    return Traffic(
+        activations,
+        gradients,
+        push=_lanes([within, *_over(OUT, sent, links), *_to_servers(received, adding, links)]),
+        pull=_lanes([within, *_over(OUT, received, links), *_over(IN, sent, links)]),
     )
 
 
-def _servers(
+def _received(
+    worker: VirtualWorker, layers: LayerProfile, links: Links
+) -> tuple[tuple[Receiving, ...], tuple[Receiving, ...]]:
+    """Return the activations and the gradients of each stage that cross links between nodes."""
+    crossing = [_receiving(before, after, layers, links) for before, after in pairwise(worker.stages)]
+    if not any(forward.lines for forward, _ in crossing):
+        return (), ()
+    activations, gradients = zip(*crossing, strict=True)
+    return (NOTHING, *activations), (*gradients, NOTHING)
+
+
+def _receiving(
+    before: Stage, after: Stage, layers: LayerProfile, links: Links
+) -> tuple[Receiving, Receiving]:
+    """Return the transfers of activations to a stage, and of gradients from it."""
+    if before.node == after.node:
+        return NOTHING, NOTHING
+    seconds = layers.layers[before.last].activation_bytes * links.inter_s_per_byte
+    forward = ((OUT, before.node), (IN, after.node))
+    backward = ((OUT, after.node), (IN, before.node))
+    return Receiving(forward, seconds), Receiving(backward, seconds)
+
+
+def _over(kind: str, sizes: Counts, links: Links) -> list[Lane]:
+    """Return the lanes over one direction of the links of nodes."""
+    return [_link(kind, node, size, links) for node, size in sizes.items()]
+
+
+def _link(kind: str, node: int, size: float, links: Links) -> Lane:
+    return Leg(None, links.inter_latency_s), Leg((kind, node), size * links.inter_s_per_byte)
+
+
+def _to_servers(received: Counts, applied: Mapping[int, float], links: Links) -> list[Lane]:
+    """Return the lanes to the servers, which then apply the updates, their own node's included."""
+    return [
+        (
+            *(_link(IN, node, received[node], links) if node in received else ()),
+            Leg((SERVER, node), seconds),
+        )
+        for node, seconds in applied.items()
+    ]
+
+
+def _lanes(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
+    """Return the lanes that take any time, without legs that take none."""
+    return tuple(taken for lane in lanes if (taken := tuple(leg for leg in lane if leg.seconds > 0)))
+
+
+def server_nodes(
     workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, placement: str
 ) -> list[int]:
     """Return the node of the parameter server of each layer.

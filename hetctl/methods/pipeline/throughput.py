@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
+from functools import cached_property, lru_cache
 
-from hetctl.methods.pipeline.pipeline_flow import Passes, wave_ends
+from hetctl.methods.pipeline.pipeline_flow import FlowInput, Passes, held, run_waves
 from hetctl.methods.pipeline.stage_costs import most_in_flight
+from hetctl.methods.pipeline.transfers import ALONE, Traffic, at_once_s, load_s
+from hetctl.methods.pipeline.wsp import Bounds
+
+Synced = tuple[Passes, Traffic]
+"""Passes and transfers of a virtual worker."""
 
 SAME = 1e-9
 """Relative tolerance within which times count as equal."""
@@ -88,37 +92,49 @@ class WaveSync:
 
     Parameters
     ----------
-    seconds : float
-        Time to send a wave to the parameter servers; fetching the weights takes as long.
+    traffic : tuple of Traffic
+        Transfers of each virtual worker.
     distance : int
         Clock distance D.
     """
 
-    seconds: float
-    distance: int
+    traffic: tuple[Traffic, ...]
+    distance: int = 0
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time to send a wave if all virtual workers send at once."""
+        return at_once_s([one.push for one in self.traffic])
 
 
-def wave_time_s(passes: Passes, sending: WaveSync | None = None) -> float:
+def wave_time_s(passes: Passes, push_s: float = 0.0, pull_s: float = 0.0, distance: int = 0) -> float:
     """Return the least time of a wave in seconds, independent of the number of its minibatches.
 
     The last minibatch of a wave starts when the wave D + 1 before it has been sent and fetched, and then
     passes all stages; waves are sent one after the other.
     """
     through_s = sum(map(sum, passes))
-    if sending is None:
-        return through_s
-    return max(through_s, sending.seconds, (2 * sending.seconds + through_s) / (sending.distance + 1))
+    return max(through_s, push_s, (push_s + pull_s + through_s) / (distance + 1))
 
 
-def least_period_s(passes: Passes, in_flight: int, sending: WaveSync | None = None) -> float:
-    """Return a lower bound of the period: the larger of those by the slowest stage and by waves."""
-    return max(bottleneck_s(passes), wave_time_s(passes, sending) / in_flight)
+def least_period_s(workers: Sequence[Synced], in_flight: int, distance: int = 0) -> float:
+    """Return a lower bound of the period: the highest of those by stages, by waves and by shared links."""
+    waves_s = (wave_time_s(passes, one.push_s, one.pull_s, distance) for passes, one in workers)
+    return max(
+        max(bottleneck_s(passes) for passes, _ in workers),
+        max(waves_s) / in_flight,
+        load_s([traffic for _, traffic in workers], in_flight, distance),
+    )
 
 
-def sufficient_depth(passes: Passes, sending: WaveSync | None = None) -> int:
-    """Return a number of minibatches in flight with which neither stages nor waves wait for each other."""
+def sufficient_depth(passes: Passes, sync: WaveSync) -> int:
+    """Return a number of minibatches in flight with which neither stages nor waves wait for each other.
+
+    Activations are taken to have the links for themselves.
+    """
     stages = most_in_flight(len(passes))
-    return max(stages, math.ceil(wave_time_s(passes, sending) / bottleneck_s(passes)) + 1)
+    wave_s = wave_time_s(passes, sync.seconds, sync.seconds, sync.distance)
+    return max(stages, math.ceil(wave_s / bottleneck_s(passes)) + 1)
 
 
 @lru_cache(maxsize=10_000)
@@ -130,28 +146,22 @@ def period_s(passes: Passes, in_flight: int) -> float:
     least_s = bottleneck_s(passes)
     if min_depth(passes, least_s) <= in_flight:
         return least_s
-    return max(least_s, _measured_s((passes,), in_flight, WaveSync(0.0, 0)))
+    return max(least_s, _measured_s(((passes, ALONE),), in_flight, 0))
+
+
+def common_period_s(workers: Sequence[Synced], in_flight: int, distance: int) -> float:
+    """Return the period of virtual workers that exchange waves and therefore wait for each other."""
+    if not any(traffic.is_shared for _, traffic in workers):
+        # Equal virtual workers run alike unless they compete for something.
+        workers = tuple(dict.fromkeys(workers))
+    return max(least_period_s(workers, in_flight, distance), _measured_s(tuple(workers), in_flight, distance))
 
 
 @lru_cache(maxsize=10_000)
-def common_period_s(workers: tuple[Passes, ...], in_flight: int, sending: WaveSync) -> float:
-    """Return the period of virtual workers that exchange waves and therefore wait for each other.
-
-    It is the slowest bottleneck if twice the sufficient number of minibatches is in flight.
-
-    Parameters
-    ----------
-    workers : tuple of Passes
-        All distinct passes.
-    """
-    least_s = max(map(bottleneck_s, workers))
-    if in_flight >= 2 * max(sufficient_depth(passes, sending) for passes in workers):
-        return least_s
-    return max(least_s, _measured_s(workers, in_flight, sending))
-
-
-def _measured_s(workers: Sequence[Passes], in_flight: int, sending: WaveSync) -> float:
+def _measured_s(workers: tuple[Synced, ...], in_flight: int, distance: int) -> float:
     first = max(1, min(WAVES, MINIBATCHES // in_flight))
-    ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 3 * first))
-    taken_s = max(last_s - first_s for last_s, first_s in zip(ends[-1], ends[first - 1], strict=True))
+    inputs = [FlowInput(passes, held(passes, in_flight), traffic) for passes, traffic in workers]
+    flows = run_waves(inputs, Bounds(in_flight, distance), 3 * first)
+    ends_s = [flow.completed_s[in_flight - 1 :: in_flight] for flow in flows]
+    taken_s = max(ends[3 * first - 1] - ends[first - 1] for ends in ends_s)
     return taken_s / (2 * first * in_flight)

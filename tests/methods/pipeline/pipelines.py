@@ -47,6 +47,7 @@ def profiles(draw, most=6):
                 draw(sizes),
                 draw(sizes),
                 draw(st.none() | sizes),
+                draw(sizes),
             )
             for number in range(draw(st.integers(1, most)))
         )
@@ -59,7 +60,8 @@ def clusters(draw, most_gpus=4):
     places = [draw(st.integers(0, 2)) for _ in gpus]
     nodes = [tuple(t for t, p in zip(gpus, places, strict=True) if p == place) for place in set(places)]
     memory = {name: draw(st.integers(50, 500) | st.just(PLENTY)) for name in TYPES}
-    return PipelineCluster(tuple(nodes), memory, LINKS)
+    context = {name: draw(st.integers(0, 20)) for name in draw(st.sets(st.sampled_from(TYPES)))}
+    return PipelineCluster(tuple(nodes), memory, LINKS, context)
 
 
 def is_whole(stages, layers):

@@ -69,8 +69,8 @@ def test_stages_of_a_coarse_network_are_stages_of_the_network(layers, most, held
     merged = coarse(layers, most)
     assert len(merged.layers) == min(most, len(layers.layers))
     all_stages, few = StageCosts(layers, where), StageCosts(merged, where)
-    assert few.compute_s("A", 1)[0, -1] == pytest.approx(all_stages.compute_s("A", 1)[0, -1])
-    assert few.bytes(held)[0, -1] == all_stages.bytes(held)[0, -1]
+    assert few.compute_s("A", 0, 1)[0, -1] == pytest.approx(all_stages.compute_s("A", 0, 1)[0, -1])
+    assert few.bytes(0, held)[0, -1] == all_stages.bytes(0, held)[0, -1]
     assert {*few.receive_s[1]} <= {*all_stages.receive_s[1]}
 
 

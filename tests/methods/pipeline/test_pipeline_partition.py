@@ -1,5 +1,6 @@
 """Partitions: exact, within memory."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,7 +14,7 @@ from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
 from hetctl.model.errors import InfeasibleError
 
 
@@ -39,10 +40,11 @@ def test_the_bottleneck_is_the_least_there_is(layers, where, in_flight):
 
 
 @settings(max_examples=30)
-@given(profiles(), st.integers(1, 5))
-def test_bytes_of_every_stage_are_those_counted_one_by_one(layers, held):
-    found = StageCosts(layers, cluster("A")).bytes(held)
+@given(profiles(), st.integers(0, 3), st.integers(1, 8))
+def test_bytes_of_every_stage_are_those_counted_one_by_one(layers, after, in_flight):
+    found = StageCosts(layers, cluster("A")).bytes(after, in_flight)
     for first in range(len(layers.layers)):
+        held = minibatches_held(after, in_flight, is_first=not first)
         for last in range(first, len(layers.layers)):
             assert found[first, last] == stage_needs(layers, first, last, held)
 
@@ -72,6 +74,14 @@ def test_more_minibatches_in_flight_need_more_memory():
     layers = profile(1, 1, 1, 1, activation=10, parameters=20)
     seconds = [partitioner(layers, where, number).bottleneck_s(where.gpus) for number in range(1, 10)]
     assert seconds == sorted(seconds)
+
+
+def test_a_framework_takes_room_from_layers():
+    layers = profile(1, 1, 1, 1, activation=10, parameters=20)
+    free = PipelineCluster((("A", "A"),), {"A": 160}, LINKS)
+    assert len(partitioner(layers, free).partition(free.gpus)) == 2
+    with pytest.raises(InfeasibleError):
+        partitioner(layers, replace(free, context_bytes={"A": 80})).partition(free.gpus)
 
 
 def test_like_gpus_are_not_tried_in_every_order():

@@ -72,9 +72,9 @@ def test_every_plan_keeps_the_rules(layers, where, policy):
     for worker in found.virtual_workers:
         assert is_whole(worker.stages, layers)
         for at, stage in enumerate(worker.stages):
-            held = minibatches_held(len(worker.stages) - 1 - at, worker.in_flight)
+            held = minibatches_held(len(worker.stages) - 1 - at, worker.in_flight, is_first=not at)
             assert stage.bytes == stage_needs(layers, stage.first, stage.last, held)
-            assert stage.bytes <= where.memory_bytes[stage.gpu_type]
+            assert stage.bytes <= where.free_bytes[stage.gpu_type]
             assert stage.gpu_type == where.nodes[stage.node][stage.gpu]
     assert found.lower_bound_s <= found.bottleneck_s * (1 + 1e-6)
     slowest = max(worker.period_s for worker in found.virtual_workers)

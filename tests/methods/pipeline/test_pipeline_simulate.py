@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -33,6 +34,7 @@ from hetctl.methods.pipeline.simulate import (
     simulate_plan,
 )
 from hetctl.methods.pipeline.sync_cost import PLACEMENTS
+from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
@@ -44,7 +46,8 @@ CLUSTER = PipelineCluster(
 
 
 def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> Pipeline:
-    return Pipeline(tuple(StageTimes(*pair, held) for pair in times), sync_s, sync_s)
+    lanes = ((Leg(None, sync_s),),) if sync_s else ()
+    return Pipeline(tuple(StageTimes(*pair, held) for pair in times), Traffic(push=lanes, pull=lanes))
 
 
 TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (pair[0] / 4, pair[1] / 4))
@@ -104,6 +107,25 @@ def test_a_wave_that_takes_long_to_send_stops_the_next_but_one() -> None:
     far = simulate_pipelines([pipeline(*stages, sync_s=20.0)], Bounds(4, distance=4), 40)
     assert slow.throughput < 0.5 * free.throughput
     assert slow.throughput < far.throughput <= free.throughput * (1 + 1e-9)
+
+
+def test_waiting_and_idle_times_are_told_apart() -> None:
+    """A wave of two minibatches on one GPU takes 6 s; its weights are there 7 s and 7 s after its end."""
+    run = simulate_pipelines([pipeline((1.0, 2.0), sync_s=7.0)], Bounds(2), 3)
+    assert run.completed_s == ((3.0, 6.0, 9.0, 23.0, 26.0, 40.0),)
+    assert run.waits_s == (((6.0, 20.0), (23.0, 37.0)),)
+    assert (run.waiting_s(0), run.idle_s(0)) == (28.0, 22.0)
+
+
+def test_virtual_workers_take_turns_on_a_link() -> None:
+    """The activations of both take the link from node 0 to node 1 for 2 s, in each of 3 s."""
+    lines = ((OUT, 0), (IN, 1))
+    receiving = Traffic((Receiving((), 0.0), Receiving(lines, 2.0)), (Receiving((), 0.0),) * 2)
+    one = pipeline((0.5, 0.5), (2.5, 0.5))
+    alone = simulate_pipelines([replace(one, traffic=receiving)], Bounds(3), 20)
+    both = simulate_pipelines([replace(one, traffic=receiving)] * 2, Bounds(3), 20)
+    assert alone.throughput == pytest.approx(1 / 3)
+    assert both.throughput == pytest.approx(2 / 4, rel=0.02)
 
 
 def test_too_few_waves_are_refused() -> None:
@@ -171,16 +193,17 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
     Times are quarters of seconds and sums of these, so that they are exact.
     """
     run = simulate_pipelines(pipelines, bounds, 5)
+    waves_s = [times[bounds.in_flight - 1 :: bounds.in_flight] for times in run.completed_s]
     sent_s = [
-        list(accumulate(times[bounds.in_flight - 1 :: bounds.in_flight], later_by(one.push_s), initial=0.0))
-        for one, times in zip(pipelines, run.completed_s, strict=True)
+        list(accumulate(ends_s, later_by(one.traffic.push_s), initial=0.0))
+        for one, ends_s in zip(pipelines, waves_s, strict=True)
     ]
     for number, one in enumerate(pipelines):
         entries_s = [t.ready_s for t in run.tasks if (t.worker, t.stage) == (number, 0) and is_forward(t)]
         for minibatch, entry_s in enumerate(entries_s, start=1):
             completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
             sent = GlobalClock(
-                tuple(sum(at_s <= entry_s - one.pull_s for at_s in those) - 1 for those in sent_s)
+                tuple(sum(at_s <= entry_s - one.traffic.pull_s for at_s in those) - 1 for those in sent_s)
             )
             clock = WspClock(bounds, minibatch - 1, completed, max(sent.now, 0))
             assert clock.may_start
@@ -223,7 +246,7 @@ def test_passes_wait_for_what_they_receive() -> None:
 
 
 def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
-    for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [3, 1])):
+    for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [4, 1])):
         (one,) = pipelines_of(plan(worker((0, 0), (1, 0), in_flight=in_flight)), LAYERS, CLUSTER, "local")
         assert [stage.most_held for stage in one.stages] == held
 

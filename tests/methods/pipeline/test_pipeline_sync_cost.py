@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +14,15 @@ from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.evaluate import Assembly
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
-from hetctl.methods.pipeline.pipeline_flow import wave_ends
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_costs import most_in_flight
-from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, synchronisation_s
-from hetctl.methods.pipeline.throughput import WaveSync, common_period_s, least_period_s, sufficient_depth
+from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, traffic_of
+from hetctl.methods.pipeline.throughput import (
+    WaveSync,
+    common_period_s,
+    least_period_s,
+)
+from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import InfeasibleError
 
@@ -30,7 +33,11 @@ CLUSTER = PipelineCluster(
     links=Links(intra_bytes_per_s=1000.0, intra_scaling=0.5, inter_latency_s=0.1, inter_s_per_byte=0.01),
 )
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=5).map(tuple)
-SENDINGS = st.builds(WaveSync, st.floats(0, 20), st.integers(0, 3))
+LINES = st.none() | st.tuples(st.sampled_from((OUT, IN, SERVER)), st.integers(0, 1))
+LANES = st.lists(st.tuples(st.builds(Leg, LINES, st.floats(0.01, 20))), max_size=3).map(tuple)
+TRAFFIC = st.builds(Traffic, push=LANES, pull=LANES)
+SYNCED = st.lists(st.tuples(PASSES, TRAFFIC), min_size=1, max_size=3).map(tuple)
+DISTANCES = st.integers(0, 3)
 WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PLACEMENTS))
 
 
@@ -46,34 +53,54 @@ EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
 BY_NODE = (worker((0, 0), (0, 1)), worker((1, 0), (1, 1)))
 
 
+def synchronisation_s(workers: tuple[VirtualWorker, ...], placement: str) -> float:
+    return WaveSync(traffic_of(workers, LAYERS, CLUSTER, placement)).seconds
+
+
 def test_equal_distribution_with_local_servers_crosses_no_node() -> None:
-    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, LOCAL) == pytest.approx(200 / 500)
+    assert synchronisation_s(EQUAL, LOCAL) == pytest.approx(200 / 500)
 
 
 def test_round_robin_servers_send_half_the_layers_across_nodes() -> None:
-    assert synchronisation_s(EQUAL, LAYERS, CLUSTER, ROUND_ROBIN) == pytest.approx(0.1 + 200 * 0.01)
+    assert synchronisation_s(EQUAL, ROUND_ROBIN) == pytest.approx(0.1 + 200 * 0.01)
 
 
 def test_node_partition_shares_servers_of_other_nodes_evenly() -> None:
     for placement in PLACEMENTS:
-        assert synchronisation_s(BY_NODE, LAYERS, CLUSTER, placement) == pytest.approx(0.1 + 200 * 0.01)
+        assert synchronisation_s(BY_NODE, placement) == pytest.approx(0.1 + 200 * 0.01)
+
+
+def test_parameters_and_activations_share_the_links_of_a_node() -> None:
+    """Three stages on two nodes; the servers' weights cross while activations do."""
+    places = ((0, 0), (1, 0), (0, 1))
+    stages = tuple(
+        Stage(i, i, node, gpu, "a", 1.0, 2.0, 0.6 * (1 + i % 2), 0) for i, (node, gpu) in enumerate(places)
+    )
+    one = VirtualWorker(stages, 5)
+    (traffic,) = traffic_of([one], LayerProfile(LAYERS.layers[:3]), CLUSTER, ROUND_ROBIN)
+    heavy = replace(traffic, push=(*traffic.push, *[(Leg((IN, 1), 12.0), Leg((OUT, 1), 12.0))]))
+    apart = replace(heavy, activations=(), gradients=())
+    shared_s, apart_s = (common_period_s(((one.passes, use),), 5, 3) for use in (heavy, apart))
+    assert shared_s > 1.05 * apart_s
+
+
+def test_a_server_takes_time_to_add_updates() -> None:
+    slow = replace(CLUSTER, server_bytes_per_s=50.0)
+    for placement, seconds in ((LOCAL, 2 * 200 / 50), (ROUND_ROBIN, 0.1 + 2 * 200 / 50)):
+        assert WaveSync(traffic_of(EQUAL, LAYERS, slow, placement)).seconds == pytest.approx(seconds)
+
+
+def test_activations_and_gradients_use_the_links_of_both_nodes() -> None:
+    (one, _) = traffic_of(EQUAL, LAYERS, CLUSTER, LOCAL)
+    assert one.by_minibatch == {(kind, node): pytest.approx(0.5) for kind in (IN, OUT) for node in (0, 1)}
+    assert not traffic_of(BY_NODE, LAYERS, CLUSTER, LOCAL)[0].by_minibatch
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), st.integers(1, 8), SENDINGS)
-def test_waves_cost_time_and_no_period_is_below_its_limit(workers, in_flight, sending) -> None:
-    with_waves = common_period_s(workers, in_flight, sending)
-    for passes in workers:
-        assert with_waves >= least_period_s(passes, in_flight, sending) * (1 - 1e-9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(PASSES, min_size=1, max_size=3).map(tuple), SENDINGS)
-def test_with_twice_the_sufficient_depth_the_bottleneck_counts(workers, sending) -> None:
-    in_flight = 2 * max(sufficient_depth(passes, sending) for passes in workers)
-    ends = list(islice(wave_ends(workers, in_flight, sending.seconds, sending.distance), 33))
-    reached_s = max(last - first for last, first in zip(ends[-1], ends[2], strict=True)) / (30 * in_flight)
-    assert reached_s <= common_period_s(workers, in_flight, sending) * 1.01
+@given(SYNCED, st.integers(1, 8), DISTANCES)
+def test_waves_cost_time_and_no_period_is_below_its_limit(workers, in_flight, distance) -> None:
+    with_waves = common_period_s(workers, in_flight, distance)
+    assert with_waves >= least_period_s(workers, in_flight, distance) * (1 - 1e-9)
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.stage_costs import minibatches_held
+from hetctl.methods.pipeline.pipeline_flow import held
 from hetctl.methods.pipeline.throughput import bottleneck_s, min_depth, period_s, round_trip_s, tasks
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)
@@ -60,4 +60,5 @@ def test_received_activations_and_gradients_are_separated():
 
 
 def test_the_last_stage_holds_one_and_the_first_all():
-    assert [minibatches_held(after, 4) for after in (3, 2, 1, 0)] == [4, 4, 3, 1]
+    assert held(((1, 1),) * 4, 4) == [4, 4, 3, 1]
+    assert held(((1, 1),) * 4, 13) == [13, 5, 3, 1]

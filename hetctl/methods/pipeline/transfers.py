@@ -1,0 +1,177 @@
+"""Links between nodes and parameter servers, which virtual workers share, on a virtual clock (HetPipe, 8.1).
+
+A link or server takes requests one after another. Activations are requested as a whole; the parameters of
+a wave in parts, each after the one before, so that activations and parameters take turns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+Line = tuple[str, int]
+"""Something shared: its kind, one of `OUT`, `IN` and `SERVER`, and its node."""
+OUT, IN, SERVER = "out", "in", "server"
+PARTS = 4
+"""Parts in which the parameters of a wave are transferred."""
+
+
+class Leg(NamedTuple):
+    """Seconds on a line that is idle; None for time that nothing shares, such as a GPU's own link."""
+
+    line: Line | None
+    seconds: float
+
+
+Lane = tuple[Leg, ...]
+"""Legs of the same bytes, one after another."""
+
+
+class Receiving(NamedTuple):
+    """Seconds on idle links for the data that a pass waits for, and the links between nodes that carry it."""
+
+    lines: tuple[Line, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Use of links and servers by a virtual worker.
+
+    Parameters
+    ----------
+    activations, gradients : tuple of Receiving
+        Data that the forward and the backward pass of each stage receive from other nodes; empty if no
+        stage receives any.
+    push, pull : tuple of Lane
+        Lanes of the updates of a wave to the servers, and of the weights from them; all run in parallel.
+    """
+
+    activations: tuple[Receiving, ...] = ()
+    gradients: tuple[Receiving, ...] = ()
+    push: tuple[Lane, ...] = ()
+    pull: tuple[Lane, ...] = ()
+
+    @property
+    def push_s(self) -> float:
+        """Seconds to send a wave if nothing else uses links and servers."""
+        return _longest_s(self.push)
+
+    @property
+    def pull_s(self) -> float:
+        """Seconds to fetch the weights if nothing else uses links and servers."""
+        return _longest_s(self.pull)
+
+    @cached_property
+    def by_minibatch(self) -> Mapping[Line, float]:
+        """Seconds of each minibatch on each line."""
+        received = (*self.activations, *self.gradients)
+        return _total((line, one.seconds) for one in received for line in one.lines)
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """True if it uses anything that others use."""
+        return bool(self.by_minibatch) or any(loads(lanes) for lanes in (self.push, self.pull))
+
+
+ALONE = Traffic()
+"""Nothing is transferred."""
+
+
+def at_once_s(lanes: Sequence[Sequence[Lane]]) -> float:
+    """Return the seconds for the lanes of all virtual workers if these begin together."""
+    total = _total(use for own in lanes for use in loads(own).items())
+    return max((_with_others_s(lane, total) for own in lanes for lane in own), default=0.0)
+
+
+def _with_others_s(lane: Lane, total: Mapping[Line, float]) -> float:
+    alone_s = sum(leg.seconds for leg in lane)
+    unshared_s = sum(leg.seconds for leg in lane if leg.line is None)
+    return max([alone_s, *(unshared_s + total[leg.line] for leg in lane if leg.line)])
+
+
+def loads(lanes: Iterable[Lane]) -> Mapping[Line, float]:
+    """Return the seconds on each line."""
+    return _total((leg.line, leg.seconds) for lane in lanes for leg in lane if leg.line)
+
+
+def _total(used: Iterable[tuple[Line, float]]) -> dict[Line, float]:
+    total: dict[Line, float] = defaultdict(float)
+    for line, seconds in used:
+        total[line] += seconds
+    return total
+
+
+def _longest_s(lanes: Iterable[Lane]) -> float:
+    return max((sum(leg.seconds for leg in lane) for lane in lanes), default=0.0)
+
+
+def load_s(workers: Iterable[Traffic], in_flight: int, distance: int) -> float:
+    """Return the seconds of the busiest line for a minibatch of each virtual worker, a limit of the period.
+
+    Weights are fetched once in up to D + 1 waves.
+    """
+    used: dict[Line, float] = defaultdict(float)
+    for worker in workers:
+        for share, by_line in (
+            (1.0, worker.by_minibatch),
+            (1 / in_flight, loads(worker.push)),
+            (1 / in_flight / (distance + 1), loads(worker.pull)),
+        ):
+            for line, seconds in by_line.items():
+                used[line] += share * seconds
+    return max(used.values(), default=0.0)
+
+
+class Network:
+    """A virtual clock with all lines: calls in the order of their times, then in that of their entry."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = count()
+        self._free_s: dict[Line, float] = defaultdict(float)
+
+    def at(self, at_s: float, call: Callable[[float], None]) -> None:
+        """Call a function with the time when it has come."""
+        heappush(self._calls, (at_s, next(self._number), call))
+
+    def step(self) -> None:
+        """Make the next call."""
+        at_s, _, call = heappop(self._calls)
+        call(at_s)
+
+    def end_s(self, lines: Sequence[Line], at_s: float, seconds: float) -> float:
+        """Use lines together for some time, as soon as all are free; return the end."""
+        end_s = max(at_s, *(self._free_s[line] for line in lines)) + seconds
+        for line in lines:
+            self._free_s[line] = end_s
+        return end_s
+
+    def carry(self, lanes: Sequence[Lane], at_s: float, done: Callable[[float], None]) -> None:
+        """Run lanes in parallel, and call a function at the end of the last."""
+        left = len(lanes)
+
+        def lane_done(now_s: float) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done(now_s)
+
+        for lane in lanes:
+            self._leg(lane * PARTS, 0, lane_done, at_s)
+        if not lanes:
+            done(at_s)
+
+    def _leg(self, legs: Lane, at: int, done: Callable[[float], None], now_s: float) -> None:
+        if at == len(legs):
+            done(now_s)
+            return
+        line, seconds = legs[at]
+        part_s = seconds / PARTS
+        end_s = self.end_s((line,), now_s, part_s) if line else now_s + part_s
+        self.at(end_s, partial(self._leg, legs, at + 1, done))
