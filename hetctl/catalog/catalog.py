@@ -40,6 +40,8 @@ from hetctl.catalog.schema import (
     EPOCHS,
     EVENTS,
     JOBS,
+    LAYER_POINTS,
+    LINK_POINTS,
     MEMBERS,
     PLANS,
     PREPROCESS_POINTS,
@@ -54,7 +56,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
-from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
@@ -175,11 +177,9 @@ class Catalog:
 
         For each member, fingerprint, number of GPUs and GPU type, only the newest is kept.
         """
-        table = PROFILE_POINTS.c
-        statement = _upsert(PROFILE_POINTS, lambda new: new.measured_at >= table.measured_at)
         with self._write() as connection:
             rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
-            _insert(connection, statement, rows)
+            _insert(connection, _newest(PROFILE_POINTS), rows)
 
     def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
         """Return all measurements, outdated ones included, sorted by member, GPUs and time."""
@@ -197,6 +197,34 @@ class Catalog:
         site = PROFILE_POINTS.c.site
         rows = self._rows(select(site).where(PROFILE_POINTS.c.ensemble == ensemble).distinct().order_by(site))
         return [row["site"] for row in rows]
+
+    def save_layers(self, ensemble: str, site: str, points: Iterable[LayerPoint]) -> None:
+        """Store measured layers; for each member, fingerprint and GPU type, only the newest are kept."""
+        with self._write() as connection:
+            rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
+            _insert(connection, _newest(LAYER_POINTS), rows)
+
+    def layers(self, ensemble: str, site: str) -> list[LayerPoint]:
+        """Return all measured layers, outdated ones included, sorted by member, GPU type and time."""
+        table = LAYER_POINTS.c
+        rows = self._rows(
+            select(LAYER_POINTS)
+            .where(table.ensemble == ensemble, table.site == site)
+            .order_by(table.member, table.gpu_type, table.measured_at, table.fingerprint)
+        )
+        return [decode(LayerPoint, {**row, "machine": row}) for row in rows]
+
+    def save_links(self, site: str, points: Iterable[LinkPoint]) -> None:
+        """Store measured links; of each kind only the newest are kept."""
+        with self._write() as connection:
+            rows = [{"site": site, **encode(point)} for point in points]
+            _insert(connection, _newest(LINK_POINTS), rows)
+
+    def links(self, site: str) -> list[LinkPoint]:
+        """Return the measured links of a site."""
+        table = LINK_POINTS.c
+        rows = self._rows(select(LINK_POINTS).where(table.site == site).order_by(table.link))
+        return [decode(LinkPoint, row) for row in rows]
 
     def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
         """Store the preprocessor's throughput, replacing earlier points on the same numbers of cores."""
@@ -381,6 +409,11 @@ def _upsert(table: Table, replaces: Callable[[Any], ColumnElement[bool]] | None 
     )
 
 
+def _newest(table: Table) -> sqlite.Insert:
+    """Insert measurements, replacing older ones with the same primary key."""
+    return _upsert(table, lambda new: new.measured_at >= table.c.measured_at)
+
+
 def _insert(connection: Connection, into: Table | sqlite.Insert, rows: Sequence[Row]) -> None:
     """Insert all rows by one statement; SQLAlchemy would insert a row of defaults for none."""
     if rows:
@@ -401,7 +434,7 @@ def _member_rows(ensemble: Ensemble) -> list[Row]:
     ]
 
 
-def _point_row(point: ProfilePoint) -> Row:
+def _point_row(point: ProfilePoint | LayerPoint) -> Row:
     row = encode(point)
     return {**row.pop("machine"), **row}
 

@@ -99,6 +99,33 @@ PROFILE_POINTS = Table(
     Column("slow_steps_s", JSON, nullable=False),
 )
 
+LAYER_POINTS = Table(
+    "layer_points",
+    METADATA,
+    Column("ensemble", String, primary_key=True),
+    Column("site", String, primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("gpu_type", String, primary_key=True),
+    Column("fingerprint", String, primary_key=True),
+    Column("driver", String, nullable=False),
+    Column("framework", String, nullable=False),
+    Column("batch_size", Integer, nullable=False),
+    Column("measured_at", Float, nullable=False),
+    Column("samples_per_epoch", Integer, nullable=False),
+    Column("context_bytes", Integer, nullable=False),
+    Column("layers", JSON, nullable=False),
+)
+
+LINK_POINTS = Table(
+    "link_points",
+    METADATA,
+    Column("site", String, primary_key=True),
+    Column("link", String, primary_key=True),
+    Column("nodes", JSON, nullable=False),
+    Column("measured_at", Float, nullable=False),
+    Column("points", JSON, nullable=False),
+)
+
 PREPROCESS_POINTS = Table(
     "preprocess_points",
     METADATA,

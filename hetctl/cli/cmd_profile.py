@@ -19,6 +19,7 @@ from hetctl.cli.output import leave, print_json, print_table
 from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
+    from hetctl.app.profile.layer_profiling import LayerOutcome
     from hetctl.app.profile.outcome import JobUnderWay, ProfileOutcome
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
@@ -41,6 +42,15 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Run at most K of the jobs at the same time.",
 )
+@click.option(
+    "--layers",
+    "members",
+    metavar="MEMBER",
+    multiple=True,
+    help="Measure the layers of MEMBER on each type of GPU, and the links if the site file has none, instead"
+    " of rates. May be given several times.",
+)
+@click.option("--links", is_flag=True, help="Measure the links between GPUs, instead of rates.")
 @click.option("--force", is_flag=True, help="Measure known points again.")
 @json_option
 @click.pass_context
@@ -49,6 +59,8 @@ def command(
     /,
     jobs: int,
     max_concurrent: int | None,
+    members: tuple[str, ...],
+    links: bool,
     force: bool,
     as_json: bool,
     **wishes: Any,
@@ -59,47 +71,58 @@ def command(
     Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
 
     Measurements are kept in the catalog, also when this is interrupted, and are not repeated. A job of
-    an earlier command that is still measuring is followed.
+    an earlier command that is still measuring is followed. With --layers or --links, what plans of
+    pipelines need is measured instead.
     """
     # Click would silently drop options that stand before a sub-command.
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
-    from hetctl.app.profile.profiling import ArraySpec, profile
+    from hetctl.app.profile.layer_profiling import profile_layers
+    from hetctl.app.profile.profiling import profile
+    from hetctl.app.profile.session import ArraySpec, ProfileCommand
     from hetctl.cli.profile_display import ProfileDisplay
 
     project = this_project()
     ensemble, site, size = resolve(project, **wishes)
+    asked = ProfileCommand(ensemble, site, size, ArraySpec(jobs, max_concurrent), force)
+    outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
-        spread = ArraySpec(jobs, max_concurrent)
-        outcome = profile(project, ensemble, site, size, spread=spread, force=force, observer=display)
+        if members or links:
+            outcome = profile_layers(project, asked, members, links=links, observer=display)
+        else:
+            outcome = profile(project, asked, display)
     failure = _failure(outcome)
-    if as_json:
-        print_json(_fields(ensemble, site, outcome), failure)
-    else:
-        _print(ensemble, site, outcome)
+    _show(ensemble, site, outcome, failure, as_json=as_json)
     leave(failure, as_json=as_json)
 
 
 @command.command("show")
+@click.option(
+    "--layers",
+    "members",
+    metavar="MEMBER",
+    multiple=True,
+    help="Show the layers of MEMBER and the links instead. May be given several times.",
+)
 @ensemble_option
 @site_options
 @json_option
-def show(as_json: bool, **wishes: Any) -> None:
+def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
     """Show the known points, and the jobs that are measuring; stale points are marked.
 
     \b
     Example: hetctl profile show
     """
+    from hetctl.app.profile.layer_profiling import known_layers
     from hetctl.app.profile.outcome import known_profile
 
     project = this_project()
     ensemble, site, _ = resolve(project, **wishes)
-    outcome = known_profile(project, ensemble, site)
-    if as_json:
-        print_json(_fields(ensemble, site, outcome))
+    if members:
+        _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
     else:
-        _print(ensemble, site, outcome)
+        _show(ensemble, site, known_profile(project, ensemble, site), as_json=as_json)
 
 
 @command.command("import")
@@ -152,18 +175,34 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
 @command.command("export")
 @ensemble_option
 @site_options
-@click.option("-o", "--output", type=click.File("w"), default="-", help="File to write.  [default: stdout]")
-def export_table(output: Any, **wishes: Any) -> None:
+@click.option(
+    "--layers",
+    "member",
+    metavar="MEMBER",
+    help="Write the layers of MEMBER instead, for `layers` in the ensemble file and `hetctl pipeline`.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.File("w", lazy=True),
+    default="-",
+    help="File to write.  [default: stdout]",
+)
+def export_table(member: str | None, output: Any, **wishes: Any) -> None:
     """Write the rates as a CSV table that `hetctl profile import` reads.
 
     \b
     Example: hetctl profile export -o rates.csv
     """
+    from hetctl.app.profile.layer_profiling import export_layers
     from hetctl.app.profile.rate_tables import export_rates
 
     project = this_project()
     ensemble, site, _ = resolve(project, **wishes)
-    export_rates(project, ensemble, site, output)
+    if member:
+        export_layers(project, ensemble, site, member, output)
+    else:
+        export_rates(project, ensemble, site, output)
 
 
 def _refuse_lost_options(context: click.Context) -> None:
@@ -179,7 +218,7 @@ def _refuse(context: click.Context, names: set[str], why: str) -> None:
             raise click.UsageError(f"{max(option.opts, key=len)} {why}", context)
 
 
-def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
+def _failure(outcome: ProfileOutcome | LayerOutcome) -> MembersFailedError | None:
     if not outcome.failures:
         return None
     names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
@@ -189,17 +228,36 @@ def _failure(outcome: ProfileOutcome) -> MembersFailedError | None:
     )
 
 
-def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> None:
+def _show(
+    ensemble: Ensemble,
+    site: Site,
+    outcome: ProfileOutcome | LayerOutcome,
+    failure: MembersFailedError | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json(_fields(ensemble, site, outcome), failure)
+    else:
+        _print(ensemble, site, outcome)
+
+
+def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
     from hetctl.app.profile.known import stale_points
+    from hetctl.app.profile.outcome import ProfileOutcome
+    from hetctl.report.layer_tables import layers_table
     from hetctl.report.profile_table import profile_table
 
-    stale = stale_points(outcome.points, ensemble, site)
-    print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
+    if isinstance(outcome, ProfileOutcome):
+        stale = stale_points(outcome.points, ensemble, site)
+        print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
+    else:
+        print_table(layers_table(outcome.layers, outcome.links, site.device))
     click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
     for job in outcome.under_way:
         click.echo(_line(job))
     for failure in outcome.failures:
-        click.echo(f"\n{failure.point.member} on {failure.point.gpus}: {failure.error}")
+        click.echo(f"\n{failure.point.title}: {failure.error}")
         for line in failure.log_tail:
             click.echo(f"    {line}")
 
@@ -209,10 +267,12 @@ def _line(job: JobUnderWay) -> str:
     return f"job {job.job} ({state}) has measured {job.measured} of {job.points} points"
 
 
-def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome) -> dict[str, Any]:
+def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> dict[str, Any]:
     from hetctl.app.profile.known import stale_points
+    from hetctl.app.profile.outcome import ProfileOutcome
     from hetctl.model.serialization import encode
 
-    stale = sorted(stale_points(outcome.points, ensemble, site))
-    fields: dict[str, Any] = encode(outcome)
-    return {"ensemble": ensemble.name, "site": site.name, "stale": [list(point) for point in stale], **fields}
+    fields: dict[str, Any] = {"ensemble": ensemble.name, "site": site.name, **encode(outcome)}
+    if isinstance(outcome, ProfileOutcome):
+        fields["stale"] = [list(point) for point in sorted(stale_points(outcome.points, ensemble, site))]
+    return fields

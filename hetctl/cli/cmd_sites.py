@@ -43,9 +43,10 @@ def show(name: str, as_json: bool) -> None:
     \b
     Example: hetctl sites show summit
     """
+    from hetctl.app.pipeline.measured import traced_site
     from hetctl.report.site_tables import keys_table
 
-    site, keys = this_project().traced_site(name)
+    site, keys = traced_site(this_project(), name)
     if as_json:
         print_json({"site": site, "keys": keys})
     else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from hetctl.inputs.csv_table import NUMBER, CsvRow, Problem, records_in
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
@@ -14,8 +16,9 @@ from hetctl.inputs.pipedream import is_graph, layers_of
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 REQUIRED = ("layer", *TIMES, *BYTES)
-OPTIONAL = ("gpu_type", "held_bytes")
-SAME_ON_ALL_TYPES = (*BYTES, "held_bytes")
+OPTIONAL_BYTES = ("held_bytes", "workspace_bytes")
+OPTIONAL = ("gpu_type", *OPTIONAL_BYTES)
+SAME_ON_ALL_TYPES = (*BYTES, *OPTIONAL_BYTES)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class LayerRow:
         Bytes that are transferred at a cut after the layer.
     held_bytes : int or None
         Bytes kept on the GPU for the backward pass; None: equal to `activation_bytes`.
+    workspace_bytes : int
+        Bytes used during a pass only.
     """
 
     place: SourceLine
@@ -40,6 +45,7 @@ class LayerRow:
     activation_bytes: int
     parameter_bytes: int
     held_bytes: int | None = None
+    workspace_bytes: int = 0
 
 
 def read_layers(path: Path) -> list[LayerRow]:
@@ -73,6 +79,14 @@ def read_layers(path: Path) -> list[LayerRow]:
     return rows
 
 
+def write_layers(rows: Iterable[LayerRow], file: TextIO) -> None:
+    """Write a CSV table from which `read_layers` returns the same rows."""
+    writer = csv.writer(file, lineterminator="\n")
+    columns = ("layer", "gpu_type", *TIMES, *BYTES, *OPTIONAL_BYTES)
+    writer.writerow(columns)
+    writer.writerows([getattr(row, name) for name in columns] for row in rows)
+
+
 def _table(path: Path, text: str) -> list[LayerRow]:
     records, problems = records_in(path, text, REQUIRED, OPTIONAL)
     problems += [problem for record in records for problem in _problems(record)]
@@ -99,6 +113,7 @@ def _row(record: CsvRow) -> LayerRow:
         activation_bytes=int(cells["activation_bytes"]),
         parameter_bytes=int(cells["parameter_bytes"]),
         held_bytes=int(held) if held else None,
+        workspace_bytes=int(cells.get("workspace_bytes") or 0),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hetctl.model.site import Point
+
 
 @dataclass(frozen=True)
 class MemberProfile:
@@ -114,3 +116,76 @@ class PreprocessPoint:
 
     cores: int
     rate: float
+
+
+@dataclass(frozen=True)
+class MeasuredLayer:
+    """A layer as measured alone on one GPU, with one minibatch.
+
+    Parameters
+    ----------
+    forward_s, backward_s : float
+        Seconds of a pass without transfers to and from the GPU; the update of the weights is part of the
+        backward pass.
+    activation_bytes, parameter_bytes, held_bytes : int
+        Sizes as in `hetctl.methods.pipeline.layers.Layer`.
+    workspace_bytes : int
+        Peak of memory during the passes and the update beyond what was there before, what is held, and the
+        activations received: gradients of the weights, temporary memory of operations.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+    parameter_bytes: int
+    held_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerPoint:
+    """Measurement of all layers of a member on one type of GPU, each alone on a GPU.
+
+    Parameters
+    ----------
+    measured_at : float
+        Seconds since the epoch.
+    context_bytes : int
+        Memory of a rank apart from layers: the framework and its libraries.
+    layers : tuple of MeasuredLayer
+        Layers in the order of computation.
+    """
+
+    member: str
+    fingerprint: str
+    batch_size: int
+    measured_at: float
+    machine: Hardware
+    samples_per_epoch: int
+    context_bytes: int
+    layers: tuple[MeasuredLayer, ...]
+
+
+INTRA_NODE, INTER_NODE = "intra-node", "inter-node"
+"""Links between GPUs of one node, and between nodes."""
+
+
+@dataclass(frozen=True)
+class LinkPoint:
+    """Measurement of the links of one kind at a site.
+
+    Parameters
+    ----------
+    link : str
+        `INTRA_NODE` or `INTER_NODE`.
+    nodes : tuple of str
+        Nodes of the two ranks.
+    points : tuple of Point
+        Bytes of messages of several sizes, each with the median of its transfer times in seconds.
+    """
+
+    link: str
+    nodes: tuple[str, ...]
+    measured_at: float
+    points: tuple[Point, ...]

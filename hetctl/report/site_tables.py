@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -32,8 +33,7 @@ def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
     marks = {file: f"[{number}]" for number, file in enumerate(files, start=1)}
     table = ruled_table("key", "where", "value", gap=1, fold="value")
     for key in keys:
-        place = f"{marks[key.file]}:{key.line}" if key.file else "default"
-        table.add_row(Text(key.key), Text(place, "dim"), Text(printable(_value(key))))
+        table.add_row(Text(key.key), Text(_place(key, marks), "dim"), Text(printable(_value(key))))
     notes = [Text(f"{marks[file]} {printable(file)}", "dim", overflow="fold") for file in files]
     return Group(table, Text(), *notes)
 
@@ -59,6 +59,12 @@ def findings_table(site: str, findings: Sequence[CheckResult]) -> RenderableType
 def _summary(findings: Sequence[CheckResult]) -> Text:
     counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in CheckStatus}
     return Text(", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
+
+
+def _place(key: SiteKey, marks: Mapping[str, str]) -> str:
+    if key.measured_at is not None:
+        return f"measured {time.strftime('%Y-%m-%d', time.localtime(key.measured_at))}"
+    return f"{marks[key.file]}:{key.line}" if key.file else "default"
 
 
 def _value(key: SiteKey) -> str:

@@ -5,24 +5,54 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_json
 
+RATE, LAYERS, LINKS = "rate", "layers", "links"
+
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """Member on a number of GPUs; `source` names its event file and its log."""
+    """A measurement by one group of ranks; `source` names its event file and its log.
+
+    Parameters
+    ----------
+    member : str
+        Name of the member; for `LINKS` their `link`, as in `LinkPoint`.
+    gpus : int
+        Number of ranks.
+    what : str
+        `RATE` of the member on so many GPUs, its `LAYERS`, or `LINKS` between two ranks.
+    gpu_type : str or None
+        Type of GPU for `LAYERS` at a site with several types; else None.
+    """
 
     member: str
     gpus: int
+    what: str = RATE
+    gpu_type: str | None = None
 
     @property
     def source(self) -> str:
-        """Name ``member-gpus``; members cannot contain a slash, and the number comes last."""
-        return f"{self.member}-{self.gpus}"
+        """Name ``member-gpus``, ``member@layers``, ``member@layers-type`` or ``kind@links``."""
+        if self.what == RATE:
+            return f"{self.member}-{self.gpus}"
+        # Names of members contain no @; a type is any line of text.
+        of_type = f"-{quote(self.gpu_type, safe='')}" if self.gpu_type else ""
+        return f"{self.member}@{self.what}{of_type}"
+
+    @property
+    def title(self) -> str:
+        """Name for people: ``resnet on 4``, ``layers of resnet on V100``, ``intra-node links``."""
+        if self.what == RATE:
+            return f"{self.member} on {self.gpus}"
+        if self.what == LINKS:
+            return f"{self.member} links"
+        return f"layers of {self.member}" + (f" on {self.gpu_type}" if self.gpu_type else "")
 
 
 @dataclass(frozen=True)
@@ -39,6 +69,10 @@ class Measurements:
     site: Site
     points: tuple[ProfileTarget, ...]
     preprocess_cores: tuple[int, ...]
+
+    def target(self, source: str) -> ProfileTarget:
+        """Return the target of that source."""
+        return next(point for point in self.points if point.source == source)
 
 
 def measurements_file(folder: Path) -> Path:

@@ -17,7 +17,17 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Allocation, Forecast, Placement, Plan, Round
-from hetctl.model.profile import Hardware, MemberProfile, PreprocessPoint, ProfilePoint
+from hetctl.model.profile import (
+    INTER_NODE,
+    INTRA_NODE,
+    Hardware,
+    LayerPoint,
+    LinkPoint,
+    MeasuredLayer,
+    MemberProfile,
+    PreprocessPoint,
+    ProfilePoint,
+)
 from hetctl.model.run import Budget, RunSpec
 from hetctl.model.serialization import decode
 from hetctl.model.site import Queue, Site
@@ -281,3 +291,26 @@ def test_points_are_the_newest_in_any_order_of_saving(
     assert set(found) == set(newest.values())
     assert len(found) == len(newest)
     assert [(p.member, p.gpus) for p in found] == sorted((p.member, p.gpus) for p in found)
+
+
+LAYERS = LayerPoint(
+    *("mlp", "f0", 16, 1000.0, V100, 1437, 2**29), (MeasuredLayer("dense", 0.1, 0.2, 64, 128, 256, 2**33),)
+)
+
+
+def test_the_newest_layers_of_each_type_and_fingerprint_are_kept(catalog: Catalog) -> None:
+    newer = replace(LAYERS, measured_at=2000.0)
+    edited = replace(LAYERS, fingerprint="f1", measured_at=3000.0)
+    other = replace(LAYERS, machine=replace(V100, gpu_type="P100"))
+    catalog.save_layers("digits", "docker", [newer, other, edited])
+    catalog.save_layers("digits", "docker", [LAYERS])
+    assert catalog.layers("digits", "docker") == [other, newer, edited]
+    assert catalog.layers("digits", "elsewhere") == []
+
+
+def test_the_newest_links_of_each_kind_are_kept(catalog: Catalog) -> None:
+    within = LinkPoint(INTRA_NODE, ("n0", "n0"), 1000.0, ((100.0, 0.5), (200.0, 0.75)))
+    between = LinkPoint(INTER_NODE, ("n0", "n1"), 1000.0, ((100.0, 1.5),))
+    catalog.save_links("docker", [replace(within, measured_at=2000.0), between])
+    catalog.save_links("docker", [within])
+    assert catalog.links("docker") == [between, replace(within, measured_at=2000.0)]

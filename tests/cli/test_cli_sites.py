@@ -36,7 +36,8 @@ def test_show_tells_where_each_key_comes_from(project):
     shown = project.here("sites", "show", "mine", "--json").json
     keys = {key["key"]: key for key in shown["keys"]}
     mine = str(project.path / "site-configs" / "mine.yaml")
-    assert keys["account"] == {"key": "account", "value": "ml-42", "file": mine, "line": 3}
+    account = {"key": "account", "value": "ml-42", "file": mine, "line": 3, "measured_at": None}
+    assert keys["account"] == account
     assert (keys["nodes"]["value"], keys["nodes"]["line"]) == (9, 4)
     assert keys["launcher"]["file"].endswith("slurm.yaml")
     assert (shown["site"]["nodes"], shown["site"]["launcher"]) == (9, "srun")

@@ -43,6 +43,13 @@ def test_a_table_has_a_row_for_each_layer_and_type(tmp_path):
     assert rows[2].place.line == 4
 
 
+def test_a_workspace_is_one_of_the_bytes_that_may_be_given(tmp_path):
+    rows = read(tmp_path, f"{HEADER},workspace_bytes\na,V,1,2,3,4,5\nb,V,1,2,3,4,\n")
+    assert [row.workspace_bytes for row in rows] == [5, 0]
+    text = refused(tmp_path, f"{HEADER},workspace_bytes\na,V,1,2,3,4,-5\n")
+    assert "layers:2: workspace_bytes: must be a whole number" in text
+
+
 def test_types_and_held_bytes_may_be_left_out(tmp_path):
     text = "layer,forward_s,backward_s,activation_bytes,parameter_bytes,held_bytes\na,1,2,3,4,5\nb,1,2,3,4,\n"
     rows = read(tmp_path, text)

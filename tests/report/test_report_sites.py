@@ -29,6 +29,11 @@ def test_keys_name_their_file_by_a_number():
     assert lines[-2:] == [["[1]", "/a/mine.yaml"], ["[2]", "/b.yaml"]]
 
 
+def test_measured_links_have_a_date_instead_of_a_file():
+    lines = [line.split() for line in show(keys_table([SiteKey("links", {}, measured_at=86400.0 * 200)]))]
+    assert ["links", "measured", "1970-07-20", "{}"] in lines
+
+
 def test_findings_say_what_to_fix_and_hide_control_characters():
     findings = [
         CheckResult("commands", CheckStatus.OK, "sbatch"),

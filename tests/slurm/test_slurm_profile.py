@@ -111,3 +111,12 @@ def test_killed_at_any_step_of_its_submission(project, monkeypatch):
         assert (again.code, len(again.json["points"])) == (0, 6), again.stdout
         assert measurings(project) == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"], line
     assert reached >= KILLS - 2
+
+
+def test_links_are_measured_within_and_between_nodes(project):
+    done = project.hetctl("profile", "--links", "--gpus", "4", "--json")
+    assert done.code == 0, done.stdout
+    nodes = {link["link"]: link["nodes"] for link in done.json["links"]}
+    assert len(set(nodes["intra-node"])) == 1
+    assert len(set(nodes["inter-node"])) == 2
+    assert project.hetctl("profile", "--links", "--gpus", "4", "--json").json["measured"] == 0

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
+from hetctl.app.pipeline.measured import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
-from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, Waves, plan
-from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
-from hetctl.methods.pipeline.stage_costs import least_bytes
+from hetctl.methods.pipeline.layouts import LaidOut, PipelineProblem, lay_out
+from hetctl.methods.pipeline.pipeline_plan import Waves
+from hetctl.methods.pipeline.stage_costs import bytes_alone
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.profile import MemberProfile
+from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
+from hetctl.scheduling.planners.base import Options
 
 
 def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
@@ -35,47 +37,86 @@ def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
 
 @dataclass(frozen=True)
 class MemberLayers:
-    """Layers of a member, and the lines of their file."""
+    """Layers of a member, the lines of their file, and the framework's memory on a GPU by type."""
 
     profile: LayerProfile
     rows: Sequence[LayerRow]
+    context_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        """File of the layers, or words that say that they were measured."""
+        return self.rows[0].place.path
 
     @property
     def needed_bytes(self) -> int:
         """Bytes of memory of a GPU with all layers."""
-        return int(least_bytes(self.profile).sum())
+        return bytes_alone(self.profile) + max(self.context_bytes.values(), default=0)
 
 
-def layers_of(member: Member, site: Site, cluster: Cluster) -> MemberLayers | None:
-    """Return the layers of a member with times on all types of GPU; None if it names no layer profile.
+def layers_of(
+    member: Member, site: Site, cluster: Cluster, measured: Sequence[LayerPoint] = ()
+) -> MemberLayers | None:
+    """Return the layers of a member with times on all types of GPU.
 
-    A profile without a type applies to the only type of the nodes.
+    None if it names no layer profile, and was not measured on all these types. A profile without a type
+    applies to the only type of the nodes.
+
+    Parameters
+    ----------
+    measured : sequence of LayerPoint
+        Measurements of the member's layers, for a member without a file.
 
     Raises
     ------
     BadInputError
         If the file is wrong or lacks a type, or no layer takes any time on one.
     """
-    if member.layers is None:
+    if member.layers is None and not measured:
         return None
-    rows = read_layers(Path(member.layers))
-    profile = measured_profile(rows)
-    types, known = types_in(site, cluster), sorted(profile.gpu_types)
-    # With one type on either side a missing name leaves no doubt about which type is meant.
-    if len(types) == len(known) == 1 and UNNAMED in (*types, *known):
-        profile, known = profile.derived({types[0]: 1.0}, known[0]), [types[0]]
-    if lacking := [gpu_type for gpu_type in types if gpu_type not in known]:
+    types = types_in(site, cluster)
+    found = _with_type(_from_file(member.layers) if member.layers else _from_catalog(measured), types)
+    lacking = [gpu_type for gpu_type in types if gpu_type not in found.profile.gpu_types]
+    if lacking and member.layers is None:
+        return None
+    if lacking:
         raise BadInputError(
             f"{member.layers}: layers of {member.name} have no times on {', '.join(lacking)}, of which"
             f" site {site.name} has GPUs",
             "measure them there; the column gpu_type says where it was",
         )
-    refuse_idle(profile, rows, types)
-    return MemberLayers(profile, rows)
+    refuse_idle(found.profile, found.rows, types)
+    return found
 
 
-def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
+def _from_file(path: str) -> MemberLayers:
+    rows = read_layers(Path(path))
+    return MemberLayers(measured_profile(rows), rows)
+
+
+def _from_catalog(measured: Sequence[LayerPoint]) -> MemberLayers:
+    rows = rows_of(measured)
+    context_bytes = {point.machine.gpu_type: point.context_bytes for point in measured}
+    return MemberLayers(measured_profile(rows), rows, context_bytes)
+
+
+def _with_type(layers: MemberLayers, types: Sequence[str]) -> MemberLayers:
+    """Return layers of the only type with its name at the site, if one of both is missing."""
+    known = sorted(layers.profile.gpu_types)
+    # With one type on either side a missing name leaves no doubt about which type is meant.
+    if len(types) != 1 or len(known) != 1 or UNNAMED not in (*types, *known):
+        return layers
+    context_bytes = {types[0]: layers.context_bytes.get(known[0], 0)}
+    return MemberLayers(layers.profile.derived({types[0]: 1.0}, known[0]), layers.rows, context_bytes)
+
+
+def pipeline_cluster(site: Site, cluster: Cluster, context_bytes: Mapping[str, int]) -> PipelineCluster:
     """Return a job's nodes as a cluster for pipelines.
+
+    Parameters
+    ----------
+    context_bytes : mapping of str to int
+        Memory that the framework takes on a GPU, by type.
 
     Raises
     ------
@@ -88,12 +129,14 @@ def pipeline_cluster(site: Site, cluster: Cluster) -> PipelineCluster:
         names = " and ".join([*missing, *(["links"] if site.links is None else [])])
         raise BadInputError(
             f"site {site.name} has no {names}, which pipelines depend on",
-            f"add {names} to its site file; `hetctl sites show {site.name}` says where that is",
+            f"add {names} to its site file; `hetctl sites show {site.name}` says where that is, and"
+            " `hetctl profile --links` measures links",
         )
     return PipelineCluster(
         nodes=tuple((node.gpu_type or site.gpu_type or UNNAMED,) * len(node.gpus) for node in cluster.nodes),
         memory_bytes=memory,
         links=fitted(site.links),
+        context_bytes=context_bytes,
     )
 
 
@@ -135,41 +178,45 @@ class PipelineMember:
             samples_per_epoch=self.samples_per_epoch,
         )
 
-    def simulated_s(self, site: Site, cluster: Cluster, seconds: float) -> float:
-        """Return its time in seconds on the nodes of a job, evaluation and checkpoints included.
-
-        Parameters
-        ----------
-        seconds : float
-            Search time for the best pipeline, in seconds.
+    def problem(self, site: Site, cluster: Cluster, options: Options) -> PipelineProblem:
+        """Return what its pipelines are planned from.
 
         Raises
         ------
         BadInputError
             If the site does not give its GPUs' memory or links.
         InfeasibleError
-            If the GPUs have no room for it.
+            If a layer fits no GPU.
         """
-        own = Cluster.at(site, self.most_gpus(cluster.gpus))
-        nodes = pipeline_cluster(site, own)
-        refuse_large_layers(self.layers.profile, self.layers.rows, nodes.memory_bytes)
+        nodes = pipeline_cluster(site, cluster, self.layers.context_bytes)
+        refuse_large_layers(self.layers.profile, self.layers.rows, nodes.free_bytes)
+        return PipelineProblem(
+            layers=self.layers.profile,
+            memory_bytes=nodes.memory_bytes,
+            links=nodes.links,
+            batch_size=self.member.batch_size,
+            context_bytes=nodes.context_bytes,
+            gpu_type=site.gpu_type or UNNAMED,
+            max_gpus=self.member.max_gpus,
+            policy=options.policy,
+            waves=Waves(options.clock_distance, options.ps_placement),
+            in_flight=options.in_flight,
+            seconds=options.plan_seconds,
+        )
+
+    def laid_out(self, problem: PipelineProblem, cluster: Cluster) -> LaidOut:
+        """Return its pipeline on the nodes of a job; InfeasibleError if the GPUs have no room for it."""
         try:
-            rate = pipeline_rate(self.layers.profile, nodes, seconds)
+            return lay_out(problem, cluster.nodes)
         except InfeasibleError as error:
-            message = f"{self.member.layers}: {self.member.name}: {error.message}"
+            message = f"{self.layers.source}: {self.member.name}: {error.message}"
             raise InfeasibleError(message, error.hint) from None
+
+    def seconds(self, rate: float) -> float:
+        """Return its time in seconds at a rate in samples/s, evaluation and checkpoints included."""
         # The last minibatch is padded, and takes as long as a full one.
-        epoch_s = math.ceil(self.samples_per_epoch / self.member.batch_size) / rate
+        whole = math.ceil(self.samples_per_epoch / self.member.batch_size) * self.member.batch_size
+        epoch_s = whole / rate
         if self.profile is not None:
             epoch_s += self.profile.evaluate_s + self.profile.checkpoint_s
         return self.epochs * epoch_s
-
-
-def pipeline_rate(layers: LayerProfile, cluster: PipelineCluster, seconds: float) -> float:
-    """Return the simulated rate of the best pipelines found, in minibatches/s.
-
-    Virtual workers are in step (D = 0); parameter servers are where most virtual workers have the layer.
-    """
-    waves = Waves()
-    planned = plan(layers, cluster, BEST, PipelineOptions(seconds=seconds, waves=waves))
-    return simulate_plan(planned, layers, cluster, waves, steady_waves(planned, waves)).throughput

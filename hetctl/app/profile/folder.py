@@ -11,12 +11,21 @@ from hetctl.app.log_tail import tail_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import Event
-from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_folder
-from hetctl.storage.profile_request import Measurements, ProfileTarget, measurements_file, read_measurements
+from hetctl.storage.profile_request import (
+    LINKS,
+    Measurements,
+    ProfileTarget,
+    measurements_file,
+    read_measurements,
+)
 
 T = TypeVar("T")
+
+MEASURED = ("point", "layers", "links")
+"""Kinds of the events with which points end that were measured."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,16 @@ def points_in(folder: Path) -> list[ProfilePoint]:
     return _decoded(events_of(folder), "point", ProfilePoint)
 
 
+def layers_in(folder: Path) -> list[LayerPoint]:
+    """Return the measured layers of members."""
+    return _decoded(events_of(folder), "layers", LayerPoint)
+
+
+def links_in(folder: Path) -> list[LinkPoint]:
+    """Return the measured links."""
+    return _decoded(events_of(folder), "links", LinkPoint)
+
+
 def preprocess_in(folder: Path) -> list[PreprocessPoint]:
     """Return the measured throughput of the preprocessing."""
     return _decoded(events_of(folder), "preprocess", PreprocessPoint)
@@ -62,17 +81,21 @@ def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarg
     now = {member.name: member.fingerprint for member in ensemble.members}
     then = {member.name: member.fingerprint for member in measurements.ensemble.members}
     # A point of an edited member is still measured by its job, but is no result for the present one.
-    return {point for point in measurements.points if now.get(point.member) == then[point.member]}
+    return {
+        point
+        for point in measurements.points
+        if point.what == LINKS or now.get(point.member) == then[point.member]
+    }
 
 
-def measured_in(folder: Path) -> set[ProfileTarget]:
-    """Return the targets of the points that are measured."""
-    return {ProfileTarget(point.member, point.gpus) for point in points_in(folder)}
+def measured_in(folder: Path) -> set[str]:
+    """Return the sources of the points that are measured."""
+    return {event.source for event in events_of(folder) if event.kind in MEASURED}
 
 
 def ended_in(folder: Path) -> set[str]:
     """Return the sources of the points that are measured or have failed."""
-    return {event.source for event in events_of(folder) if event.kind in ("point", "failed")}
+    return {event.source for event in events_of(folder) if event.kind in (*MEASURED, "failed")}
 
 
 def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:
@@ -100,6 +123,8 @@ def ingest(catalog: Catalog, folder: Path) -> None:
     for _, measurements in measurements_in([folder]):
         ensemble, site = measurements.ensemble.name, measurements.site.name
         catalog.save_points(ensemble, site, points_in(folder))
+        catalog.save_layers(ensemble, site, layers_in(folder))
+        catalog.save_links(site, links_in(folder))
         catalog.save_preprocess(ensemble, site, preprocess_in(folder))
 
 

@@ -25,10 +25,14 @@ from hetctl.cluster.batch.submitit_jobs import has_result, write_call
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import HetctlError
 from hetctl.model.job import JobState, JobStatus
+from hetctl.model.profile import INTER_NODE
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.profile_job import run_profile_job
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import (
+    LAYERS,
+    LINKS,
+    RATE,
     Measurements,
     ProfileJobs,
     ProfileTarget,
@@ -39,7 +43,7 @@ from hetctl.storage.profile_request import (
     write_measurements,
 )
 
-POINT_S = 60
+POINT_S = {RATE: 60, LAYERS: 900, LINKS: 60}
 """Seconds allowed for each point, one after another, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600
 CALLS = "submitit"
@@ -69,14 +73,16 @@ class MeasureRequest:
 
     @property
     def nodes(self) -> int:
-        """Nodes of each job, as needed by its largest point."""
-        most_gpus = max(point.gpus for share in self.shares for point in share)
-        return -(-most_gpus // self.site.gpus_per_node)
+        """Nodes of each job, as needed by its largest point, and one for each type of GPU."""
+        points = [point for share in self.shares for point in share]
+        types = {point.gpu_type for point in points}
+        return max(len(types), *(_nodes_of(point, self.site.gpus_per_node) for point in points))
 
     @property
     def wall_s(self) -> int:
         """Time limit of each job in seconds."""
-        wanted_s = max(SHORTEST_JOB_S, POINT_S * max(len(share) for share in self.shares))
+        longest_s = max(sum(POINT_S[point.what] for point in share) for share in self.shares)
+        wanted_s = max(SHORTEST_JOB_S, longest_s)
         return min(wanted_s, self.queue.max_wall_s or wanted_s)
 
 
@@ -295,6 +301,10 @@ def _write(group: JobGroup, request: MeasureRequest) -> None:
         make_private_folder(folder)
         write_measurements(folder, Measurements(request.ensemble, request.site, share, cores))
         cores = ()
+
+
+def _nodes_of(point: ProfileTarget, gpus_per_node: int) -> int:
+    return 2 if point.member == INTER_NODE and point.what == LINKS else -(-point.gpus // gpus_per_node)
 
 
 def _call(group: JobGroup, request: MeasureRequest) -> FunctionCall:

@@ -63,7 +63,7 @@ def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOu
     with project.reading() as catalog:
         points = catalog.points(ensemble.name, site.name)
         preprocess = catalog.preprocess(ensemble.name, site.name)
-    folders = _folders_of(project.home.profiles, ensemble, site)
+    folders = folders_of(project.home.profiles, ensemble, site)
     points = _newest([*points, *(point for folder in folders for point in points_in(folder))])
     preprocess = [*preprocess, *(point for folder in folders for point in preprocess_in(folder))]
     by_cores = {point.cores: point for point in preprocess}
@@ -72,11 +72,12 @@ def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOu
         preprocess=tuple(by_cores[cores] for cores in sorted(by_cores)),
         measured=0,
         known=len(points),
-        under_way=_under_way(project, ensemble, site),
+        under_way=jobs_under_way(project, ensemble, site),
     )
 
 
-def _folders_of(profiles: Path, ensemble: Ensemble, site: Site) -> list[Path]:
+def folders_of(profiles: Path, ensemble: Ensemble, site: Site) -> list[Path]:
+    """Return the folders of profiling jobs whose measurements may not be in the catalog yet."""
     return [
         folder
         for folder, wanted in measurements_in(unread_folders(profiles))
@@ -92,7 +93,8 @@ def _newest(points: Iterable[ProfilePoint]) -> list[ProfilePoint]:
     return sorted(newest.values(), key=lambda point: (point.member, point.gpus, point.measured_at))
 
 
-def _under_way(project: Project, ensemble: Ensemble, site: Site) -> tuple[JobUnderWay, ...]:
+def jobs_under_way(project: Project, ensemble: Ensemble, site: Site) -> tuple[JobUnderWay, ...]:
+    """Return the profiling jobs of an ensemble at a site that are not over."""
     groups = [
         group
         for group in open_groups(project.home.profiles)

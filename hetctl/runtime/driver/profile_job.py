@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hetctl.model.plan import Placement
+from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.exit_causes import why_ended
@@ -17,14 +19,22 @@ from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
-from hetctl.runtime.worker.messages import MEASURE, TaskMessage
+from hetctl.runtime.worker.messages import MEASURE, MEASURE_LAYERS, MEASURE_LINKS, TaskMessage
 from hetctl.scheduling.planners.packing import pack
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import AgentFiles
-from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
+from hetctl.storage.profile_request import (
+    LAYERS,
+    LINKS,
+    RATE,
+    Measurements,
+    ProfileTarget,
+    read_measurements,
+)
 
 POLL_S = 0.05
+TASKS = {RATE: MEASURE, LAYERS: MEASURE_LAYERS, LINKS: MEASURE_LINKS}
 
 
 def run_profile_job(folder: str) -> int:
@@ -67,8 +77,15 @@ class _ProfileJob:
             self._measure_preprocessing()
 
     def _measure_points(self) -> None:
+        """Measure each link alone, as others would disturb it, and then all other points."""
+        links = [point for point in self._measurements.points if point.what == LINKS]
+        for link in links:
+            self._measure([link])
+        self._measure([point for point in self._measurements.points if point.what != LINKS])
+
+    def _measure(self, points: Sequence[ProfileTarget]) -> None:
         """Start each point as soon as its GPUs are free, the points with most GPUs first."""
-        waiting = sorted(self._measurements.points, key=lambda point: -point.gpus)
+        waiting = sorted(points, key=lambda point: -point.gpus)
         while waiting or self._workers.busy:
             for ended in self._workers.reap():
                 self._report(ended)
@@ -80,22 +97,34 @@ class _ProfileJob:
             self._workers.wait(POLL_S)
 
     def _start(self, point: ProfileTarget) -> bool:
-        """Start a point on free GPUs of the job's type; return false if there are too few."""
-        free, nodes = (self._of_type(each) for each in (self._workers.free_nodes(), self._workers.nodes))
-        placed, left_out = pack([(point.member, point.gpus)], free, 1, nodes)
-        if left_out:
-            return False
-        task = TaskMessage(MEASURE, str(self._folder), point.source, gpu_type=self._gpu_type)
-        self._workers.start(task, placed[point.member])
-        return True
+        """Start a point on free GPUs; return false if there are too few."""
+        gpu_type = point.gpu_type or self._gpu_type
+        placement = self._ends_of(point.member) if point.what == LINKS else self._placed(point, gpu_type)
+        if placement:
+            task = TaskMessage(TASKS[point.what], str(self._folder), point.source, gpu_type=gpu_type)
+            self._workers.start(task, placement)
+        return bool(placement)
 
-    def _of_type(self, nodes: Sequence[Node]) -> list[Node]:
+    def _placed(self, point: ProfileTarget, gpu_type: str | None) -> tuple[Placement, ...]:
+        """Return GPUs for a point, all of one type; none if there are too few."""
         # A group on several types has the rate of none, and a member's rates should be of one.
-        return [node for node in nodes if node.gpu_type == self._gpu_type]
+        free, nodes = (
+            [node for node in each if node.gpu_type == gpu_type]
+            for each in (self._workers.free_nodes(), self._workers.nodes)
+        )
+        return pack([(point.member, point.gpus)], free, 1, nodes)[0].get(point.member, ())
+
+    def _ends_of(self, kind: str) -> tuple[Placement, ...]:
+        """Return two GPUs on one node or on two; none if there are no such two."""
+        nodes = self._workers.free_nodes()
+        if kind == INTRA_NODE:
+            return next(((Placement(n.name, n.gpus[:2]),) for n in nodes if len(n.gpus) > 1), ())
+        ends = tuple(Placement(node.name, node.gpus[:1]) for node in nodes[:2])
+        return ends if len(ends) == 2 else ()
 
     def _give_up(self, points: Iterable[ProfileTarget]) -> None:
         for point in points:
-            self._fail(point.source, f"the job has no {point.gpus} GPUs of one type")
+            self._fail(point.source, _what_lacks(point))
 
     def _report(self, ended: EndedGroup) -> None:
         if ended.exit_code == 0:
@@ -113,6 +142,15 @@ class _ProfileJob:
         command = [sys.executable, "-m", "hetctl.runtime.worker.measure_preprocessing", str(self._folder)]
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
             subprocess.call(command, stdout=output, stderr=output)
+
+
+def _what_lacks(point: ProfileTarget) -> str:
+    """Return why a point found no GPUs in a job whose GPUs are all free."""
+    if point.what == LINKS:
+        return "the job has no two GPUs for it"
+    if point.gpu_type:
+        return f"the job has no GPU of type {point.gpu_type}: name a queue with --queue that gives one"
+    return f"the job has no {point.gpus} GPUs of one type"
 
 
 def _commonest_type(nodes: Iterable[Node]) -> str | None:

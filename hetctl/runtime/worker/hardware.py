@@ -28,7 +28,7 @@ def gpu_and_driver() -> tuple[str, str]:
 
 def peak_memory() -> int:
     """Return the peak of memory since `reset_peak_memory` in bytes: on the GPU or of the process."""
-    return max(peak_gpu_memory(), _peak_of_the_node())
+    return max(peak_gpu_memory(), peak_of_process())
 
 
 def reset_peak_memory() -> None:
@@ -44,7 +44,8 @@ def reset_peak_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_of_the_node() -> int:
+def peak_of_process() -> int:
+    """Return the peak of the process's resident memory since `reset_peak_memory`, in bytes."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIBIBYTE

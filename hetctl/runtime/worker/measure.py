@@ -21,10 +21,10 @@ from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Saver, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
+from hetctl.runtime.worker.member_trainer import check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.step_clock import SteadyClock
-from hetctl.runtime.worker.trainer import check_metrics
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 
 NO_END = 2**62

@@ -56,10 +56,10 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
     functions, partitions = load_functions(ensemble), ensemble.partitions
-    paths = list(partition_paths(partitions).values()) if partitions else []
-    if partitions and partitions.source:
-        # The ranks have ended, and with them the copies on this node.
-        paths = [str(path_on_node(partitions.source, 0))]
+    # The ranks have ended, and with them the copies on this node.
+    paths = [str(path_on_node(path)) for path in partitions.sources() if path] if partitions else []
+    if partitions and not paths:
+        paths = list(partition_paths(partitions).values())
     read = partial(functions.input_fn, ensemble.data, *paths[:1])
     samples, start = 0, time.perf_counter()
     training, validation = as_sources(read())

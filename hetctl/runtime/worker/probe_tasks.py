@@ -15,7 +15,7 @@ from hetctl.runtime.driver.probe import RankReport, read_order
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import SingleRank, WiredGroup, join_group
+from hetctl.runtime.worker.group import NoCollectives, SingleRank, join_group
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
 
@@ -36,21 +36,6 @@ def report_node(assignment: Assignment, context: WorkerContext) -> None:
     report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
     write_json(folder / f"rank-{assignment.place.rank:04d}.json", encode(report))
     context.group.leave()
-
-
-class NoCollectives:
-    """Empty collective backend for ranks that only connect."""
-
-    needs = "nothing"
-
-    def load(self) -> None:
-        """Do nothing: there is nothing to import."""
-
-    def meet(self, group: WiredGroup) -> None:
-        """Do nothing: there is nothing to initialize."""
-
-    def part(self) -> None:
-        """Do nothing: there is nothing to shut down."""
 
 
 def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:

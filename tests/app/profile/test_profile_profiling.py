@@ -76,7 +76,7 @@ def test_a_failing_member_stops_no_other_and_shows_its_log(project):
     done = project.hetctl("profile", "--json")
     assert (done.code, done.error["kind"]) == (5, "members-failed")
     (failure,) = done.json["failures"]
-    assert failure["point"] == {"member": "bad", "gpus": 1}
+    assert failure["point"] == {"member": "bad", "gpus": 1, "what": "rate", "gpu_type": None}
     assert failure["error"] == "no such layer"
     assert failure["log_tail"] == ["building bad"]
     assert measured(project) == [("good", 1)]

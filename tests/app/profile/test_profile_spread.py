@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.app.profile import follow as profile_following
-from hetctl.app.profile.profiling import split
+from hetctl.app.profile.session import split
 from hetctl.app.project import USUAL_WAITS
 from hetctl.storage.profile_request import ProfileTarget
 

@@ -27,6 +27,33 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_ensembles")),
     )
     op.create_table(
+        "layer_points",
+        sa.Column("ensemble", sa.String(), nullable=False),
+        sa.Column("site", sa.String(), nullable=False),
+        sa.Column("member", sa.String(), nullable=False),
+        sa.Column("gpu_type", sa.String(), nullable=False),
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("driver", sa.String(), nullable=False),
+        sa.Column("framework", sa.String(), nullable=False),
+        sa.Column("batch_size", sa.Integer(), nullable=False),
+        sa.Column("measured_at", sa.Float(), nullable=False),
+        sa.Column("samples_per_epoch", sa.Integer(), nullable=False),
+        sa.Column("context_bytes", sa.Integer(), nullable=False),
+        sa.Column("layers", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "ensemble", "site", "member", "gpu_type", "fingerprint", name=op.f("pk_layer_points")
+        ),
+    )
+    op.create_table(
+        "link_points",
+        sa.Column("site", sa.String(), nullable=False),
+        sa.Column("link", sa.String(), nullable=False),
+        sa.Column("nodes", sa.JSON(), nullable=False),
+        sa.Column("measured_at", sa.Float(), nullable=False),
+        sa.Column("points", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("site", "link", name=op.f("pk_link_points")),
+    )
+    op.create_table(
         "plans",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("ensemble", sa.String(), nullable=False),

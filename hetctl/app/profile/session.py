@@ -1,0 +1,195 @@
+"""State of one profiling command: the targets that are known, and the jobs that measure the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hetctl.app.interruptions import Interruption, Interruptions
+from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
+from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
+from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
+from hetctl.app.project import Project
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.job import JobSize
+from hetctl.model.site import Site
+from hetctl.storage.profile_request import ProfileTarget
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Number of jobs for the points, and of jobs that may run at the same time."""
+
+    jobs: int = 1
+    max_concurrent: int | None = None
+
+
+ONE_JOB = ArraySpec()
+
+
+@dataclass(frozen=True)
+class ProfileCommand:
+    """Input of a profiling command.
+
+    Parameters
+    ----------
+    force : bool
+        True to measure known points again.
+    """
+
+    ensemble: Ensemble
+    site: Site
+    size: JobSize
+    spread: ArraySpec = ONE_JOB
+    force: bool = False
+
+
+@contextmanager
+def profiling(
+    project: Project, command: ProfileCommand, observer: ProfileMonitor | None
+) -> Iterator[Attending]:
+    """Open the catalog for a profiling command; a signal within ends it, and measured points are kept.
+
+    Raises
+    ------
+    BadInputError
+        If the site lets nobody have so many jobs in its queues.
+    InterruptedCommandError
+        After SIGINT, SIGTERM or SIGHUP.
+    """
+    _refuse_too_many(command.spread, command.site)
+    # Signals are kept from here on, so that none leaves a job without its record.
+    with Interruptions() as interruptions, project.writing(create=True) as catalog:
+        catalog.save_ensemble(command.ensemble)
+        catalog.save_site(command.site)
+        # A command that was killed has left measured points on the disk.
+        ingest_all(catalog, project.home.profiles)
+        attending = Attending(
+            project.batch_system(command.site),
+            catalog,
+            interruptions,
+            observer or ProfileMonitor(),
+            project.home.profiles,
+            project.waits,
+        )
+        try:
+            yield attending
+        except Interruption as interruption:
+            leave(interruption, "the command ended", "`hetctl profile` continues from here")
+
+
+def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
+    if site.max_queued_jobs is not None and spread.jobs > site.max_queued_jobs:
+        raise BadInputError(
+            f"--jobs {spread.jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
+            f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
+        )
+
+
+class ProfileSession:
+    """The targets of a command, measured by its own jobs or by those of earlier commands.
+
+    Parameters
+    ----------
+    known : iterable of ProfileTarget
+        Targets in the catalog.
+    preprocess_cores : callable
+        Function from the groups of earlier commands under way to the numbers of cores on which the
+        preprocessing is to be measured.
+
+    Attributes
+    ----------
+    had : int
+        Number of targets known before; 0 if they are measured again.
+    failures : list of Failure
+        Targets that could not be measured.
+    """
+
+    def __init__(
+        self,
+        attending: Attending,
+        command: ProfileCommand,
+        known: Iterable[ProfileTarget],
+        preprocess_cores: Callable[[Sequence[JobGroup]], tuple[int, ...]] = lambda _: (),
+    ) -> None:
+        self._attending = attending
+        self._command = command
+        self._known = set() if command.force else set(known)
+        self._preprocess_cores = preprocess_cores
+        self._earlier: list[JobGroup] | None = None
+        self.had = len(self._known)
+        self.failures: list[Failure] = []
+
+    @property
+    def measured(self) -> int:
+        """Number of targets measured by this command."""
+        return len(self._known) - self.had
+
+    def measure(self, points: Iterable[ProfileTarget]) -> None:
+        """Measure the targets that are neither known nor failed.
+
+        Wait for earlier jobs that measure some of them, then submit jobs for the others.
+        """
+        if not (missing := self._untried(points)):
+            return
+        self._adopt(missing)
+        if not (left := self._untried(missing)):
+            return
+        group = self._attending.submit(self._request(left))
+        self._attending.attend([group], left)
+        self._take([group], left, lost=True)
+
+    def _untried(self, points: Iterable[ProfileTarget]) -> list[ProfileTarget]:
+        tried = self._known | {failure.point for failure in self.failures}
+        return [point for point in points if point not in tried]
+
+    def _adopt(self, points: Sequence[ProfileTarget]) -> None:
+        """Wait for the jobs of earlier commands that measure some of the points."""
+        if self._earlier is None:
+            ensemble, site = self._command.ensemble, self._command.site
+            self._earlier = self._attending.under_way(ensemble.name, site.name)
+        shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
+        adopted = [group for group in self._earlier if shared[group]]
+        if not adopted:
+            return
+        for group in adopted:
+            self._attending.observer.adopted(group.ids, len(shared[group]))
+        wanted = [point for point in points if any(point in shared[group] for group in adopted)]
+        self._attending.attend(adopted, wanted)
+        self._take(adopted, wanted, lost=False)
+        self._earlier = [group for group in self._earlier if not shared[group]]
+
+    def _wanted_of(self, group: JobGroup) -> set[ProfileTarget]:
+        """Return the points of a group whose members are as they are now."""
+        found = (wanted_of(wanted, self._command.ensemble) for _, wanted in measurements_in(group.folders))
+        return set().union(*found)
+
+    def _take(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget], *, lost: bool) -> None:
+        """Add the measured points of jobs that have ended, and their failures."""
+        for folder, measurements in measurements_in(path for group in groups for path in group.folders):
+            share = wanted_of(measurements, self._command.ensemble).intersection(points)
+            ended = measured_in(folder)
+            measured = {point for point in share if point.source in ended}
+            self._known |= measured
+            left = [point for point in points if point in share - measured]
+            self.failures += failures_in(folder, left, lost=lost)
+
+    def _request(self, points: Sequence[ProfileTarget]) -> MeasureRequest:
+        return MeasureRequest(
+            ensemble=self._command.ensemble,
+            site=self._command.site,
+            queue=self._command.size.queue,
+            shares=tuple(tuple(share) for share in split(points, self._command.spread.jobs)),
+            preprocess_cores=self._preprocess_cores(self._earlier or ()),
+            max_concurrent=self._command.spread.max_concurrent,
+        )
+
+
+def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget]]:
+    """Split points into at most `jobs` shares with similar numbers of GPUs; the largest points come first."""
+    shares: list[list[ProfileTarget]] = [[] for _ in range(min(jobs, len(points)))]
+    for point in sorted(points, key=lambda point: -point.gpus):
+        min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
+    return shares

@@ -1,0 +1,185 @@
+"""Chains in Keras: sequential and functional models that are cut into stages, each built alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional
+
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith
+from hetctl.runtime.frameworks.keras_variables import compiled_model, deferred_values, give_values
+from hetctl.runtime.worker.user_functions import UserFunctions
+
+HINT = "return a keras.Sequential, or a functional model with places where one tensor alone passes"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operations between two places where one tensor alone passes, and these tensors."""
+
+    operations: tuple[Any, ...]
+    inputs: Any
+    outputs: Any
+
+    @property
+    def name(self) -> str:
+        """The name of its only operation, or those of the first and the last."""
+        names = [operation.name for operation in self.operations]
+        return " .. ".join(dict.fromkeys((names[0], names[-1])))
+
+
+class KerasChain:
+    """A sequential or functional model; models inside it are cut, too.
+
+    ``model_fn`` is called here, and again in each `build`, always with the member's seed.
+
+    Raises
+    ------
+    BadInputError
+        If the model, or its optimizer, cannot be divided.
+    """
+
+    def __init__(self, member: Member, functions: UserFunctions) -> None:
+        self._member = member
+        self._functions = functions
+        with deferred_values():
+            model = self._call()
+            _check(member.name, model)
+            if _is_unbuilt(model):
+                self.layers = tuple(layer.name for layer in _layers_of(model))
+            else:
+                self.layers = tuple(one.name for one in self._segments(model, model.inputs[0]))
+        if len(self.layers) < 2:
+            raise _uncut(member.name, f"one layer alone, {self.layers[0]},")
+
+    def build(self, layers: range, sample: Samples) -> KerasStage:
+        """Call ``model_fn`` without values of weights, and compute those of these layers alone."""
+        with deferred_values() as deferred:
+            model = self._call()
+            like = sample[0] if _is_unbuilt(model) else model.inputs[0]
+            segments = self._segments(model, like)
+        if len(segments) != len(self.layers):
+            raise _uncut(self._member.name, "layers that pass several tensors, and no keras.Input")
+        own = segments[layers.start : layers.stop]
+        stage = keras.Model(own[0].inputs, own[-1].outputs)
+        give_values(stage.variables)
+        of_layers = {id(one) for segment in segments for one in _variables(segment)}
+        # Those of the optimizer, of metrics, and of Keras' generator of seeds.
+        give_values(variable for variable in deferred if id(variable) not in of_layers)
+        training = TrainedWith(model.optimizer, model._compile_config.config)
+        return KerasStage(
+            layers, self.layers, stage, [_variables(one) for one in own], training, self._member
+        )
+
+    def _call(self) -> Any:
+        keras.utils.set_random_seed(self._member.seed)
+        return compiled_model(self._functions.model_fn(dict(self._member.config)), self._member.name)
+
+    def _segments(self, model: Any, like: Any) -> list[Segment]:
+        """Return the layers of the chain.
+
+        Parameters
+        ----------
+        like : KerasTensor or array
+            Inputs: their shape without the first axis, and their type.
+        """
+        inputs = keras.Input(like.shape[1:], dtype=keras.backend.standardize_dtype(like.dtype))
+        flat = keras.Model(inputs, _unnested(model, inputs))
+        segments = list(_cut(flat))
+        _check_shared(self._member.name, segments)
+        return segments
+
+
+def _check(name: str, model: Any) -> None:
+    """Refuse models that cannot be divided."""
+    problem = None
+    optimizer = model.optimizer
+    if type(model) not in (keras.Sequential, Functional):
+        problem = f"{type(model).__name__}, a model with methods of its own"
+    elif not _is_unbuilt(model) and (len(model.inputs), len(model.outputs)) != (1, 1):
+        problem = f"a model with {len(model.inputs)} inputs and {len(model.outputs)} outputs"
+    elif optimizer.global_clipnorm is not None:
+        problem = f"{type(optimizer).__name__} with global_clipnorm, a norm over the gradients of all layers"
+    elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        problem = f"{type(optimizer).__name__}, which scales the loss by the gradients of all layers"
+    if problem:
+        raise _uncut(name, problem)
+
+
+def _check_shared(name: str, segments: Sequence[Segment]) -> None:
+    owners: dict[int, Segment] = {}
+    for segment in segments:
+        for variable in _variables(segment):
+            owner = owners.setdefault(id(variable), segment)
+            if owner is not segment:
+                raise _uncut(name, f"weights that {owner.name} and {segment.name} share")
+
+
+def _uncut(name: str, problem: str) -> BadInputError:
+    return BadInputError(f"model_fn returned {problem} for {name}: it cannot be cut into stages", HINT)
+
+
+def _is_unbuilt(model: Any) -> bool:
+    return isinstance(model, keras.Sequential) and not model.built
+
+
+def _is_nested(operation: Any) -> bool:
+    return type(operation) is keras.Sequential or (
+        type(operation) is Functional and (len(operation.inputs), len(operation.outputs)) == (1, 1)
+    )
+
+
+def _layers_of(model: Any) -> Iterator[Any]:
+    for layer in model.layers:
+        yield from _layers_of(layer) if type(layer) is keras.Sequential else (layer,)
+
+
+def _unnested(model: Any, inputs: Any) -> Any:
+    """Call the layers of a model, and of the models in it, one by one on a symbolic tensor."""
+    if not isinstance(model, keras.Sequential):
+        outputs = model._run_through_graph(inputs, operation_fn=_unnested_call)
+        return keras.tree.flatten(outputs)[0]
+    for layer in model.layers:
+        inputs = _unnested_call(layer)(inputs)
+    return inputs
+
+
+def _unnested_call(operation: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Arguments such as training=False hold for all layers inside.
+        is_set = any(value is not None for value in kwargs.values())
+        return operation(*args, **kwargs) if is_set else _unnested(operation, args[0])
+
+    return call if _is_nested(operation) else operation
+
+
+def _cut(flat: Any) -> Iterator[Segment]:
+    """Yield the segments of a functional model, in order of computation."""
+    depths = sorted(flat._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in flat._nodes_by_depth[depth] if not node.is_input]
+    last_use = {id(tensor): i for i, node in enumerate(nodes) for tensor in node.input_tensors}
+    last_use[id(flat.outputs[0])] = len(nodes)
+    entered, pending, alive = flat.inputs[0], [], [flat.inputs[0]]
+    for i, node in enumerate(nodes):
+        pending.append(node.operation)
+        alive = [tensor for tensor in (*alive, *node.outputs) if last_use.get(id(tensor), -1) > i]
+        if len(alive) == 1 and not _has_mask(alive[0]):
+            yield Segment(tuple(pending), entered, alive[0])
+            entered, pending = alive[0], []
+
+
+def _has_mask(tensor: Any) -> bool:
+    """Return true if later layers get a mask beside the tensor."""
+    return getattr(tensor, "_keras_mask", None) is not None
+
+
+def _variables(segment: Segment) -> list[Any]:
+    """Return the variables of the operations that are layers, each once, in order."""
+    layers: Iterable[Any] = (one for one in segment.operations if isinstance(one, keras.Layer))
+    return list({id(variable): variable for layer in layers for variable in layer.variables}.values())
