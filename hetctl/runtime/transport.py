@@ -32,6 +32,11 @@ class Address:
     port: int
     key: str
 
+    @property
+    def is_here(self) -> bool:
+        """True if this machine listens at it."""
+        return self.host == socket.gethostname()
+
 
 class Connection:
     """One end of a connection."""
@@ -63,6 +68,10 @@ class Connection:
         A node that is switched off breaks no connection on which only it would send.
         """
         self._end.settimeout(seconds)
+
+    def limit_unanswered(self, seconds: float) -> None:
+        """Have the connection break after that time without acknowledgement of what was sent."""
+        self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
@@ -200,16 +209,26 @@ class Listener:
 
 
 def connect(address: Address, name: Any, timeout_s: float) -> Connection:
-    """Connect to a listener and send a name; ConnectionError if it cannot be reached in time."""
+    """Connect to a listener and send a name.
+
+    Raises
+    ------
+    ConnectionRefusedError
+        If nobody listens there.
+    ConnectionError
+        If it cannot be reached in time for another reason.
+    """
     # A node need not be able to resolve its own name.
-    host = LOCALHOST if address.host == socket.gethostname() else address.host
+    host = LOCALHOST if address.is_here else address.host
     limit = time.monotonic() + timeout_s
     while True:
         try:
             connection = Connection(socket.create_connection((host, address.port), timeout_s))
         except OSError as error:
             if time.monotonic() > limit:
-                raise ConnectionError(f"{host}:{address.port} cannot be reached: {error}") from None
+                refused = isinstance(error, ConnectionRefusedError)
+                kind = ConnectionRefusedError if refused else ConnectionError
+                raise kind(f"{host}:{address.port} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
         else:
             # create_connection() leaves its timeout on the socket, which would end later waits.

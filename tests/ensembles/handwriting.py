@@ -1,6 +1,8 @@
 """scikit-learn's handwritten digits, without importing it: that takes longer than training here."""
 
 import importlib.util
+import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +30,9 @@ def digits():
     """Return images of 8 x 8 pixels from 0 to 1, and what they show."""
     rows = np.loadtxt(FILE, delimiter=",")
     return (rows[:, :-1] / 16).astype("float32").reshape(-1, 8, 8, 1), rows[:, -1].astype(int)
+
+
+def note(arrays, config):
+    """Append a checksum of arrays to the file of this rank."""
+    with Path(f"{config['noted']}-{os.environ.get('HETCTL_DEVICE', 'alone')}").open("a") as file:
+        print(zlib.crc32(b"".join(array.tobytes() for array in arrays)), file=file)

@@ -13,6 +13,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO
+from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
@@ -119,6 +120,10 @@ class Linear:
     ) -> LinearNetwork:
         """Call ``model_fn``."""
         return LinearNetwork(functions.model_fn(dict(member.config)), member, functions.train_fn)
+
+    def chain(self, member: Member, _functions: UserFunctions) -> Chain:
+        """Refuse to cut the network."""
+        raise BadInputError(f"linear classifiers have one layer: {member.name} cannot be cut into stages")
 
     def clear(self) -> None:
         """Do nothing: a network goes with the last reference to it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from handwriting import digits
+from handwriting import digits, note
 
 SAMPLES = 640
 
@@ -35,9 +35,14 @@ def model_fn(config):
     model.compile(
         optimizer=optimizers[config.get("optimizer", "adam")](rate),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        metrics=["accuracy", *(overlap() for _ in range(config.get("overlaps", 0)))],
     )
     return model
+
+
+def overlap():
+    """A metric that is no mean over samples."""
+    return keras.metrics.MeanIoU(10, name="overlap", sparse_y_true=True, sparse_y_pred=False)
 
 
 def fit_train_fn(data, model, optimizer, config):
@@ -71,6 +76,13 @@ def fragile_train_fn(data, model, optimizer, config):
     import horovod.tensorflow as hvd
 
     return fit_train_fn(failing(data, hvd.rank(), config), model, optimizer, config)
+
+
+def noted_train_fn(data, model, optimizer, config):
+    """A train_fn after which each rank notes a checksum of its weights in the file `noted` with its GPU."""
+    result = fit_train_fn(data, model, optimizer, config)
+    note([*model.get_weights(), *(np.asarray(variable) for variable in optimizer.variables)], config)
+    return result
 
 
 def failing(data, rank, config):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from handwriting import digits
+from handwriting import digits, note
 from torch import nn
 
 SAMPLES = 640
@@ -17,6 +17,21 @@ SAMPLES = 640
 def input_fn(path):
     x, y = digits()
     return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
+
+
+def no_input_fn(path):
+    raise ValueError("the samples are not to be loaded")
+
+
+class Uncut(nn.Module):
+    """A network of one module, which cannot be cut."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
 
 
 def accuracy(outputs, targets):
@@ -33,6 +48,8 @@ def model_fn(config):
     if config.get("batch_norm"):
         layers.append(nn.BatchNorm1d(units))
     model = nn.Sequential(*layers, nn.Linear(units, 10))
+    if config.get("uncut"):
+        model = Uncut(model)
     momentum = partial(torch.optim.SGD, momentum=0.9)
     optimizers = {"sgd": torch.optim.SGD, "momentum": momentum, "adam": torch.optim.Adam}
     optimizer = optimizers[config.get("optimizer", "adam")](
@@ -101,6 +118,15 @@ def hungry_train_fn(data, model, optimizer, config):
             yield x, y
 
     return fit_train_fn(small_enough(), model, optimizer, config)
+
+
+def noted_train_fn(data, model, optimizer, config):
+    """A train_fn after which each rank notes a checksum of its weights in the file `noted` with its GPU."""
+    result = fit_train_fn(data, model, optimizer, config)
+    momenta = (value for state in optimizer.state.values() for value in state.values())
+    tensors = (*model.state_dict().values(), *momenta)
+    note([tensor.numpy() for tensor in tensors if torch.is_tensor(tensor)], config)
+    return result
 
 
 def doomed_train_fn(data, model, optimizer, config):

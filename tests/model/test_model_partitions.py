@@ -19,6 +19,17 @@ def test_parts_without_nodes_are_assigned_in_turn():
     assert Partitions(4).homes(NODES) == {"node-0": {0, 3}, "node-1": {1}, "node-2": {2}}
 
 
+def test_replicas_are_on_the_following_nodes():
+    assert Partitions(2, replicas=2).homes(NODES) == {"node-0": {0}, "node-1": {0, 1}, "node-2": {1}}
+    assert Partitions(2, replicas=9).homes(NODES) == {node: {0, 1} for node in NODES}
+
+
+def test_sources_are_those_of_the_pattern_or_of_each_part():
+    assert Partitions(2, "/p/{partition}", "/s/{partition}").sources() == ("/s/0", "/s/1")
+    assert Partitions(2, files=("/a", "/b"), source_files=("", "/s/b")).sources() == ("", "/s/b")
+    assert Partitions(2, files=("/a", "/b"), source_files=("", "")).sources() == ()
+
+
 def test_names_stand_for_nodes_in_their_order():
     parts = Partitions(4, files=("a",) * 4, nodes=(("x", "y"), ("y",), (), ("z", "node-0")))
     assert parts.homes(NODES) == {"node-0": {0, 3}, "node-1": {0, 1}, "node-2": {2, 3}}

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -15,6 +15,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
@@ -65,6 +66,20 @@ class TrainableNetwork(Protocol):
         """Multiply the learning rate."""
 
 
+@runtime_checkable
+class SumsMetrics(Protocol):
+    """A network whose metrics are computed from sums over samples, and need not be means over them.
+
+    Evaluations of parts of the samples are merged exactly by adding their sums.
+    """
+
+    def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the sums of the last evaluation."""
+
+    def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+        """Return ``val_*`` metrics of sums; the network was evaluated before."""
+
+
 class Framework(CollectiveBackend, Protocol):
     """Interface of the object ``FRAMEWORK`` in a module of this package."""
 
@@ -109,6 +124,17 @@ class Framework(CollectiveBackend, Protocol):
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:
         """Build a member's network; `sample` is one batch, for layers that take their shapes from inputs."""
+
+    def chain(self, member: Member, functions: UserFunctions) -> Chain:
+        """Return a member's network as a chain that is cut into stages.
+
+        Call `prepare` with the member's seed just before. ``model_fn`` is called here and for each stage.
+
+        Raises
+        ------
+        BadInputError
+            If the network cannot be cut.
+        """
 
 
 def load_framework(name: str) -> Framework:

@@ -4,56 +4,39 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.torch_chain import TorchChain
 from hetctl.runtime.frameworks.torch_padding import (
     accept_lone_samples,
     first_rows,
     ignore_padding,
     is_compiled,
 )
+from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, parts_of
 from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
-from hetctl.runtime.frameworks.torch_state import generators, pack, set_generators, unpack, without_functions
+from hetctl.runtime.frameworks.torch_rate import RateFactor
+from hetctl.runtime.frameworks.torch_state import (
+    generators,
+    other_variables,
+    pack,
+    set_generators,
+    unpack,
+    without_functions,
+)
+from hetctl.runtime.frameworks.torch_tensors import present_device, tensor_of
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
-
-Score = Callable[[Any, Any], Any]
-"""A loss or a metric: function of outputs and targets that returns its mean over them."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Parts of a network that ``model_fn`` returns as a mapping."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: Score
-    metrics: Mapping[str, Score] = field(default_factory=dict)
-    scheduler: LRScheduler | None = None
-
-
-KINDS: dict[str, tuple[Any, str]] = {
-    "model": (torch.nn.Module, "a torch.nn.Module"),
-    "optimizer": (torch.optim.Optimizer, "a torch.optim.Optimizer"),
-    "loss": (Callable, "a function of outputs and targets"),
-    "metrics": (Mapping, "a mapping of names to functions of outputs and targets"),
-    "scheduler": (LRScheduler, "a torch.optim.lr_scheduler.LRScheduler"),
-}
-REQUIRED = ("model", "optimizer", "loss")
 
 
 class TorchNetwork:
@@ -77,16 +60,13 @@ class TorchNetwork:
         else:
             accept_lone_samples(parts.model)
         self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
-        self._rate_factor = 1.0
-        self._rates: list[Any] = []
+        self._rate = RateFactor(self._optimizer)
         self._averaging: Averaging | None = None
         self.timer: StepTimer | None = None
         if group.size > 1:
             make_equal([*self._model.parameters(), *self._model.buffers()])
             self._averaging = Averaging(self._optimizer)
             self.timer = self._averaging.timer
-        self._optimizer.register_step_pre_hook(self._scale_rates)
-        self._optimizer.register_step_post_hook(self._unscale_rates)
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; advance the scheduler if the epoch is done."""
@@ -118,7 +98,7 @@ class TorchNetwork:
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
         holders = {name: without_functions(holder.state_dict()) for name, holder in self._holders().items()}
-        return pack({**holders, "generators": generators(), "learning_rate_factor": self._rate_factor})
+        return pack({**holders, "generators": generators(), "learning_rate_factor": self._rate.factor})
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore all state.
@@ -130,27 +110,24 @@ class TorchNetwork:
         """
         try:
             state = unpack(arrays)
-            self._rate_factor = state.pop("learning_rate_factor")
+            self._rate.factor = state.pop("learning_rate_factor")
             random_states = state.pop("generators")
             for name, holder in self._holders().items():
                 holder.load_state_dict(state.pop(name))
             if state:
                 raise KeyError(*state)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise BadInputError(
-                f"the checkpoint has other variables than the network that model_fn builds now: {error}",
-                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
-            ) from error
+            raise other_variables(error) from error
         # A network that was trained before has gradients of another state.
         self._optimizer.zero_grad()
         set_generators(random_states)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
-        self._rate_factor *= factor
+        self._rate.factor *= factor
 
     def _tensors(self, arrays: Arrays) -> tuple[torch.Tensor, ...]:
-        return tuple(_tensor(values, self._device) for values in arrays)
+        return tuple(tensor_of(values, self._device) for values in arrays)
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
         """Tell batch norms the number of samples in a batch, and the averaging the share of this rank."""
@@ -179,16 +156,6 @@ class TorchNetwork:
         parts = {"model": self._model, "loss": self._parts.loss, "optimizer": self._optimizer}
         holders = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
         return holders if self._parts.scheduler is None else {**holders, "scheduler": self._parts.scheduler}
-
-    def _scale_rates(self, *_: Any) -> None:
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["lr"] * self._rate_factor
-
-    def _unscale_rates(self, *_: Any) -> None:
-        """Restore the rates from which the scheduler computes the next ones."""
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
 
     def _agree_after(self, loss: float, share: float) -> float:
         """Average the loss, and the statistics that each rank has gathered, such as batch-norm means.
@@ -237,15 +204,19 @@ class PyTorch:
             If ``model_fn`` returns anything but the parts of a network.
         """
         parts = parts_of(functions.model_fn(dict(member.config)), member.name)
-        device = _device()
-        for part in (parts.model, parts.loss):
-            if isinstance(part, torch.nn.Module):
-                part.to(device)
-        if any(is_lazy(parameter) for parameter in parts.model.parameters()):
-            with torch.no_grad():
-                # In eval mode, or this sample would enter the running statistics of batch norm.
-                parts.model.eval()(_tensor(sample[0][:1], device))
+        device = present_device()
+        make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions.train_fn, group, device)
+
+    def chain(self, member: Member, functions: UserFunctions) -> TorchChain:
+        """Call ``model_fn`` with memory for few weights at a time.
+
+        Raises
+        ------
+        BadInputError
+            If it returns anything but the parts of a network that can be cut.
+        """
+        return TorchChain(member, functions)
 
     def load(self) -> None:
         """Do nothing: ``torch.distributed`` is part of PyTorch."""
@@ -264,7 +235,7 @@ class PyTorch:
 
     def all_reduce(self, count: int) -> Callable[[], None]:
         """Return a function that sums zeros, which do not change."""
-        values = torch.zeros(count, device=_device())
+        values = torch.zeros(count, device=present_device())
 
         def run() -> None:
             add_up(values)
@@ -291,48 +262,6 @@ class PyTorch:
 FRAMEWORK = PyTorch()
 
 
-def parts_of(returned: Any, name: str) -> Parts:
-    """Return the checked result of ``model_fn`` for the member of that name.
-
-    Raises
-    ------
-    BadInputError
-        If the result is not a mapping of `Parts`.
-    """
-    if not isinstance(returned, Mapping):
-        raise _not_parts(name, f"{type(returned).__name__} instead of a mapping")
-    given = {key: value for key, value in returned.items() if value is not None}
-    if problem := next(_problems(given), None):
-        raise _not_parts(name, problem)
-    return Parts(**given)
-
-
-def _problems(given: Mapping[Any, Any]) -> Iterator[str]:
-    yield from (f"the unknown key {key}" for key in given if key not in KINDS)
-    yield from (f"no {key}" for key in REQUIRED if key not in given)
-    for key, value in given.items():
-        kind, words = KINDS[key]
-        if not isinstance(value, kind):
-            yield f"{type(value).__name__} as {key} instead of {words}"
-    metrics = given.get("metrics", {})
-    yield from (f"no function as metric {name}" for name in metrics if not callable(metrics[name]))
-    if "loss" in metrics:
-        yield "a metric named loss, which is the name of the loss itself"
-    scheduler = given.get("scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        yield "a scheduler that waits for a metric, ReduceLROnPlateau"
-    elif scheduler is not None and getattr(scheduler, "optimizer", None) is not given["optimizer"]:
-        yield "a scheduler of another optimizer"
-
-
-def _not_parts(name: str, problem: str) -> BadInputError:
-    return BadInputError(
-        f"model_fn returned {problem} for {name}",
-        'return {"model": module, "optimizer": optimizer, "loss": function}, and optionally '
-        '"metrics": {name: function} and "scheduler": scheduler',
-    )
-
-
 def _default_train_fn(
     loss_of_batch: Score, compiled: bool
 ) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
@@ -354,14 +283,3 @@ def _default_train_fn(
         return float(total) / samples if samples else 0.0
 
     return train_fn
-
-
-def _device() -> torch.device:
-    # Without an index this is the GPU that set_device() has chosen.
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _tensor(values: Any, device: torch.device) -> torch.Tensor:
-    """Return values on the device; floating-point values get the default type of modules."""
-    tensor = torch.as_tensor(values)
-    return tensor.to(device, torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype)

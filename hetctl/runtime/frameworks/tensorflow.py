@@ -22,6 +22,10 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL
+from hetctl.runtime.frameworks.keras_chain import KerasChain
+from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_rate import KerasRate
+from hetctl.runtime.frameworks.keras_variables import array_of, compiled_model
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
@@ -38,7 +42,7 @@ class KerasNetwork:
         self._member = member
         self._optimizer = model.optimizer
         self._group = group
-        self._rate_factor = 1.0
+        self._rate = KerasRate(model.optimizer)
         with tf.device("CPU:0"):
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         ignore_padding(model, self._rows)
@@ -71,13 +75,26 @@ class KerasNetwork:
                 self._test_step(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.constant(count))
         if self._group.size > 1:
             self._add_up_metrics(tested, samples)
+        return self._metrics()
+
+    def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the variables of the metrics, by position: they are sums, as in Keras' own."""
+        return {str(i): array_of(variable) for i, variable in enumerate(self._model.metrics_variables)}
+
+    def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+        """Return the metrics of sums; the variables have them afterwards."""
+        for i, variable in enumerate(self._model.metrics_variables):
+            variable.assign(sums[str(i)])
+        return self._metrics()
+
+    def _metrics(self) -> dict[str, float]:
         results = self._model.get_metrics_result()
         return {f"val_{name}": float(value) for name, value in results.items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return every variable by its position, and the factor of a schedule, which is not a variable."""
-        arrays = {name: _array(variable) for name, variable in self._variables()}
-        return {**arrays, RATE_FACTOR: np.array(self._rate_factor)}
+        arrays = {name: array_of(variable) for name, variable in self._variables()}
+        return {**arrays, RATE_FACTOR: np.array(self._rate.factor)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Assign every variable.
@@ -99,26 +116,11 @@ class KerasNetwork:
             )
         for name, variable in variables.items():
             variable.assign(arrays[name])
-        # A network that was restored before has a factor already.
-        self._scale_schedule(rate_factor / self._rate_factor)
+        self._rate.restore(rate_factor)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""
-        if self._has_schedule:
-            self._scale_schedule(factor)
-        else:
-            self._optimizer.learning_rate.assign(self._optimizer.learning_rate * factor)
-
-    @property
-    def _has_schedule(self) -> bool:
-        schedule = keras.optimizers.schedules.LearningRateSchedule
-        # The public property has the rate of the current step instead of the schedule.
-        return isinstance(self._optimizer._learning_rate, schedule)
-
-    def _scale_schedule(self, factor: float) -> None:
-        if self._has_schedule and factor != 1.0:
-            self._rate_factor *= factor
-            self._optimizer._learning_rate = ScaledSchedule(self._optimizer._learning_rate, factor)
+        self._rate.scale(factor)
 
     def _variables(self) -> list[tuple[str, Any]]:
         owners = {"model": self._model, "optimizer": self._optimizer}
@@ -227,24 +229,6 @@ class GraphStepTimer:
             return [tf.identity(tf.concat(numbers, axis=0))]
 
 
-@keras.saving.register_keras_serializable("hetctl")
-class ScaledSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A learning-rate schedule times a constant (Capes et al., Equation 7)."""
-
-    def __init__(self, schedule: Any, factor: float) -> None:
-        super().__init__()
-        self.schedule = schedule
-        self.factor = factor
-
-    def __call__(self, step: Any) -> Any:
-        """Return the scaled rate at a step."""
-        return self.schedule(step) * self.factor
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of a new instance."""
-        return {"schedule": self.schedule, "factor": self.factor}
-
-
 class TensorFlow:
     """Interface of TensorFlow to the trainer."""
 
@@ -277,14 +261,19 @@ class TensorFlow:
         BadInputError
             If ``model_fn`` returns anything but a compiled Keras model.
         """
-        model = functions.model_fn(dict(member.config))
-        if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
-            raise BadInputError(
-                f"model_fn returned {type(model).__name__} for {member.name}, not a compiled Keras model",
-                "return a keras.Model after model.compile(optimizer, loss, metrics)",
-            )
+        model = compiled_model(functions.model_fn(dict(member.config)), member.name)
         make_variables(model, *sample)
         return KerasNetwork(model, member, functions.train_fn, group)
+
+    def chain(self, member: Member, functions: UserFunctions) -> KerasChain:
+        """Call ``model_fn`` without memory for weights.
+
+        Raises
+        ------
+        BadInputError
+            If it returns anything but a compiled Keras model that can be cut.
+        """
+        return KerasChain(member, functions)
 
     def load(self) -> None:
         """Import Horovod."""
@@ -368,25 +357,6 @@ def make_variables(model: Any, x: Any, y: Any) -> None:
     model.reset_metrics()
 
 
-def ignore_padding(model: Any, rows: Any) -> None:
-    """Make batch normalisation compute its moments from the first `rows` rows of a batch alone."""
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer._moments = _moments_of_samples(layer._moments, rows)
-
-
-def _moments_of_samples(moments: Callable[[Any, Any], Any], rows: Any) -> Callable[[Any, Any], Any]:
-    def of_samples(inputs: Any, mask: Any) -> Any:
-        # A slice of all rows would cost each full batch a copy of its gradients.
-        return tf.cond(
-            rows < tf.shape(inputs)[0],
-            lambda: moments(inputs[:rows], None if mask is None else mask[:rows]),
-            lambda: moments(inputs, mask),
-        )
-
-    return of_samples
-
-
 def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
     """Return plain training by the model's compiled loss, which returns the mean loss over samples.
 
@@ -397,7 +367,9 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            outputs = tf.nest.map_structure(lambda output: _first(output, rows), model(x, training=True))
+            outputs = tf.nest.map_structure(
+                lambda output: first_samples(output, rows), model(x, training=True)
+            )
             loss = model.compute_loss(x=x[:rows], y=y[:rows], y_pred=outputs)
         variables = model.trainable_variables
         model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
@@ -413,15 +385,6 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
 
     return train_fn
-
-
-def _first(output: Any, rows: Any) -> Any:
-    """Return the first rows of an output, with its Keras mask, which the loss uses."""
-    first = output[:rows]
-    mask = getattr(output, "_keras_mask", None)
-    if mask is not None:
-        first._keras_mask = mask[:rows]
-    return first
 
 
 def _test_step_of(model: Any) -> Any:
@@ -459,15 +422,6 @@ def _horovod() -> Any:
     import horovod.tensorflow as hvd
 
     return hvd
-
-
-def _array(variable: Any) -> npt.NDArray[Any]:
-    """Return a variable's values, without a copy if they are in the node's memory."""
-    values = tf.convert_to_tensor(variable)
-    try:
-        return np.asarray(memoryview(values))
-    except ValueError:  # The buffer protocol lacks types such as bfloat16.
-        return np.asarray(values)
 
 
 def _raw(variable: Any) -> Any:

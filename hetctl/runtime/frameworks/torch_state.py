@@ -55,6 +55,14 @@ def set_generators(states: Mapping[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+def other_variables(error: Exception) -> BadInputError:
+    """Return the error for a state of another network."""
+    return BadInputError(
+        f"the checkpoint has other variables than the network that model_fn builds now: {error}",
+        "undo the change of model_fn, or start a new run with `hetctl submit --new`",
+    )
+
+
 def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     """Put tensors into `arrays`; return JSON that describes their places."""
     if isinstance(value, torch.Tensor):

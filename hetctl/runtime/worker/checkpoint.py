@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,10 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import make_private_folder, write_json
 
 KEPT = 2
+PART = "{}.part-{:03d}.npz"
+"""Name of the file of a stage, from the checkpoint's name and the number of the part."""
+VISIT = 4
+"""Place of the number of the visit in the name of a checkpoint."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -68,19 +72,60 @@ class TrainingState:
     visit: int = -1
 
     @property
+    def is_within_epoch(self) -> bool:
+        """True in the middle of an epoch of data-parallel training, in which members cannot hop."""
+        return self.part_samples > 0 and not self.visited
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Progress as finished epochs, samples and evaluated partitions: later states compare greater."""
         return len(self.epochs), self.part_samples, len(self.visited) if self.evaluating else 0
 
 
 @dataclass(frozen=True)
+class ArrayFile:
+    """File with arrays of a checkpoint.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Names of the arrays, for the stage of a pipeline; else empty.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    names: tuple[str, ...] = ()
+
+    def has(self, needs: Callable[[str], bool]) -> bool:
+        """Return true if it may have arrays that are needed."""
+        return not self.names or any(map(needs, self.names))
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """Metadata in a small file beside a checkpoint's arrays; this file alone makes the checkpoint valid."""
+    """Metadata in a small file beside a checkpoint's arrays; this file alone makes the checkpoint valid.
+
+    Parameters
+    ----------
+    file : str
+        File of the arrays; for a pipeline the manifest itself.
+    bytes : int
+        Size of all arrays.
+    parts : tuple of ArrayFile
+        Files of the stages of a pipeline; `sha256` is then that of their checksums. Empty for others.
+    """
 
     file: str
     bytes: int
     sha256: str
     state: TrainingState = field(default_factory=TrainingState)
+    parts: tuple[ArrayFile, ...] = ()
+
+    @property
+    def files(self) -> tuple[ArrayFile, ...]:
+        """Files of the arrays."""
+        return self.parts or (ArrayFile(self.file, self.bytes, self.sha256),)
 
 
 Report = Callable[[Manifest, float], None]
@@ -102,11 +147,17 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def save(self, arrays: Arrays, state: TrainingState) -> Manifest:
+    def save(self, arrays: Arrays, state: TrainingState, since: int | None = None) -> Manifest:
         """Write a checkpoint and delete all but the last two.
 
         The manifest is written after the arrays are on the disk: a checkpoint without a manifest, or with one
         that does not match, counts as nonexistent.
+
+        Parameters
+        ----------
+        since : int or None
+            Number of a visit; checkpoints with it or later ones are not deleted either. A node that was given
+            up may write states of visits that were undone, and others continue from an earlier one.
 
         Raises
         ------
@@ -119,16 +170,49 @@ class CheckpointFolder:
         size, digest = _write_arrays(file, arrays)
         manifest = Manifest(file.name, size, digest, state)
         write_json(self.path / f"{name}.json", encode(manifest))
-        self._drop_old()
+        self._drop_old(since)
         return manifest
 
-    def load(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> Loaded:
+    def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
+        """Write the arrays of a stage of a pipeline; they count once `join_parts` has been called.
+
+        Parameters
+        ----------
+        part : int
+            Number of the part in the checkpoint.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or read-only.
+        """
+        make_private_folder(self.path)
+        file = self.path / PART.format(_name_of(state), part)
+        size, digest = _write_arrays(file, arrays)
+        return ArrayFile(file.name, size, digest, tuple(arrays))
+
+    def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
+        """Write the manifest of a checkpoint whose parts are on the disk; delete all but the last two."""
+        name = f"{_name_of(state)}.json"
+        digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+        manifest = Manifest(name, sum(part.bytes for part in parts), digest, state, tuple(parts))
+        write_json(self.path / name, encode(manifest))
+        self._drop_old(None)
+        return manifest
+
+    def load(
+        self,
+        fits: Callable[[TrainingState], bool] = lambda _: True,
+        needs: Callable[[str], bool] = lambda _: True,
+    ) -> Loaded:
         """Return the newest valid checkpoint, and the names of newer, invalid ones.
 
         Parameters
         ----------
         fits : callable
             Function that returns false for the state of a checkpoint that is to be left out.
+        needs : callable
+            Function that returns true for the names of arrays to read.
         """
         invalid: list[str] = []
         for path in self._manifests():
@@ -136,19 +220,26 @@ class CheckpointFolder:
                 manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
                 if not fits(manifest.state):
                     continue
-                arrays = _read_arrays(self.path / manifest.file, manifest)
+                arrays = _read_files(self.path, manifest, needs)
             except (OSError, ValueError):
                 invalid.append(path.stem)
             else:
                 return Loaded(arrays, manifest.state, tuple(invalid))
         return Loaded(None, TrainingState(), tuple(invalid))
 
-    def newest_state(self) -> TrainingState:
-        """Return the state of the newest checkpoint without its arrays; a fresh state if there is none."""
+    def newest_state(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> TrainingState:
+        """Return the state of the newest checkpoint without its arrays; a fresh state if there is none.
+
+        Parameters
+        ----------
+        fits : callable
+            Same as in `load`.
+        """
         for path in self._manifests():
             with suppress(OSError, ValueError):
                 manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
-                if (self.path / manifest.file).stat().st_size == manifest.bytes:
+                sizes = [(self.path / file.file).stat().st_size for file in manifest.files]
+                if sizes == [file.bytes for file in manifest.files] and fits(manifest.state):
                     return manifest.state
         return TrainingState()
 
@@ -156,12 +247,14 @@ class CheckpointFolder:
         # Numbers in the names have fixed widths, so the order of names is that of training.
         return sorted(self.path.glob("epoch-*.json"), key=lambda path: path.stem, reverse=True)
 
-    def _drop_old(self) -> None:
-        for manifest in self._manifests()[KEPT:]:
+    def _drop_old(self, since: int | None) -> None:
+        old = (path for path in self._manifests()[KEPT:] if since is None or _visit_in(path.stem) < since)
+        for manifest in old:
             # The manifest first: an archive without one counts as nonexistent
             # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
             manifest.unlink(missing_ok=True)
-            manifest.with_suffix(".npz").unlink(missing_ok=True)
+            for file in self.path.glob(f"{manifest.stem}.*npz"):
+                file.unlink(missing_ok=True)
 
 
 class Saver:
@@ -238,7 +331,14 @@ class Saver:
 def _name_of(state: TrainingState) -> str:
     epochs, samples, evaluated = state.order
     name = f"epoch-{epochs:05d}-{samples:012d}"
-    return f"{name}-{evaluated:05d}" if evaluated else name
+    # With the number of the visit no two ranks ever write the same file, even if one was given up.
+    return name if state.visit < 0 else f"{name}-{evaluated:05d}-{state.visit:09d}"
+
+
+def _visit_in(name: str) -> int:
+    """Return the number of the visit in the name of a checkpoint; -1 if it is of another mode."""
+    fields = name.split("-")
+    return int(fields[VISIT]) if len(fields) > VISIT else -1
 
 
 def _digest(stream: BinaryIO) -> str:
@@ -269,11 +369,21 @@ def _write_arrays(file: Path, arrays: Arrays) -> tuple[int, str]:
     return size, digest
 
 
-def _read_arrays(file: Path, manifest: Manifest) -> dict[str, npt.NDArray[Any]]:
+def _read_files(
+    folder: Path, manifest: Manifest, needs: Callable[[str], bool]
+) -> dict[str, npt.NDArray[Any]]:
+    found: dict[str, npt.NDArray[Any]] = {}
+    for part in manifest.files:
+        if part.has(needs):
+            found.update(_read_arrays(folder / part.file, part, needs))
+    return found
+
+
+def _read_arrays(file: Path, part: ArrayFile, needs: Callable[[str], bool]) -> dict[str, npt.NDArray[Any]]:
     with file.open("rb") as stream:
-        if _digest(stream) != manifest.sha256:
+        if _digest(stream) != part.sha256:
             raise ValueError(f"{file} does not have the checksum of its manifest")
         stream.seek(0)
         # A pickle could run any program as this user.
         with np.load(stream, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name: arrays[name] for name in filter(needs, arrays.files)}

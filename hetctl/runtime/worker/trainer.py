@@ -1,197 +1,62 @@
-"""Training of one member in one round: from its last checkpoint to convergence, stop or deadline."""
+"""Training of a member on the ranks of a group, each with the whole network."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hetctl.methods.balance.sample_visits import SampleVisits
-from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
-from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, Report, Saver, TrainingState
-from hetctl.runtime.worker.group import Group
-from hetctl.runtime.worker.hardware import peak_memory
-from hetctl.runtime.worker.random_state import random_state, set_random_state
+from hetctl.runtime.worker.checkpoint import Arrays, Report, Saver
+from hetctl.runtime.worker.member_trainer import MemberTrainer
+from hetctl.runtime.worker.random_state import random_state
 from hetctl.runtime.worker.step_clock import EpochClock
 
-Note = Callable[[int, int, Any], None]
 MANAGER_STATE = "balance/manager"
 """Name of the state of the manager of batch sizes among a checkpoint's arrays."""
 VISITS = "visits/"
+SCORES = "scores/"
+"""Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 """Prefix of the names of the state of `SampleVisits`."""
 
 
-class Reporter(Protocol):
-    """Writer of events; ranks other than 0 report nothing."""
-
-    def write(self, kind: str, **data: Any) -> None:
-        """Append one event."""
-
-
-class StopSignal:
-    """Reason to pause training now, if there is one: a message of the driver, or the deadline.
-
-    Parameters
-    ----------
-    requested : callable
-        Function that returns the reason of the driver for a stop; None if it has requested none.
-    longest_s : float or None
-        Longest time in seconds that fits into a job; work that takes longer is done in parts.
-    """
-
-    def __init__(
-        self, requested: Callable[[], str | None], deadline: float, longest_s: float | None = None
-    ) -> None:
-        self._requested = requested
-        self._deadline = deadline
-        self._longest_s = longest_s
-        self.reason: str | None = None
-
-    def __call__(self) -> bool:
-        """Return true if training has to pause."""
-        # By the rank's own clock, too: the driver may hang.
-        at_deadline = "deadline" if time.time() >= self._deadline else None
-        self.reason = self.reason or self._requested() or at_deadline
-        return self.reason is not None
-
-    def leaves_room_for(self, seconds: float) -> bool:
-        """Return true if work of `seconds` ends before the deadline, or has to be done in parts anyway."""
-        now = time.time()
-        in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
-        if in_parts or now + seconds <= self._deadline:
-            return True
-        self.reason = self.reason or "deadline"
-        return False
-
-
 @dataclass
-class Trainer:
-    """A member's training in one round.
+class Trainer(MemberTrainer):
+    """A member's training in one round, as in `MemberTrainer`.
 
     Parameters
     ----------
-    gpus : int
-        Number of ranks of the group, one on each GPU.
-    expected_epoch_s : float
-        Expected seconds of an epoch in the plan; measured ones replace it.
-    launched_at : float
-        Time of the task's assignment, in seconds since the epoch.
-    gpu_type : str or None
-        Type of the ranks' GPUs if the site has several types and these are of one; else None.
-    restarted_at : float or None
-        Start of this rank's work on the member, in seconds since the epoch; None if it had to load samples.
-    sign : callable
-        Function called after each step of training and of an evaluation as a sign of life.
-    note : callable
-        Function called after each step with the epoch, its samples that are done, and the last loss.
-    show : callable
-        Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
     balancer : Balancer or None
         Balancer of the group's batch sizes; None: they are constant.
     visits : SampleVisits or None
         Visits of the samples of partitioned data; None: each sample is visited once in an epoch.
     """
 
-    member: Member
     network: TrainableNetwork
-    training: Loader
-    validation: Loader
-    checkpoints: CheckpointFolder
-    group: Group
-    events: Reporter
-    stop: StopSignal
-    gpus: int
-    expected_epoch_s: float
-    launched_at: float
-    gpu_type: str | None = None
-    restarted_at: float | None = None
-    sign: Callable[[], None] = lambda: None
-    note: Note = lambda *_: None
-    show: Callable[[EpochResult], None] = lambda _: None
     balancer: Balancer | None = None
     visits: SampleVisits | None = None
-    state: TrainingState = field(default_factory=TrainingState)
 
-    def __post_init__(self) -> None:
-        self._saver = Saver(self.checkpoints)
-        self._trained_at: float | None = None
+    def _new_saver(self) -> Saver:
+        return Saver(self.checkpoints)
 
     @property
     def _balances(self) -> BalanceLeader | None:
         return None if self.balancer is None else self.balancer.leader
 
-    def run(self) -> None:
-        """Train until the member has converged or is told to stop; its last state is then in a checkpoint."""
-        with closing(self._saver):
-            self._train()
-
-    def _train(self) -> None:
-        self._restore()
-        self._rescale_learning_rate()
-        self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
-        while not (reason := self._reason_to_stop_for_good()):
-            # Clocks and measured times differ: rank 0's decision holds, or some ranks would train on alone.
-            if not self.group.broadcast(self.stop.leaves_room_for(self._epoch_seconds_left())):
-                break
-            if not self._train_epoch():
-                break
-        # The events below say that the last state is in a checkpoint.
-        self._saver.wait()
-        if reason:
-            self.events.write("converged", reason=reason)
-        else:
-            why = self.group.broadcast(self.stop.reason)
-            self.events.write("stopped", reason=why, part_samples=self.state.part_samples)
-
-    def _reason_to_stop_for_good(self) -> str | None:
-        metric = self.member.stop.metric
-        history = tuple(epoch.metrics[metric] for epoch in self.state.epochs)
-        reason: str | None = self.group.broadcast(self.member.stop.reason_to_stop(history))
-        return reason
-
-    def _restore(self) -> None:
-        loaded = self.checkpoints.load()
-        for name in loaded.invalid:
-            self.events.write("checkpoint_invalid", name=name)
-            print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
-        if loaded.arrays is None:
-            return
-        check_part(self.member.name, loaded.state)
-        self.state = loaded.state
-        managed = loaded.arrays.get(MANAGER_STATE)
+    def _restore_arrays(self, arrays: Arrays) -> None:
+        managed = arrays.get(MANAGER_STATE)
         if managed is not None and self._balances is not None:
             self._balances.restore(managed.tobytes())
-        visits = {name: array for name, array in loaded.arrays.items() if name.startswith(VISITS)}
+        visits = {name: array for name, array in arrays.items() if name.startswith(VISITS)}
         if visits and self.visits is not None:
             self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
-        self.network.restore(own_arrays(loaded.arrays))
-        set_random_state(self.state.random_state)
-        if self.state.epochs:
-            # Its event is lost if the last process was killed between checkpoint and event.
-            self.events.write("epoch", **encode(self.state.epochs[-1]))
-
-    def _rescale_learning_rate(self) -> None:
-        """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
-        if self.member.rescale_learning_rate and self.gpus != self.state.gpus:
-            self.network.scale_learning_rate(self.gpus / self.state.gpus)
-        self.state = replace(self.state, gpus=self.gpus)
-
-    def _epoch_seconds_left(self) -> float:
-        same_size = [epoch.seconds for epoch in self.state.epochs if epoch.gpus == self.gpus]
-        seconds = same_size[-1] if same_size else self.expected_epoch_s
-        return seconds * (1 - self.state.part_samples / self.training.samples)
+        self.network.restore(own_arrays(arrays))
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
@@ -227,23 +92,6 @@ class Trainer:
             self.events.write("sample_visits", epoch=number, fewest=fewest, most=most, held=self.visits.held)
         return True
 
-    def _after_step(self, epoch: int, position: int, loss: Any) -> None:
-        # A full disk must show before another epoch is trained in vain.
-        self._saver.check()
-        self.sign()
-        self.note(epoch, position, loss)
-        if self.launched_at:
-            self._report_first_step(time.time())
-            self.launched_at = 0.0
-
-    def _report_first_step(self, now: float) -> None:
-        self.events.write(
-            "first_step",
-            startup_s=now - self.launched_at,
-            restart_s=None if self.restarted_at is None else now - self.restarted_at,
-            peak_memory_bytes=peak_memory(),
-        )
-
     def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
         done = batches.position - batches.start
         self.state = replace(
@@ -254,32 +102,9 @@ class Trainer:
             part_seconds=self.state.part_seconds + seconds,
         )
 
-    def _finish_epoch(self, number: int, rate: float | None, last_s: float | None) -> None:
-        """Evaluate, save and report the epoch; `last_s` are its seconds including all overheads."""
-        began = time.perf_counter()
-        metrics = self.network.evaluate(held_out_batches(self.validation, number, self.sign))
-        evaluate_s = time.perf_counter() - began
-        result = EpochResult(
-            epoch=number,
-            metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
-            seconds=self.state.part_seconds,
-            gpus=self.gpus,
-            finished_at=time.time(),
-            rate=rate,
-            batch_size=self.member.batch_size,
-            gpu_type=self.gpu_type,
-            overhead_s=max(0.0, last_s - self.training.samples / rate) if rate and last_s else None,
-        )
-        check_metrics(result.metrics, self.member.stop.metric)
-        self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus)
-
-        def report(manifest: Manifest, seconds: float) -> None:
-            """Report the checkpoint and the epoch, which is finished once it is in a checkpoint."""
-            self._report_checkpoint(manifest, seconds)
-            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
-            self.show(result)
-
-        self._save(report)
+    def _evaluate(self, number: int) -> dict[str, float]:
+        """Return the ``val_*`` metrics after an epoch, equal on every rank."""
+        return self.network.evaluate(held_out_batches(self.validation, number, self.sign))
 
     def _save(self, report: Report) -> None:
         arrays = self.network.save()
@@ -291,69 +116,11 @@ class Trainer:
         if self.group.rank == 0:
             self._saver.save(arrays, self.state, report)
 
-    def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
-        self.events.write(
-            "checkpoint",
-            epoch=len(manifest.state.epochs),
-            part_samples=manifest.state.part_samples,
-            path=str(self.checkpoints.path / manifest.file),
-            bytes=manifest.bytes,
-            sha256=manifest.sha256,
-            seconds=seconds,
-        )
-
-
-def check_metrics(metrics: Mapping[str, float], required: str) -> None:
-    """Reject results that no stop rule can use.
-
-    Raises
-    ------
-    BadInputError
-        If the stop rule's metric is missing, or a metric is not a finite number.
-    """
-    if required not in metrics:
-        raise BadInputError(
-            f"the stop rule's metric {required} is not among the results: {', '.join(sorted(metrics))}",
-            "name one of them in `stop:`, or compile the model with that metric",
-        )
-    check_finite(metrics, "epoch")
-
-
-def check_finite(metrics: Mapping[str, float], after: str) -> None:
-    """Reject results of training that has diverged.
-
-    Parameters
-    ----------
-    after : str
-        Part of training that ends with these results, for the message.
-
-    Raises
-    ------
-    BadInputError
-        If a metric is not a finite number.
-    """
-    for name, value in metrics.items():
-        if not np.isfinite(value):
-            raise BadInputError(f"{name} is {value} after the {after}: training diverged")
-
-
-def check_part(member: str, state: TrainingState) -> None:
-    """Reject a state in the middle of an epoch of which partitions are visited one after another.
-
-    Raises
-    ------
-    BadInputError
-        If it is one: the samples of such an epoch are trained in another order.
-    """
-    if state.visited or state.evaluating:
-        raise BadInputError(
-            f"the newest checkpoint of {member} is in the middle of epoch {len(state.epochs) + 1} of hops",
-            "finish the epoch with `--mode hopper`, or start a new run with `hetctl submit --new`",
-        )
-
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the network's own arrays of a checkpoint, without those of managers and of sample visits."""
+    """Return the network's own arrays of a checkpoint, without those of managers, visits and scores."""
     return {
-        name: array for name, array in arrays.items() if name != MANAGER_STATE and not name.startswith(VISITS)
+        name: array
+        for name, array in arrays.items()
+        if name != MANAGER_STATE and not name.startswith((VISITS, SCORES))
     }

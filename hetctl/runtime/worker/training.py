@@ -19,21 +19,22 @@ from hetctl.runtime.worker.balancing import Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.runtime.worker.tensorboard import Board
-from hetctl.runtime.worker.trainer import Reporter, StopSignal, Trainer
+from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks
+from hetctl.runtime.worker.trainer import Trainer
 from hetctl.storage.paths import board_in
 
 
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
-    restarted_at = _restarted_at(assignment, context)
+    restarted_at = restarted_at_of(assignment, context)
     spec, place = assignment.task.training, assignment.place
     assert spec is not None
     (member,) = spec.ensemble.members
     share = spec.shares[place.rank]
-    sharing = _sharing(spec, share, context.binding.node)
+    sharing = sharing_of(spec, share, context.binding.node)
     with ExitStack() as stack:
         built = context.build(
             *(spec.ensemble, member, place, sharing, share, stack, spec.network, spec.timeouts)
@@ -42,7 +43,7 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
     built.group.leave()
 
 
-def _restarted_at(assignment: Assignment, context: WorkerContext) -> float | None:
+def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | None:
     """Return the time from which a restart counts; None for the first start of ranks that stay."""
     if assignment.own_step:
         return assignment.launched_at
@@ -64,7 +65,9 @@ def _run(
     visits = None
     if isinstance(built.training, PartitionLoader):
         visits = built.training.visits
-        built.training.on_landed = partial(_report_migration, events, _workers(spec), built.training.sample)
+        built.training.on_landed = partial(
+            _report_migration, events, worker_names(spec), built.training.sample
+        )
     trainer = Trainer(
         member=member,
         network=built.network,
@@ -73,7 +76,7 @@ def _run(
         checkpoints=checkpoints,
         group=built.group,
         events=events,
-        stop=_stop_signal(context, spec, assignment),
+        stop=stop_signal_of(context, spec, assignment),
         gpus=spec.allocation.gpus,
         expected_epoch_s=built.training.samples / spec.allocation.rate,
         launched_at=assignment.launched_at,
@@ -87,9 +90,10 @@ def _run(
         trainer.run()
         return
     shares = tuple if balancer is None or balancer.leader is None else balancer.leader.shares
-    trainer.show = Board(board_in(checkpoints.path), built.training.samples, shares).show
+    path, samples = board_in(checkpoints.path), built.training.samples
+    trainer.show = Board(path, samples, lambda _: figures_of_ranks(shares())).show
     busy = busy_share(context.binding.device)
-    with heartbeats_to(context.send_heartbeat, built.training.samples, busy, shares) as trainer.note:
+    with heartbeats_to(context.send_heartbeat, samples, busy, shares) as trainer.note:
         trainer.run()
 
 
@@ -103,7 +107,7 @@ def _balancer(
         return None
     given = spec.allocation.batch_sizes
     sizes = given or (member.batch_size,) * group.size
-    balance = Balance(spec.balance, _workers(spec), sizes, unlike=bool(given), seed=member.seed)
+    balance = Balance(spec.balance, worker_names(spec), sizes, unlike=bool(given), seed=member.seed)
     leader = None
     if group.rank == 0:
         recorder = BalanceRecorder(events, task.balance_log)
@@ -111,7 +115,7 @@ def _balancer(
     return Balancer(group, balance, timer, leader)
 
 
-def _workers(spec: TrainingSpec) -> tuple[str, ...]:
+def worker_names(spec: TrainingSpec) -> tuple[str, ...]:
     """Return node and GPU of each rank."""
     return tuple(f"{place.node}:{gpu}" for place in spec.allocation.placement for gpu in place.gpus)
 
@@ -128,13 +132,14 @@ def _report_migration(
     )
 
 
-def _sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
+def sharing_of(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
     """Return how this process shares samples; later members may need more preprocessors than this one."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
     return Sharing(spec.sharing, folder_of(spec.run, node), most, spec.timeouts)
 
 
-def _stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
+def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
+    """Return the signal to stop of a member's group."""
     started_up_s = time.time() - assignment.launched_at
     longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
     return StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline, longest_s)

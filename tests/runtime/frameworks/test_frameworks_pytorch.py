@@ -6,10 +6,12 @@ import json
 import math
 import sys
 
+import averaged_gradients
 import numpy as np
 import pytest
 import torch
-from tiny_networks import run_ranks, seed_all
+from ranks import run_ranks
+from tiny_networks import seed_all
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -238,105 +240,9 @@ def test_a_single_sample_uses_running_statistics_of_batch_norm():
     assert int(norm.num_batches_tracked) == 4
 
 
-AVERAGED = """
-import copy, json, sys
-import torch
-import torch.distributed as dist
-from torch import nn
-from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal
-from hetctl.runtime.worker.group import join_group
-from ranks import place_in
-
-place, announce = place_in(json.loads(sys.argv[1])[0], 3)
-group = join_group(place, load_framework("pytorch"), announce)
-first, last = [(0, 7), (7, 9), (9, 9)][group.rank]
-torch.manual_seed(0)
-x, y = torch.randn(9, 4).clamp(-2, 2), torch.randn(9, 2)
-x[0, 0] = 3
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(5, 4, sparse=True)
-        self.hidden, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.unused = nn.Linear(2, 2)
-        self.of_row_0, self.of_no_row = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-
-    def forward(self, x):
-        numbers = (x[:, 0].abs() * 2).long().clamp(max=4)
-        result = self.out(torch.tanh(self.hidden(x + self.words(numbers))))
-        if (x[:, 0] == 9).all():
-            return result * self.of_no_row
-        large = x[:, :1] > 2
-        return result * torch.where(large, self.of_row_0, 1) if large.any() else result
-
-
-def share(values):
-    return values[first:last] if last > first else torch.full_like(values[:1], 9)
-
-
-def loss(net, x, y, scale=1.0):
-    return scale * nn.functional.mse_loss(net(x), y)
-
-
-def clipped(net, optimizer, share):
-    loss(net, share(x), share(y), 5).backward()
-    nn.utils.clip_grad_norm_([*net.hidden.parameters(), *net.out.parameters()], 0.5)
-    optimizer.step()
-
-
-def accumulated(net, optimizer, share):
-    loss(net, share(x), share(y)).backward()
-    loss(net, share(x.flip(0)), share(y.flip(0)), 0.5).backward()
-    optimizer.step()
-
-
-def by_hand(net, optimizer, share):
-    named = [net.hidden.weight, net.out.weight]
-    for parameter, gradient in zip(named, torch.autograd.grad(loss(net, share(x), share(y)), named)):
-        parameter.grad = gradient
-    optimizer.step()
-
-
-def unfrozen_later(net, optimizer, share):
-    net.hidden.requires_grad_(False)
-    loss(net, share(x), share(y)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    net.hidden.requires_grad_(True)
-    loss(net, share(x), share(y)).backward()
-    optimizer.step()
-
-
-results = {}
-for way in (clipped, accumulated, by_hand, unfrozen_later):
-    alone, net = (Net().double() if way is by_hand else Net() for _ in range(2))
-    x, y = (x.double(), y.double()) if way is by_hand else (x.float(), y.float())
-    net.load_state_dict(alone.state_dict())
-    rule = torch.optim.SGD(alone.parameters(), lr=0.1)
-    way(alone, rule, lambda values: values)
-    rule = torch.optim.SGD(net.parameters(), lr=0.1)
-    averaging = Averaging(rule)
-    averaging.weight = (last - first) / 9
-    way(net, rule, share)
-    pairs = zip(alone.parameters(), net.parameters())
-    results[way.__name__] = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    results[way.__name__ + " unused"] = net.unused.weight.grad is net.of_no_row.grad is None
-
-mine = [torch.tensor([1.0, group.rank]), torch.tensor([group.rank, 7]), torch.tensor([group.rank > 0, True])]
-average(mine[:1], 1 / dist.get_world_size())
-make_equal([*mine[1:], wide := torch.full((2, 3), group.rank).T])
-results["statistics"] = [values.tolist() for values in (*mine, wide)]
-json.dump(results, open(f"{json.loads(sys.argv[1])[0]}/{group.rank}.json", "w"))
-group.leave()
-"""
-
-
 def test_gradients_equal_those_of_the_whole_batch(tmp_path):
     """Three ranks with 7, 2 and no samples against one with 9."""
-    run_ranks(AVERAGED, 3, tmp_path, str(tmp_path))
+    run_ranks(averaged_gradients.compare, 3, tmp_path, tmp_path)
     for rank in range(3):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
         assert results.pop("statistics") == [[1.0, 1.0], [0, 7], [False, True], [[0, 0]] * 3]

@@ -67,17 +67,32 @@ def test_a_partial_epoch_is_newer_than_the_epoch_before(folder):
 def test_visits_and_evaluations_are_in_their_order(folder):
     """Also if the ranks of two nodes finish their checkpoints in the other order."""
     states = [
-        replace(state(2, 64), visited=(3,)),
-        replace(state(2, 128), visited=(3, 0)),
-        replace(state(2, 128), visited=(1,), evaluating=True),
-        replace(state(2, 128), visited=(1, 0), evaluating=True),
-        state(3),
+        replace(state(2, 64), visited=(3,), visit=5),
+        replace(state(2, 128), visited=(3, 0), visit=7),
+        replace(state(2, 128), visited=(1,), evaluating=True, visit=8),
+        replace(state(2, 128), visited=(1, 0), evaluating=True, visit=11),
+        replace(state(3), visit=12),
     ]
     for older, newer in pairwise(states):
         folder.save(arrays(1), newer)
         folder.save(arrays(2), older)
         assert folder.load().state == newer
         assert folder.newest_state() == newer
+
+
+def test_a_state_of_an_undone_visit_costs_no_other(folder):
+    """A node that was given up writes states 6 and 7, while others continue from 5 with 8."""
+    five, six, seven = (replace(state(2, 64 * n), visited=(0,) * n, visit=n + 4) for n in (1, 2, 3))
+    eight = replace(six, visit=8)
+    folder.save(arrays(4), replace(state(2), visit=4), since=3)
+    for number, each in ((5, five), (8, eight), (6, six), (7, seven)):
+        folder.save(arrays(number), each, since=5)
+    for number, each in ((5, five), (8, eight)):
+        loaded = folder.load(lambda found, number=number: found.visit == number)
+        assert (loaded.state, loaded.arrays["optimizer/0000"], loaded.invalid) == (each, number, ())
+    assert folder.newest_state() == seven
+    assert folder.newest_state(lambda found: found.visit not in (6, 7)) == eight
+    assert not list(folder.path.glob("*-000000004.*"))
 
 
 @pytest.mark.parametrize("ending", ["npz", "json"])

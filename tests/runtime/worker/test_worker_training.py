@@ -16,7 +16,8 @@ from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.group import SingleRank
-from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.member_trainer import StopSignal
+from hetctl.runtime.worker.trainer import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
 
 pytestmark = pytest.mark.training
@@ -124,7 +125,7 @@ def test_training_resumes_before_a_corrupt_checkpoint_reported(tmp_path):
 
 RATES = {
     "tensorflow": lambda network: float(network._optimizer.learning_rate),
-    "pytorch": lambda network: network._optimizer.param_groups[0]["lr"] * network._rate_factor,
+    "pytorch": lambda network: network._optimizer.param_groups[0]["lr"] * network._rate.factor,
 }
 
 

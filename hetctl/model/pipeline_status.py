@@ -1,0 +1,161 @@
+"""Times and transfers of the stages of a pipeline in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetctl.model.pipeline_layout import PipelineLayout
+
+PARAMETER_KINDS = frozenset({"init", "push", "weights"})
+"""Kinds of messages with weights or their updates; all others have activations or gradients."""
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """A stage in one part of an epoch; times in seconds.
+
+    Parameters
+    ----------
+    worker : str
+        Node and number of its GPU or slot, as in ``node1:0``.
+    virtual_worker, stage : int
+        Number of its virtual worker, and of the stage in it.
+    layers : tuple of int
+        First and last layer, counted from 0.
+    forward_s, backward_s : float
+        Time of the passes, with that of the optimizer.
+    wave_wait_s : float
+        Time for which a first stage waited for waves of other virtual workers (the clock distance D).
+    idle_s : float
+        Other time without a pass: the pipeline fills or drains, or another stage is slower.
+    within_node, between_nodes : mapping of str to int
+        Bytes sent by kind of message: ``forward``, ``backward``, ``push``, ``weights``, ..
+    """
+
+    worker: str
+    virtual_worker: int
+    stage: int
+    layers: tuple[int, int]
+    forward_s: float
+    backward_s: float
+    wave_wait_s: float
+    idle_s: float
+    within_node: Mapping[str, int] = field(default_factory=dict)
+    between_nodes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def busy_s(self) -> float:
+        """Time of all passes."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def total_s(self) -> float:
+        """Time of the part."""
+        return self.busy_s + self.wave_wait_s + self.idle_s
+
+
+@dataclass(frozen=True)
+class LinkBytes:
+    """Bytes that all stages sent over one kind of link.
+
+    Parameters
+    ----------
+    passes : int
+        Activations and gradients.
+    parameters : int
+        Updates to the parameter servers, and weights from them.
+    """
+
+    passes: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class PipelineUse:
+    """Use of a pipeline's GPUs and links in one part of an epoch; shares are between 0 and 1.
+
+    Parameters
+    ----------
+    slowest : str
+        Node and GPU of the stage with the longest passes, which sets the pace.
+    busy : float
+        Share of its time in which that stage ran passes.
+    wave_wait : float
+        Share of the first stages' time in which they waited for waves of other virtual workers (the clock
+        distance D).
+    idle : float
+        Share of all stages' time without a pass for other reasons: the bubble.
+    within_node, between_nodes : LinkBytes
+        Bytes sent to ranks of the same node, and of others.
+    """
+
+    slowest: str
+    busy: float
+    wave_wait: float
+    idle: float
+    within_node: LinkBytes
+    between_nodes: LinkBytes
+
+
+def pipeline_use(stages: Sequence[StageReport]) -> PipelineUse:
+    """Return the use of a pipeline from the reports of all its stages."""
+    slowest = max(stages, key=lambda stage: stage.busy_s)
+    firsts = [stage for stage in stages if stage.stage == 0]
+    return PipelineUse(
+        slowest=slowest.worker,
+        busy=_share([slowest.busy_s], [slowest.total_s]),
+        wave_wait=_share([one.wave_wait_s for one in firsts], [one.total_s for one in firsts]),
+        idle=_share([one.idle_s for one in stages], [one.total_s for one in stages]),
+        within_node=_link_bytes(stage.within_node for stage in stages),
+        between_nodes=_link_bytes(stage.between_nodes for stage in stages),
+    )
+
+
+def _share(parts_s: Sequence[float], totals_s: Sequence[float]) -> float:
+    return sum(parts_s) / total_s if (total_s := sum(totals_s)) else 0.0
+
+
+def _link_bytes(sent: Iterable[Mapping[str, int]]) -> LinkBytes:
+    sizes = [(kind, size) for by_kind in sent for kind, size in by_kind.items()]
+    parameters = sum(size for kind, size in sizes if kind in PARAMETER_KINDS)
+    return LinkBytes(sum(size for _, size in sizes) - parameters, parameters)
+
+
+@dataclass(frozen=True)
+class PipelineEpoch:
+    """Stages in an epoch, or in the last part of it that was trained without a pause.
+
+    Parameters
+    ----------
+    epoch : int
+        Number of the epoch, from 1.
+    seconds : float
+        Time of the part.
+    rate : float or None
+        Rate of the epoch in samples/s; None if it has not ended, or was too short for a measurement.
+    """
+
+    epoch: int
+    seconds: float
+    rate: float | None
+    use: PipelineUse
+    stages: tuple[StageReport, ...]
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """Pipeline of a member in its newest step.
+
+    Parameters
+    ----------
+    predicted_rate : float
+        Simulated rate of the layout in samples/s.
+    last : PipelineEpoch or None
+        Its newest epoch; None if this layout has not trained one.
+    """
+
+    member: str
+    layout: PipelineLayout
+    predicted_rate: float
+    last: PipelineEpoch | None = None

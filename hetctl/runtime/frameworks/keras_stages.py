@@ -1,0 +1,308 @@
+"""Stages of a pipeline in Keras 3 on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_rate import KerasRate
+from hetctl.runtime.frameworks.keras_variables import array_of
+from hetctl.runtime.frameworks.stage_network import Tensor
+
+RATE_FACTOR = "optimizer/learning_rate_factor"
+
+
+@dataclass(frozen=True)
+class TrainedWith:
+    """Optimizer of a whole model, and the arguments of its ``compile``."""
+
+    optimizer: Any
+    compiled_with: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordedPass:
+    """A minibatch before its backward pass: the tape keeps what the compiled forward pass left behind."""
+
+    tape: Any
+    sources: list[Any]
+    results: tuple[Any, Any]
+
+
+class KerasStage:
+    """Consecutive layers of a model, with their optimizer.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of all layers of the chain.
+    model : keras.Model
+        The layers.
+    variables : sequence of list of keras.Variable
+        Variables of each layer.
+    """
+
+    def __init__(
+        self,
+        layers: range,
+        names: Sequence[str],
+        model: Any,
+        variables: Sequence[list[Any]],
+        training: TrainedWith,
+        member: Member,
+    ) -> None:
+        self.layers = layers
+        self._model = model
+        self._variables = variables
+        self._optimizer = training.optimizer
+        self._member = member
+        self._rate = KerasRate(training.optimizer)
+        with tf.device("CPU:0"):
+            self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
+        self._samples = member.batch_size
+        ignore_padding(model, self._rows)
+        self._slots = _build_optimizer(training.optimizer, model.trainable_variables)
+        if layers.stop == len(names):
+            chosen = ("loss", "loss_weights", "metrics", "weighted_metrics")
+            options = {key: training.compiled_with[key] for key in chosen}
+            model.compile(training.optimizer, jit_compile=False, **options)
+        self._forward = tf.function(self._forward_step, reduce_retracing=True)
+        self._both = tf.function(self._both_step, reduce_retracing=True)
+        self._infer = tf.function(self._infer_step, reduce_retracing=True)
+        self._score = tf.function(self._score_step, reduce_retracing=True)
+        self._update = tf.function(self._update_step)
+        self._passes: dict[int, RecordedPass] = {}
+        self._gradients: dict[int, list[Any]] = {}
+        self._scored = 0
+        places = {id(variable): place for place, variable in self._named().items()}
+        self.weight_names = tuple(places[id(one)] for one in model.trainable_variables)
+        self.statistic_names = tuple(places[id(one)] for one in self._statistics)
+        self._sent = self.weights()
+
+    def version(self) -> list[Any]:
+        """Return the present weights; TensorFlow copies them when an update comes while this is in use."""
+        return [tf.convert_to_tensor(variable) for variable in self._model.trainable_variables]
+
+    def forward(self, minibatch: int, version: list[Any], inputs: Tensor) -> Tensor:
+        """Return the activations after the last layer, without padding."""
+        x = self._padded(inputs)
+        sources = [*version, *([x] if self.layers.start > 0 else [])]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            results = self._forward(version, x)
+        self._passes[minibatch] = RecordedPass(tape, sources, results)
+        return array_of(results[0])
+
+    def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
+        """Compute the gradients with the weights of the forward pass."""
+        begun = self._passes.pop(minibatch)
+        outputs, losses = begun.results
+        given = [tf.convert_to_tensor(gradient, outputs.dtype), tf.ones_like(losses)]
+        gradients = begun.tape.gradient([outputs, losses], begun.sources, given)
+        return self._end(minibatch, gradients, len(gradient))
+
+    def both(
+        self, minibatch: int, version: list[Any], inputs: Tensor, targets: Tensor
+    ) -> tuple[float, Tensor | None]:
+        """Return the loss and the gradient of the inputs."""
+        loss, gradients = self._both(version, self._padded(inputs), self._padded(targets))
+        return float(loss), self._end(minibatch, list(gradients), len(inputs))
+
+    def update(self, minibatch: int) -> None:
+        """Apply the optimizer to the present weights."""
+        self._update(self._gradients.pop(minibatch))
+
+    def weights(self) -> list[Tensor]:
+        """Return copies of the trainable weights, in the order of the layers."""
+        return [array_of(variable).copy() for variable in self._model.trainable_variables]
+
+    def updates(self) -> list[Tensor]:
+        """Return the differences of the weights since the last call."""
+        before, self._sent = self._sent, self.weights()
+        return [now - then for now, then in zip(self._sent, before, strict=True)]
+
+    def rebase(self, weights: Sequence[Tensor]) -> None:
+        """Set the weights to these plus the updates that were not sent."""
+        given = [np.array(one) for one in weights]
+        variables = self._model.trainable_variables
+        for variable, then, new in zip(variables, self._sent, given, strict=True):
+            variable.assign(new + (array_of(variable) - then))
+        self._sent = given
+
+    def statistics(self) -> list[Tensor]:
+        """Return copies of the floating-point variables that are not trained."""
+        return [array_of(variable).copy() for variable in self._statistics]
+
+    def set_statistics(self, statistics: Sequence[Tensor]) -> None:
+        """Assign them."""
+        for variable, values in zip(self._statistics, statistics, strict=True):
+            variable.assign(values)
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Return the activations in evaluation mode."""
+        x = _repeated(inputs, self._member.rows_evaluated)
+        return array_of(self._infer(x, tf.constant(len(inputs))))
+
+    def score(self, inputs: Tensor, targets: Tensor) -> None:
+        """Update the metrics of ``model_fn``."""
+        rows, count = self._member.rows_evaluated, len(inputs)
+        self._scored += count
+        self._score(_repeated(inputs, rows), _repeated(targets, rows), tf.constant(count))
+
+    def scores(self) -> tuple[dict[str, float], int]:
+        """Return the results of the metrics, and reset them."""
+        count, self._scored = self._scored, 0
+        results = self._model.get_metrics_result()
+        self._model.reset_metrics()
+        return {f"val_{name}": float(value) for name, value in results.items()}, count
+
+    def end_epoch(self) -> None:
+        """Do nothing: schedules of Keras go by steps."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Scale a constant rate or a schedule."""
+        self._rate.scale(factor)
+        # A schedule is a part of the compiled step.
+        self._update = tf.function(self._update_step)
+
+    def save(self) -> dict[str, Tensor]:
+        """Return every variable by its position."""
+        arrays = {name: array_of(variable).copy() for name, variable in self._named().items()}
+        return {**arrays, RATE_FACTOR: np.array(self._rate.factor)}
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Assign every variable."""
+        named = self._named()
+        own = {
+            name: array
+            for name, array in arrays.items()
+            if name != RATE_FACTOR and (name in named or self._owns(name))
+        }
+        shapes = {name: tuple(variable.shape) for name, variable in named.items()}
+        if shapes != {name: tuple(array.shape) for name, array in own.items()}:
+            raise BadInputError(
+                "the checkpoint has other variables than the network that model_fn builds now",
+                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
+            )
+        for name, variable in named.items():
+            variable.assign(arrays[name])
+        self._rate.restore(float(arrays[RATE_FACTOR]))
+        self._update = tf.function(self._update_step)
+        self._sent = self.weights()
+
+    def _owns(self, name: str) -> bool:
+        """Return true if a name is one of its layers' state, or of the optimizer's as a whole."""
+        return name.split("/")[0] in {"optimizer", *(f"layer-{layer}" for layer in self.layers)}
+
+    def _named(self) -> dict[str, Any]:
+        of_slots = {id(one) for slots in self._slots.values() for one in slots}
+        common = [one for one in self._optimizer.variables if id(one) not in of_slots]
+        named = {f"optimizer/{number:04d}": variable for number, variable in enumerate(common)}
+        for layer, variables in zip(self.layers, self._variables, strict=True):
+            for number, variable in enumerate(variables):
+                place = f"layer-{layer}/{number:04d}"
+                named[place] = variable
+                for slot, value in enumerate(self._slots.get(id(variable), [])):
+                    named[f"{place}/slot-{slot}"] = value
+        return named
+
+    @property
+    def _statistics(self) -> list[Any]:
+        return [one for one in self._model.non_trainable_variables if "float" in str(one.dtype)]
+
+    def _padded(self, values: Tensor) -> Any:
+        """Return a tensor with the rows of a full batch, and tell the compiled steps how many are samples."""
+        if len(values) != self._samples:
+            self._samples = len(values)
+            self._rows.assign(self._samples)
+        return _repeated(values, self._member.batch_size)
+
+    def _end(self, minibatch: int, gradients: list[Any], samples: int) -> Tensor | None:
+        """Keep the gradients of the weights, and return that of the inputs, without padding."""
+        weights = len(self._model.trainable_variables)
+        self._gradients[minibatch] = gradients[:weights]
+        return array_of(gradients[weights])[:samples] if gradients[weights:] else None
+
+    def _called(self, version: list[Any], x: Any, loss_of: Any) -> Any:
+        """Return a function's value of the outputs, computed with the weights of a version.
+
+        It is computed in the scope as well, since losses of layers depend on weights. Therefore the model is
+        not called by its ``stateless_call``, which ends such a scope before.
+        """
+        model = self._model
+        mapping = zip(model.trainable_variables, version, strict=True)
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            value = loss_of(first_samples(model(x, training=True), self._rows))
+        for variable in model.non_trainable_variables:
+            changed = scope.get_current_value(variable)
+            if changed is not None:
+                variable.assign(changed)
+        return value
+
+    def _forward_step(self, version: list[Any], x: Any) -> tuple[Any, Any]:
+        """Return the activations, and the sum of the losses that layers add, as regularizers do."""
+
+        def with_losses(outputs: Any) -> tuple[Any, Any]:
+            losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
+            return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
+
+        outputs: tuple[Any, Any] = self._called(version, x, with_losses)
+        return outputs
+
+    def _both_step(self, version: list[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+        def loss_of(outputs: Any) -> Any:
+            return self._model.compute_loss(x=x[: self._rows], y=y[: self._rows], y_pred=outputs)
+
+        sources = [*version, *([x] if self.layers.start > 0 else [])]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            loss = self._called(version, x, loss_of)
+        return loss, tape.gradient(loss, sources)
+
+    def _update_step(self, gradients: list[Any]) -> None:
+        variables = self._model.trainable_variables
+        if variables:
+            self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        else:
+            self._optimizer.iterations.assign_add(1)
+
+    def _infer_step(self, x: Any, count: Any) -> Any:
+        return self._model(x[:count], training=False)
+
+    def _score_step(self, x: Any, y: Any, count: Any) -> Any:
+        return self._model.test_step((x[:count], y[:count]))
+
+
+def _repeated(values: Tensor, rows: int) -> Any:
+    """Return a tensor with at least so many rows; its memory is not that of the values."""
+    return tf.convert_to_tensor(values[np.arange(max(rows, len(values))) % len(values)])
+
+
+def _build_optimizer(optimizer: Any, variables: Sequence[Any]) -> dict[int, list[Any]]:
+    """Build an optimizer; return the slots of each variable by its identity."""
+    slots: dict[int, list[Any]] = {}
+    add = optimizer.add_variable_from_reference
+
+    def noted(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        slot = add(reference_variable, *args, **kwargs)
+        slots.setdefault(id(reference_variable), []).append(slot)
+        return slot
+
+    optimizer.add_variable_from_reference = noted
+    optimizer.build(variables)
+    del optimizer.add_variable_from_reference
+    of_slots = {id(one) for of_variable in slots.values() for one in of_variable}
+    if any(id(one) not in of_slots and len(one.shape) for one in optimizer.variables):
+        raise BadInputError(
+            f"the optimizer {type(optimizer).__name__} has state that belongs to no one weight",
+            "choose another optimizer for a network that is cut into stages",
+        )
+    return slots

@@ -1,0 +1,149 @@
+"""Networks that are cut into stages of a pipeline: interface of frameworks (HetPipe, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from hetctl.runtime.data.loaders import Samples
+
+Tensor = npt.NDArray[Any]
+"""Activations, gradients or weights in the memory of the node; the first axis of activations are samples.
+
+Given arrays may be read-only, and are not used after the return. Returned activations and gradients may share
+memory with the network: send or copy them before the next call, and do not change them.
+"""
+
+
+class StageNetwork(Protocol):
+    """Consecutive layers of a network with their optimizer, on this rank; the other layers do not exist here.
+
+    Minibatches are numbered. Several may be between their forward and backward passes, each with a version
+    of the weights of its own, which both passes use. A minibatch goes through `forward`, `backward` and
+    `update`, in the last stage through `both` and `update`.
+
+    State that no optimizer changes, such as batch-norm means, has no versions: every forward pass in training
+    uses and changes the present one. Random numbers, as of dropout, are drawn on each rank by itself.
+
+    Attributes
+    ----------
+    layers : range
+        Numbers of its layers in the chain, counted from 0.
+    weight_names, statistic_names : tuple of str
+        Names in `save` of each of `weights` and of `statistics`.
+    """
+
+    layers: range
+    weight_names: tuple[str, ...]
+    statistic_names: tuple[str, ...]
+
+    def version(self) -> Any:
+        """Return the present weights; later updates do not change them.
+
+        They are copied only if an update comes while the version, or a minibatch that has begun with it, is
+        in use: drop it when no other minibatch is to begin with it.
+        """
+
+    def forward(self, minibatch: int, version: Any, inputs: Tensor) -> Tensor:
+        """Return the activations after the last layer; what the backward pass needs is kept."""
+
+    def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
+        """Compute the gradients of the weights, and return that of the inputs; None for the first layer.
+
+        Parameters
+        ----------
+        gradient : array
+            Gradient of the loss by the activations that `forward` returned.
+        """
+
+    def both(
+        self, minibatch: int, version: Any, inputs: Tensor, targets: Tensor
+    ) -> tuple[float, Tensor | None]:
+        """Return the mean loss over the samples, and the gradient of the inputs; for the last stage.
+
+        The gradient is None if the stage has the first layer, too. The loss includes what layers of this
+        stage add to it, as Keras' regularizers do; those of other stages only get its gradients.
+        """
+
+    def update(self, minibatch: int) -> None:
+        """Have the optimizer change the present weights by the gradients of a minibatch, and forget it."""
+
+    def weights(self) -> list[Tensor]:
+        """Return copies of the present trainable weights, in an order that only the layers determine."""
+
+    def updates(self) -> list[Tensor]:
+        """Return the sum of all updates since the last call, in the order of `weights`: those of a wave.
+
+        The first call counts from the first weights, or from those of `restore`.
+        """
+
+    def rebase(self, weights: Sequence[Tensor]) -> None:
+        """Set the weights to these plus the sum of the updates since the last call of `updates`."""
+
+    def statistics(self) -> list[Tensor]:
+        """Return copies of the floating-point state that no optimizer changes, such as batch-norm means."""
+
+    def set_statistics(self, statistics: Sequence[Tensor]) -> None:
+        """Replace what `statistics` returns."""
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Return the activations of validation samples, without padding, as in `evaluate` of a network."""
+
+    def score(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add validation samples to the scores; for the last stage."""
+
+    def scores(self) -> tuple[dict[str, float], int]:
+        """Return the ``val_*`` metrics of the samples since the last call, and their number.
+
+        Without samples the metrics are 0.
+        """
+
+    def end_epoch(self) -> None:
+        """Advance schedulers of the learning rate that step once an epoch."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate."""
+
+    def save(self) -> dict[str, Tensor]:
+        """Return all state of its layers.
+
+        Names begin with ``layer-<number>/`` for what belongs to a layer, with its optimizer slots; what
+        belongs to the optimizer as a whole has names without a layer, and is equal in all stages. PyTorch's
+        random generators belong to the first layer of a stage. No minibatch may have begun and not ended.
+        """
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore what stages saved; arrays of other layers are ignored.
+
+        Raises
+        ------
+        BadInputError
+            If ``model_fn`` now builds layers with other variables.
+        """
+
+
+class Chain(Protocol):
+    """A network whose layers follow one another: only one tensor passes from each to the next.
+
+    Attributes
+    ----------
+    layers : tuple of str
+        Names of the layers, in order of computation; layers between which no cut is possible count as one.
+    """
+
+    layers: tuple[str, ...]
+
+    def build(self, layers: range, sample: Samples) -> StageNetwork:
+        """Build consecutive layers alone; weights begin as they would in the whole network of that seed.
+
+        It may be called repeatedly; each call builds a network of its own.
+
+        Parameters
+        ----------
+        layers : range
+            Numbers of the layers, with step 1.
+        sample : tuple of array
+            A batch of the whole network with one sample, for shapes.
+        """

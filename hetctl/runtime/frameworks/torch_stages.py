@@ -1,0 +1,345 @@
+"""Stages of a pipeline in PyTorch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.frameworks.torch_padding import accept_lone_samples
+from hetctl.runtime.frameworks.torch_parts import Parts
+from hetctl.runtime.frameworks.torch_rate import RateFactor
+from hetctl.runtime.frameworks.torch_state import (
+    generators,
+    other_variables,
+    pack,
+    set_generators,
+    unpack,
+    without_functions,
+)
+from hetctl.runtime.frameworks.torch_tensors import array_of, tensor_of
+
+OPTIMIZER = "optimizer/"
+OF_PARAMETERS = {"params", "param_names"}
+"""Keys of a group of an optimizer that name its parameters."""
+
+
+class StageModule(nn.Module):  # type: ignore[misc]
+    """Layers, and after the last one the loss."""
+
+    def __init__(self, layers: nn.Sequential, loss: Any) -> None:
+        super().__init__()
+        self.layers = layers
+        self.loss = loss
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        """Return the activations, or with targets the mean loss."""
+        outputs = self.layers(inputs)
+        return outputs if targets is None else self.loss(outputs, targets)
+
+
+@dataclass(eq=False)
+class WeightVersion:
+    """Trainable weights, by their names in the stage."""
+
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A minibatch before its backward pass; the version is in use until then."""
+
+    version: WeightVersion
+    inputs: torch.Tensor
+    weights: dict[str, torch.Tensor]
+    outputs: torch.Tensor
+
+
+class TorchStage:
+    """Consecutive layers of a sequential module, with their optimizer.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of all layers of the chain.
+    parts : Parts
+        The layers as a sequential module, the optimizer of their parameters alone, and the loss.
+    """
+
+    def __init__(self, layers: range, names: Sequence[str], parts: Parts, device: torch.device) -> None:
+        self.layers = layers
+        self._names = names
+        self._parts = parts
+        self._device = device
+        self._module = StageModule(parts.model, parts.loss if layers.stop == len(names) else None)
+        accept_lone_samples(parts.model)
+        self._rate = RateFactor(parts.optimizer)
+        named = self._module.named_parameters()
+        self._trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
+        self._present: weakref.ref[WeightVersion] | None = None
+        self._passes: dict[int, ForwardPass] = {}
+        self._gradients: dict[int, dict[str, torch.Tensor | None]] = {}
+        self.weight_names = tuple(self._saved_name(*name.split(".", 1)) for name in self._trainable)
+        self.statistic_names = tuple(
+            self._saved_name("layers", f"{place}.{name}") for place, _, name, _ in self._buffers()
+        )
+        self._sent = self._copies()
+        self._scores = {**parts.metrics, "loss": parts.loss}
+        self._sums = self._no_scores()
+
+    def version(self) -> WeightVersion:
+        """Return the present weights, which are copied only if they are updated while this is in use."""
+        present = self._present() if self._present else None
+        if present is None:
+            # Not detach(), which would share the count of changes that autograd checks.
+            present = WeightVersion({name: parameter.data for name, parameter in self._trainable.items()})
+            self._present = weakref.ref(present)
+        return present
+
+    def forward(self, minibatch: int, version: WeightVersion, inputs: Tensor) -> Tensor:
+        """Return the activations after the last layer.
+
+        Raises
+        ------
+        BadInputError
+            If the last layer returns anything but one tensor.
+        """
+        begun = self._begin(version, inputs)
+        self._passes[minibatch] = begun
+        if not isinstance(begun.outputs, torch.Tensor):
+            raise BadInputError(
+                f"layer {self._names[self.layers[-1]]} returns {type(begun.outputs).__name__}: "
+                "only one tensor can pass from a stage to the next",
+                "put it and the next layer into one nn.Module of your own",
+            )
+        return array_of(begun.outputs)
+
+    def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
+        """Compute the gradients with the weights of the forward pass."""
+        begun = self._passes.pop(minibatch)
+        # Layers without weights after the inputs of the network have nothing to compute.
+        if begun.outputs.requires_grad:
+            begun.outputs.backward(self._passed(gradient).to(begun.outputs.dtype))
+        return self._end(minibatch, begun)
+
+    def both(
+        self, minibatch: int, version: WeightVersion, inputs: Tensor, targets: Tensor
+    ) -> tuple[float, Tensor | None]:
+        """Return the loss and the gradient of the inputs."""
+        begun = self._begin(version, inputs, self._tensor(targets))
+        begun.outputs.backward()
+        return begun.outputs.item(), self._end(minibatch, begun)
+
+    def update(self, minibatch: int) -> None:
+        """Take one step of the optimizer from the present weights."""
+        gradients = self._gradients.pop(minibatch)
+        self._part_from_version()
+        for name, parameter in self._trainable.items():
+            parameter.grad = gradients[name]
+        self._parts.optimizer.step()
+        self._parts.optimizer.zero_grad()
+
+    def weights(self) -> list[Tensor]:
+        """Return copies of the trainable weights, in the order of the layers."""
+        return [array_of(copy) for copy in self._copies()]
+
+    def updates(self) -> list[Tensor]:
+        """Return the differences of the weights since the last call."""
+        before, self._sent = self._sent, self._copies()
+        return [array_of(now - then) for now, then in zip(self._sent, before, strict=True)]
+
+    def rebase(self, weights: Sequence[Tensor]) -> None:
+        """Set the weights to these plus the updates that were not sent."""
+        given = [torch.tensor(one).to(own.dtype) for one, own in zip(weights, self._sent, strict=True)]
+        for parameter, now, then, new in zip(
+            self._trainable.values(), self._copies(), self._sent, given, strict=True
+        ):
+            # Other memory, since versions may use that of the old weights.
+            parameter.data = torch.empty_like(parameter).copy_(new + (now - then))
+        self._sent, self._present = given, None
+
+    def statistics(self) -> list[Tensor]:
+        """Return copies of the floating-point buffers."""
+        return [array_of(buffer.to("cpu", copy=True)) for *_, buffer in self._buffers()]
+
+    def set_statistics(self, statistics: Sequence[Tensor]) -> None:
+        """Replace the floating-point buffers."""
+        for (_, module, name, buffer), values in zip([*self._buffers()], statistics, strict=True):
+            # Another tensor: graphs of minibatches between their passes may hold the old one.
+            module._buffers[name] = torch.tensor(values).to(buffer)
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Return the activations in evaluation mode."""
+        return array_of(self._evaluated(inputs))
+
+    def score(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add the scores of a batch, which are means over it."""
+        outputs, y = self._evaluated(inputs), self._tensor(targets)
+        with torch.no_grad():
+            means = [*(float(score(outputs, y)) for score in self._scores.values()), 1.0]
+        self._sums += len(y) * torch.tensor(means, dtype=torch.float64)
+
+    def scores(self) -> tuple[dict[str, float], int]:
+        """Return the means over all samples."""
+        (*totals, count), self._sums = self._sums.tolist(), self._no_scores()
+        names = (f"val_{name}" for name in self._scores)
+        return {name: total / max(count, 1) for name, total in zip(names, totals, strict=True)}, int(count)
+
+    def end_epoch(self) -> None:
+        """Advance the scheduler."""
+        if self._parts.scheduler is not None:
+            self._parts.scheduler.step()
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Scale the learning rate of all later steps, also if a scheduler sets it."""
+        self._rate.factor *= factor
+
+    def save(self) -> dict[str, Tensor]:
+        """Return all state; the states of the generators belong to the first layer."""
+        saved = {OPTIMIZER + name: array for name, array in pack(self._common_state()).items()}
+        for layer in self.layers:
+            state = self._layer_state(layer)
+            if layer == self.layers.start:
+                state["generators"] = generators()
+            saved |= {f"layer-{layer}/{name}": array for name, array in pack(state).items()}
+        return saved
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore the state of its layers; the generators only if a stage began with the same layer."""
+        try:
+            states = {layer: unpack(_inside(arrays, f"layer-{layer}/")) for layer in self.layers}
+            self._part_from_version()
+            for layer, state in states.items():
+                for name, holder in self._holders(layer).items():
+                    holder.load_state_dict(state[name])
+            self._restore_optimizer(unpack(_inside(arrays, OPTIMIZER)), states)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise other_variables(error) from error
+        if random_states := states[self.layers.start].get("generators"):
+            set_generators(random_states)
+        self._sent = self._copies()
+
+    def _begin(self, version: WeightVersion, inputs: Tensor, *targets: torch.Tensor) -> ForwardPass:
+        self._parts.model.train()
+        given = self._inputs(inputs)
+        if self.layers.start > 0 and given.is_floating_point():
+            given.requires_grad_()
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
+        # A copy, because a first layer that works in place may not change what autograd gives a gradient,
+        # and because the memory of the inputs may be overwritten before the backward pass.
+        outputs = functional_call(self._module, weights, (given.clone(), *targets))
+        return ForwardPass(version, given, weights, outputs)
+
+    def _end(self, minibatch: int, begun: ForwardPass) -> Tensor | None:
+        """Keep the gradients of the weights, and return that of the inputs."""
+        self._gradients[minibatch] = {name: weight.grad for name, weight in begun.weights.items()}
+        if self.layers.start == 0:
+            return None
+        given = begun.inputs
+        return array_of(torch.zeros_like(given) if given.grad is None else given.grad)
+
+    def _part_from_version(self) -> None:
+        """Leave the memory of the present weights to the version that is in use, if there is one."""
+        if self._present and self._present():
+            for parameter in self._trainable.values():
+                parameter.data = parameter.data.clone()
+        self._present = None
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [parameter.detach().to("cpu", copy=True) for parameter in self._trainable.values()]
+
+    def _inputs(self, values: Tensor) -> torch.Tensor:
+        return self._passed(values) if self.layers.start > 0 else self._tensor(values)
+
+    def _passed(self, values: Tensor) -> torch.Tensor:
+        """Return activations or gradients of another stage, in the type that they have there."""
+        return torch.as_tensor(np.require(values, requirements="W")).to(self._device)
+
+    def _tensor(self, values: Tensor) -> torch.Tensor:
+        # PyTorch warns of memory that must not be written, such as that of a message.
+        return tensor_of(np.require(values, requirements="W"), self._device)
+
+    def _evaluated(self, inputs: Tensor) -> torch.Tensor:
+        self._parts.model.eval()
+        with torch.no_grad():
+            outputs: torch.Tensor = self._parts.model(self._inputs(inputs))
+        return outputs
+
+    def _no_scores(self) -> torch.Tensor:
+        # The last sum is the number of samples.
+        return torch.zeros(len(self._scores) + 1, dtype=torch.float64)
+
+    def _buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+        for place, module in self._parts.model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    yield place, module, name, buffer
+
+    def _saved_name(self, holder: str, path: str) -> str:
+        """Return the name in `save` of a tensor of the stage's module."""
+        if holder == "loss":
+            return f"layer-{self.layers[-1]}/loss/{path}"
+        number, _, name = path.partition(".")
+        return f"layer-{self.layers.start + int(number)}/model/{name}"
+
+    def _holders(self, layer: int) -> dict[str, nn.Module]:
+        """Return the modules of a layer by name: the loss belongs to the last one."""
+        holders = {"model": self._parts.model[layer - self.layers.start]}
+        has_loss = layer == len(self._names) - 1 and isinstance(self._parts.loss, nn.Module)
+        return {**holders, "loss": self._parts.loss} if has_loss else holders
+
+    def _parameters(self, layer: int) -> dict[str, nn.Parameter]:
+        return {
+            f"{holder}.{name}": parameter
+            for holder, module in self._holders(layer).items()
+            for name, parameter in module.named_parameters()
+        }
+
+    def _layer_state(self, layer: int) -> dict[str, Any]:
+        """Return state and optimizer slots of a layer."""
+        states = {name: holder.state_dict() for name, holder in self._holders(layer).items()}
+        slots = self._parts.optimizer.state
+        named = self._parameters(layer).items()
+        return {**states, "slots": {name: dict(slots[one]) for name, one in named if one in slots}}
+
+    def _common_state(self) -> dict[str, Any]:
+        """Return the state that is equal in all stages."""
+        scheduler = self._parts.scheduler
+        groups = self._parts.optimizer.param_groups
+        return {
+            "groups": [{key: group[key] for key in group if key not in OF_PARAMETERS} for group in groups],
+            "scheduler": without_functions(scheduler.state_dict()) if scheduler else None,
+            "learning_rate_factor": self._rate.factor,
+        }
+
+    def _restore_optimizer(self, common: dict[str, Any], states: Mapping[int, dict[str, Any]]) -> None:
+        state = self._parts.optimizer.state_dict()
+        numbers = {
+            id(parameter): number
+            for group, numbered in zip(self._parts.optimizer.param_groups, state["param_groups"], strict=True)
+            for parameter, number in zip(group["params"], numbered["params"], strict=True)
+        }
+        slots = {
+            numbers[id(self._parameters(layer)[name])]: values
+            for layer in self.layers
+            for name, values in states[layer]["slots"].items()
+        }
+        groups = zip(state["param_groups"], common["groups"], strict=True)
+        self._parts.optimizer.load_state_dict(
+            {"state": slots, "param_groups": [{**present, **saved} for present, saved in groups]}
+        )
+        if self._parts.scheduler is not None:
+            self._parts.scheduler.load_state_dict(common["scheduler"])
+        self._rate.factor = common["learning_rate_factor"]
+
+
+def _inside(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Pipelines in training: stages, their exchange of tensors, parameter servers, and checkpoints (HetPipe)."""

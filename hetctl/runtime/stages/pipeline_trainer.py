@@ -1,0 +1,220 @@
+"""Training of a member whose layers are stages on several ranks: epochs, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from hetctl.model.pipeline_status import StageReport
+from hetctl.model.serialization import encode
+from hetctl.runtime.data.batches import held_out_batches
+from hetctl.runtime.data.loaders import Batch
+from hetctl.runtime.data.sampler import Order
+from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
+from hetctl.runtime.stages.part_saver import NoSaver, PartSaver
+from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
+from hetctl.runtime.stages.wave_client import LAYER
+from hetctl.runtime.worker.checkpoint import Loaded, Manifest, Report, TrainingState
+from hetctl.runtime.worker.group import all_gather
+from hetctl.runtime.worker.member_trainer import MemberTrainer
+from hetctl.runtime.worker.random_state import random_state
+from hetctl.runtime.worker.step_clock import EpochClock
+from hetctl.runtime.worker.tensorboard import figures_of_stages
+
+LEAST_SAVE_S, SAVE_SHARE = 2.0, 0.05
+"""Least seconds between two checkpoints within an epoch, and largest share of the time of writing them."""
+
+
+@dataclass
+class PipelineTrainer(MemberTrainer):
+    """A pipeline's training in one round, on one of its ranks.
+
+    A checkpoint is written after each epoch, and within epochs at the ends of waves. Its weights contain
+    these waves of all virtual workers; the optimizer's state is that of the first virtual worker.
+
+    Parameters
+    ----------
+    stage : StageWorker
+        Part of this rank.
+    saver : PartSaver or NoSaver
+        Writer of this rank's part of checkpoints.
+    worker_names : tuple of str
+        Node and GPU of each rank.
+    """
+
+    stage: StageWorker = field(kw_only=True)
+    saver: PartSaver | NoSaver = field(kw_only=True)
+    worker_names: tuple[str, ...] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parts = self._waves = 0
+        self._order: Order = ()
+        self._losses: list[float] = []
+        # An epoch is shown when its checkpoint is written: the next one may have ended by then.
+        self._reported: deque[tuple[int, tuple[StageReport, ...]]] = deque(maxlen=2)
+        self._saved_at = self._began_at = time.monotonic()
+        self._write_s = 0.0
+
+    def _new_saver(self) -> PartSaver | NoSaver:
+        return self.saver
+
+    def _load(self) -> Loaded:
+        """Return this stage's arrays of the newest checkpoint that all stages can read."""
+        prefixes = tuple(LAYER.format(layer) for layer in self.stage.network.layers)
+
+        def needs(name: str) -> bool:
+            return name.startswith(prefixes) or not name.startswith("layer-")
+
+        loaded = self.checkpoints.load(needs=needs)
+        # A stage may find its part damaged: then all use an earlier checkpoint.
+        while len(found := {tuple(order) for order in all_gather(self.group, list(loaded.state.order))}) > 1:
+            loaded = self.checkpoints.load(partial(_is_not_after, min(found)), needs)
+        return loaded
+
+    def _restore(self) -> None:
+        super()._restore()
+        self.stage.waves.begin()
+
+    def _rescale_learning_rate(self) -> None:
+        """Keep the learning rate: each minibatch is an update, whatever the number of virtual workers."""
+        self.state = replace(self.state, gpus=1)
+
+    def _train_epoch(self) -> bool:
+        number = len(self.state.epochs) + 1
+        workers = len(self.stage.heads)
+        part = EpochPart(
+            number=self._parts,
+            epoch=number,
+            position=self.state.part_samples,
+            samples=self.training.samples,
+            chunk=self.member.batch_size * workers,
+            first_wave=self._waves,
+        )
+        clock = EpochClock(part.samples, part.chunk)
+
+        def on_step(minibatch: int, loss: float) -> None:
+            position = part.position_after(minibatch)
+            clock.note(position, loss)
+            self._losses.append(loss)
+            self._after_step(number, position, loss)
+
+        hooks = PartHooks(
+            should_stop=self.stop,
+            should_save=self._is_save_due,
+            on_step=on_step,
+            save=lambda minibatch, arrays: self._save_wave(part, minibatch, arrays),
+        )
+        self._losses.clear()
+        self._began_at = began = time.perf_counter()
+        with closing(self._feed(part)) as feed:
+            trained = self.stage.train(part, feed if self.stage.is_first else None, hooks)
+        ended = time.perf_counter()
+        self._parts, self._waves = self._parts + 1, self._waves + trained.waves
+        self._account(part, trained, ended - began)
+        last_s = None if self._trained_at is None or part.position else ended - self._trained_at
+        self._trained_at = ended
+        if self.state.part_samples < part.samples:
+            self._save(self._report_checkpoint)
+            return False
+        self._finish_epoch(number, clock.rate, last_s)
+        return True
+
+    def _feed(self, part: EpochPart) -> Generator[Batch, None, None]:
+        """Yield the batches of this virtual worker."""
+        order = self.state.part_order or None
+        with closing(self.training.batches(part.epoch, part.position, order)) as batches:
+            for samples, chunk in batches:
+                self._order = chunk.order
+                yield samples, chunk
+
+    def _account(self, part: EpochPart, trained: TrainedPart, seconds: float) -> None:
+        """Record a part, and report the times of all stages."""
+        own = {"loss": trained.loss, "samples": trained.samples, "times": encode(trained.times)}
+        gathered = all_gather(self.group, {**own, "sent": encode(self.stage.mail.take_sent())})
+        firsts = [gathered[head] for head in self.stage.heads]
+        # No samples: it was stopped before its first minibatch.
+        loss = sum(one["loss"] for one in firsts) / max(1, sum(one["samples"] for one in firsts))
+        position = part.position_after(trained.minibatches)
+        self.state = replace(
+            self.state,
+            part_samples=position,
+            part_order=self._order,
+            part_loss=self.state.part_loss + loss * (position - part.position),
+            part_seconds=self.state.part_seconds + seconds,
+        )
+        stages = self._stages(gathered)
+        self._reported.append((part.epoch, stages))
+        self.events.write("stages", epoch=part.epoch, seconds=seconds, stages=encode(stages))
+
+    def figures_of(self, epoch: int) -> Mapping[str, float]:
+        """Return what TensorBoard shows of the stages in one of the last two epochs."""
+        return figures_of_stages(dict(self._reported)[epoch])
+
+    def _stages(self, gathered: list[Any]) -> tuple[StageReport, ...]:
+        return tuple(
+            StageReport(
+                worker=self.worker_names[plan.rank],
+                virtual_worker=number,
+                stage=index,
+                layers=(plan.first, plan.last),
+                **gathered[plan.rank]["times"],
+                **gathered[plan.rank]["sent"],
+            )
+            for number, stages in enumerate(self.stage.layout.workers)
+            for index, plan in enumerate(stages)
+        )
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        feed = None
+        if self.stage.is_first:
+            feed = held_out_batches(self.validation, number, self.sign)
+        scores, count = self.stage.evaluate(feed)
+        gathered = [one for one in all_gather(self.group, [scores, count]) if one[1]]
+        total = sum(count for _, count in gathered)
+        return {
+            name: sum(scores[name] * count for scores, count in gathered) / total for name in gathered[0][0]
+        }
+
+    def _is_save_due(self) -> bool:
+        pause_s = max(LEAST_SAVE_S, self._write_s / SAVE_SHARE)
+        if self.saver.is_busy or time.monotonic() - self._saved_at < pause_s:
+            return False
+        self._saved_at = time.monotonic()
+        return True
+
+    def _save_wave(self, part: EpochPart, minibatch: int, arrays: Mapping[str, Tensor]) -> None:
+        """Write a checkpoint at the end of a wave, while training goes on."""
+        position = part.position_after(minibatch)
+        # Of the other virtual workers only the weights are known by now.
+        loss = sum(self._losses) / max(1, len(self._losses))
+        state = replace(
+            self.state,
+            part_samples=position,
+            part_order=self._order,
+            part_loss=self.state.part_loss + loss * (position - part.position),
+            part_seconds=self.state.part_seconds + time.perf_counter() - self._began_at,
+            random_state=random_state(),
+        )
+
+        def report(manifest: Manifest, seconds: float) -> None:
+            self._write_s = seconds
+            self._report_checkpoint(manifest, seconds)
+
+        self.saver.save(arrays, state, report)
+
+    def _save(self, report: Report) -> None:
+        self._saved_at = time.monotonic()
+        self.state = replace(self.state, random_state=random_state())
+        arrays = {name: tensor.copy() for name, tensor in self.stage.network.save().items()}
+        self.saver.save(arrays, self.state, report)
+
+
+def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
+    return state.order <= order

@@ -1,0 +1,147 @@
+"""Training of a member as a pipeline in one round, on one rank of its group."""
+
+from __future__ import annotations
+
+import queue
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.runtime.data.loaders import Loader
+from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.stages.part_saver import PART, NoSaver, PartSaver
+from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
+from hetctl.runtime.stages.stage_data import NoBatches
+from hetctl.runtime.stages.stage_worker import StageWorker
+from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
+from hetctl.runtime.stages.wave_recorder import WaveRecorder
+from hetctl.runtime.stages.wave_server import TO_SERVER, WaveServer
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.context import WholeData, WorkerContext
+from hetctl.runtime.worker.group import RankInfo
+from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.messages import Assignment, TrainingSpec
+from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.training import restarted_at_of, sharing_of, stop_signal_of, worker_names
+from hetctl.storage.paths import board_in
+
+SAMPLE = "sample"
+"""Kind of the parcel with one sample, from which the stages take their shapes."""
+
+
+def train_stage(assignment: Assignment, context: WorkerContext) -> None:
+    """Train the layers of this rank as its round specifies: until convergence, or until told to stop."""
+    restarted_at = restarted_at_of(assignment, context)
+    spec, place = assignment.task.training, assignment.place
+    assert spec is not None
+    layout = spec.allocation.pipeline
+    assert layout is not None
+    (member,) = spec.ensemble.members
+    group, chain = context.join_pipeline(spec.ensemble, member, place, spec.network, spec.timeouts)
+    _check_layers(member.name, layout.layers, chain)
+    worker, stage = layout.place_of(group.rank)
+    with ExitStack() as stack:
+        to_server: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        parts: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        mail = TensorMail(
+            group,
+            place,
+            [part.node for part in spec.allocation.placement for _ in part.gpus],
+            spec.network,
+            spec.timeouts,
+            {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
+        )
+        training, validation = _loaders(spec, layout, context, stack, mail, worker, stage)
+        context.prepare(member.seed)
+        plan = layout.workers[worker][stage]
+        network = chain.build(range(plan.first, plan.last + 1), training.sample)
+        context.sign()
+        served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
+        server = WaveServer(mail, to_server, served, [stages[0].rank for stages in layout.workers])
+        recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
+        checkpoints = CheckpointFolder(Path(spec.checkpoints))
+        events = reporter(assignment.task, group, context.send_written)
+        saver: PartSaver | NoSaver = NoSaver()
+        if worker == 0:
+            saver = PartSaver(checkpoints, mail, parts, stage, len(layout.workers[0]))
+        trainer = PipelineTrainer(
+            member=member,
+            network=network,
+            training=training,
+            validation=validation,
+            checkpoints=checkpoints,
+            group=group,
+            events=events,
+            stop=stop_signal_of(context, spec, assignment),
+            gpus=spec.allocation.gpus,
+            expected_epoch_s=training.samples / spec.allocation.rate,
+            launched_at=assignment.launched_at,
+            gpu_type=spec.gpu_type,
+            restarted_at=restarted_at,
+            sign=context.sign,
+            stage=StageWorker(network, layout, mail, recorder.write, context.sign),
+            saver=saver,
+            worker_names=worker_names(spec),
+        )
+        _run(trainer, context)
+    group.leave()
+    server.close()
+    mail.close()
+
+
+def _check_layers(name: str, planned: int, chain: Chain) -> None:
+    """Refuse a layout of other layers than those of the network.
+
+    Raises
+    ------
+    BadInputError
+        If their numbers differ.
+    """
+    if planned != len(chain.layers):
+        raise BadInputError(
+            f"the layer profile of {name} has {planned} layers, but model_fn builds {len(chain.layers)}:"
+            f" {', '.join(chain.layers)}",
+            f"measure them with `hetctl profile --layers {name}`",
+        )
+
+
+def _run(trainer: PipelineTrainer, context: WorkerContext) -> None:
+    if trainer.group.rank != 0:
+        trainer.run()
+        return
+    samples = trainer.training.samples
+    trainer.show = Board(board_in(trainer.checkpoints.path), samples, trainer.figures_of).show
+    busy = busy_share(context.binding.device)
+    with heartbeats_to(context.send_heartbeat, samples, busy) as trainer.note:
+        trainer.run()
+
+
+def _loaders(
+    spec: TrainingSpec,
+    layout: PipelineLayout,
+    context: WorkerContext,
+    stack: ExitStack,
+    mail: TensorMail,
+    worker: int,
+    stage: int,
+) -> tuple[Loader, Loader]:
+    """Return the loaders of a first stage; the other stages get one sample, and the number of samples."""
+    if stage > 0:
+        while (parcel := receive(mail.inbox)) is None or parcel.kind != SAMPLE:
+            context.sign()
+        x, y = parcel.tensors
+        nothing = NoBatches((x, y), parcel.fields["samples"])
+        return nothing, nothing
+    (member,) = spec.ensemble.members
+    sharing = sharing_of(spec, spec.shares[mail.rank], context.binding.node)
+    data = context.load_resources(spec.ensemble, sharing).data
+    assert isinstance(data, WholeData)
+    place = RankInfo(worker, len(layout.workers))
+    training, validation = data.open(place, member, spec.shares[mail.rank])
+    stack.enter_context(closing(training))
+    stack.enter_context(closing(validation))
+    for plan in layout.workers[worker][1:]:
+        mail.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
+    return training, validation

@@ -1,0 +1,477 @@
+"""Stage of a virtual worker on this rank: its passes, and the admission of minibatches (HetPipe, 4)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.methods.pipeline.stage_queue import StageQueue
+from hetctl.methods.pipeline.wave_log import WaveRecord
+from hetctl.methods.pipeline.wsp import Bounds, WspClock
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.runtime.data.loaders import Batch, Samples
+from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
+from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
+from hetctl.runtime.stages.wave_client import WaveClient
+from hetctl.runtime.stages.wave_server import CLOCK, END, SAVE, TRAIN, WEIGHTS
+
+FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
+PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
+LOOK_S = 0.1
+"""Longest wait for a message in seconds, after which a stage sends a sign of life, or looks for a stop."""
+
+Save = Callable[[int, dict[str, Tensor]], None]
+"""Function called with the number of the minibatch after which a state is, and with its arrays."""
+
+
+@dataclass(frozen=True)
+class PartHooks:
+    """Functions that a rank calls while it trains a part of an epoch.
+
+    Parameters
+    ----------
+    should_stop : callable
+        Returns true if training has to stop after the waves that have begun; asked on rank 0 alone.
+    should_save : callable
+        Returns true if the end of the next wave is to be saved; asked on rank 0 alone.
+    on_step : callable
+        Called on first stages after each minibatch with its number and loss.
+    save : callable
+        Called on the stages of the first virtual worker with a state to be written.
+    """
+
+    should_stop: Callable[[], bool] = lambda: False
+    should_save: Callable[[], bool] = lambda: False
+    on_step: Callable[[int, float], None] = lambda _minibatch, _loss: None
+    save: Save = lambda _minibatch, _arrays: None
+
+
+@dataclass(frozen=True)
+class ReadyPass:
+    """A pass with its input.
+
+    Parameters
+    ----------
+    pulled : int
+        Waves of all virtual workers that the weights of a forward pass must contain.
+    targets : array or None
+        Targets of a forward pass, for the last stage.
+    loss : float
+        Loss of the minibatch, for the first stage.
+    samples : int
+        Samples of the minibatch.
+    saves : bool
+        True if the state after the minibatch is to be saved.
+    """
+
+    minibatch: int
+    tensor: Tensor
+    samples: int
+    pulled: int = 0
+    targets: Tensor | None = None
+    loss: float = 0.0
+    saves: bool = False
+
+
+class StageWorker:
+    """The part of this rank in a virtual worker.
+
+    Parameters
+    ----------
+    log : callable
+        Function called with the weights that the minibatches of a wave have met.
+    sign : callable
+        Function called regularly as a sign of life.
+    """
+
+    def __init__(
+        self,
+        network: StageNetwork,
+        layout: PipelineLayout,
+        mail: TensorMail,
+        log: Callable[[WaveRecord], None] = lambda _: None,
+        sign: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.network, self.layout, self.mail = network, layout, mail
+        self.log, self.sign = log, sign
+        self.worker, self.stage = layout.place_of(mail.rank)
+        self.ranks = tuple(plan.rank for plan in layout.workers[self.worker])
+        self.heads = tuple(stages[0].rank for stages in layout.workers)
+        self.held = layout.workers[self.worker][self.stage].held
+        self.waves = WaveClient(network, layout, mail)
+
+    @property
+    def is_first(self) -> bool:
+        """True on the stage that admits minibatches."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True on the stage that has the loss."""
+        return self.stage == len(self.ranks) - 1
+
+    def train(
+        self, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks | None = None
+    ) -> TrainedPart:
+        """Train a part of an epoch; all virtual workers have equal weights at its end.
+
+        Parameters
+        ----------
+        feed : iterator of Batch or None
+            Batches of this virtual worker; None on stages that are not the first.
+        """
+        kind = _FirstStageRun if self.is_first else _StageRun
+        return kind(self, part, feed, hooks or PartHooks()).run()
+
+    def evaluate(self, feed: Iterator[tuple[Samples, int]] | None) -> tuple[dict[str, float], int]:
+        """Evaluate; return the scores and their number of samples, which only the last stage has.
+
+        Parameters
+        ----------
+        feed : iterator or None
+            Validation batches of this virtual worker, each with its number of samples; None on other stages.
+        """
+        if feed is not None:
+            self._stream(feed)
+        else:
+            while (parcel := self._await(INFER)).tensors:
+                self._infer(*parcel.tensors)
+        if not self.is_last:
+            # Without tensors: no more batches follow.
+            self.mail.send(self.ranks[self.stage + 1], INFER)
+            return {}, 0
+        return self.network.scores()
+
+    def _stream(self, feed: Iterator[tuple[Samples, int]]) -> None:
+        """Send batches through the stages, as many at a time as minibatches in training."""
+        under_way = 0
+        for samples, count in feed:
+            if not count:
+                continue
+            if under_way == self.layout.in_flight:
+                self._await(SCORED)
+                under_way -= 1
+            self._infer(*samples)
+            under_way += not self.is_last
+        for _ in range(under_way):
+            self._await(SCORED)
+
+    def _infer(self, x: Tensor, y: Tensor) -> None:
+        self.sign()
+        if not self.is_last:
+            self.mail.send(self.ranks[self.stage + 1], INFER, (self.network.infer(x), y))
+            return
+        self.network.score(x, y)
+        if not self.is_first:
+            self.mail.send(self.ranks[0], SCORED)
+
+    def _await(self, kind: str) -> Parcel:
+        while (parcel := receive(self.mail.inbox, LOOK_S)) is None or parcel.kind != kind:
+            self.sign()
+        return parcel
+
+
+class _StageRun:
+    """A stage in one part of an epoch."""
+
+    def __init__(
+        self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
+    ) -> None:
+        self._stage, self._part, self._feed, self._hooks = stage, part, feed, hooks
+        self._network, self._mail, self._waves = stage.network, stage.mail, stage.waves
+        self._wave = stage.layout.in_flight
+        self._minibatches = part.minibatches
+        self._count = part.minibatches_of(stage.worker, len(stage.heads))
+        self._queue: StageQueue[ReadyPass] = StageQueue(stage.held)
+        self._completed = self._samples = 0
+        self._met: list[tuple[int, int, int]] = []
+        self._saved: dict[int, tuple[int, dict[str, Tensor]]] = {}
+        self._times = PassTimes()
+        self._loss = 0.0
+
+    def run(self) -> TrainedPart:
+        """Run all passes; then wait for the weights that contain all updates."""
+        while self._completed < self._count or self._is_open():
+            self._admit()
+            self._take_all()
+            if (ready := self._queue.take(self._has_weights)) is None:
+                self._wait()
+            else:
+                self._pass(*ready)
+        self._end()
+        return TrainedPart(self._minibatches, self._waves_in_all, self._loss, self._samples, self._times)
+
+    @property
+    def _waves_in_all(self) -> int:
+        """Waves of the part: those with minibatches, and an empty one at the end."""
+        return -(-self._minibatches // self._wave) + 1
+
+    def _is_open(self) -> bool:
+        """Return true if minibatches may still follow although all known ones are complete."""
+        return False
+
+    def _admit(self) -> None:
+        """Do nothing: only first stages admit minibatches."""
+
+    def _take_all(self) -> None:
+        """Process all messages that have arrived."""
+        while (parcel := receive(self._mail.inbox, 0)) is not None:
+            self._take(parcel)
+
+    def _wait(self) -> None:
+        began = time.perf_counter()
+        parcel = receive(self._mail.inbox, LOOK_S)
+        self._account_wait(time.perf_counter() - began)
+        self._stage.sign()
+        if parcel is not None:
+            self._take(parcel)
+
+    def _account_wait(self, seconds: float) -> None:
+        self._times.idle_s += seconds
+
+    def _take(self, parcel: Parcel) -> None:
+        _MESSAGES[parcel.kind](self, parcel)
+
+    def _on_forward(self, parcel: Parcel) -> None:
+        x, y = parcel.tensors
+        ready = ReadyPass(tensor=x, targets=y, **parcel.fields)
+        self._waves.ask(TRAIN, ready.pulled)
+        self._queue.add(ready, backward=False)
+
+    def _on_backward(self, parcel: Parcel) -> None:
+        self._queue.add(ReadyPass(tensor=parcel.tensors[0], **parcel.fields), backward=True)
+
+    def _on_pull(self, parcel: Parcel) -> None:
+        self._waves.ask(TRAIN, parcel.fields["waves"])
+
+    def _on_weights(self, parcel: Parcel) -> None:
+        self._waves.take(parcel)
+        waves = parcel.fields["waves"]
+        if parcel.fields["purpose"] == SAVE and self._waves.has(SAVE, waves):
+            minibatch, arrays = self._saved.pop(waves)
+            weights = self._waves.received(SAVE, waves)
+            arrays.update(zip(self._network.weight_names, weights, strict=True))
+            self._hooks.save(minibatch, arrays)
+
+    def _on_finish(self, parcel: Parcel) -> None:
+        if parcel.fields["part"] == self._part.number:
+            self._minibatches = parcel.fields["minibatches"]
+            self._count = min(self._count, self._minibatches)
+
+    def _has_weights(self, ready: ReadyPass) -> bool:
+        return ready.pulled <= self._waves.pulled or self._waves.has(TRAIN, ready.pulled)
+
+    def _pass(self, backward: bool, ready: ReadyPass) -> None:
+        began = time.perf_counter()
+        if backward:
+            self._backward(ready)
+            self._times.backward_s += time.perf_counter() - began
+        else:
+            self._forward(ready)
+            self._times.forward_s += time.perf_counter() - began
+        self._stage.sign()
+
+    def _forward(self, ready: ReadyPass) -> None:
+        self._waves.adopt(ready.pulled)
+        self._met.append((ready.minibatch, self._completed, self._waves.pulled - self._part.first_wave))
+        version = self._network.version()
+        assert ready.targets is not None
+        if self._stage.is_last:
+            loss, gradient = self._network.both(ready.minibatch, version, ready.tensor, ready.targets)
+            self._return(ready, gradient, loss)
+            self._complete(ready, loss)
+            return
+        activations = self._network.forward(ready.minibatch, version, ready.tensor)
+        self._mail.send(
+            self._stage.ranks[self._stage.stage + 1],
+            FORWARD,
+            (activations, ready.targets),
+            minibatch=ready.minibatch,
+            samples=ready.samples,
+            pulled=ready.pulled,
+            saves=ready.saves,
+        )
+
+    def _backward(self, ready: ReadyPass) -> None:
+        gradient = self._network.backward(ready.minibatch, ready.tensor)
+        self._return(ready, gradient, ready.loss)
+        self._complete(ready, ready.loss)
+
+    def _return(self, ready: ReadyPass, gradient: Tensor | None, loss: float) -> None:
+        """Send the gradient to the previous stage before the optimizer begins: it waits for it."""
+        if gradient is None:
+            return
+        self._mail.send(
+            self._stage.ranks[self._stage.stage - 1],
+            BACKWARD,
+            (gradient,),
+            minibatch=ready.minibatch,
+            samples=ready.samples,
+            loss=loss,
+            saves=ready.saves,
+        )
+
+    def _complete(self, ready: ReadyPass, loss: float) -> None:
+        self._network.update(ready.minibatch)
+        self._queue.release()
+        self._completed += 1
+        self._samples += ready.samples
+        if self._completed % self._wave == 0:
+            self._end_wave(self._completed // self._wave - 1)
+        if ready.saves and self._stage.worker == 0:
+            self._save(ready.minibatch)
+        self._on_complete(loss * ready.samples, loss)
+
+    def _on_complete(self, loss_sum: float, loss: float) -> None:
+        """Do nothing: only first stages account for minibatches."""
+
+    def _end_wave(self, wave: int) -> None:
+        self._waves.push(self._part.first_wave + wave)
+        self._log()
+
+    def _log(self) -> None:
+        if not self._met:
+            return
+        numbers, completed, pulled = zip(*self._met, strict=True)
+        self._met.clear()
+        stage, part = self._stage, self._part
+        stage.log(
+            WaveRecord(part.epoch, part.position, stage.worker, stage.stage, numbers[0], completed, pulled)
+        )
+
+    def _save(self, minibatch: int) -> None:
+        """Save the state at the end of a wave, with the weights that contain this wave of all."""
+        arrays = {name: tensor.copy() for name, tensor in self._network.save().items()}
+        if not self._waves.shares:
+            self._hooks.save(minibatch, arrays)
+            return
+        waves = self._part.first_wave + minibatch // self._wave
+        self._saved[waves] = minibatch, arrays
+        self._waves.ask(SAVE, waves)
+
+    def _end(self) -> None:
+        """Send the waves that are left, of which some are empty, and take over the common weights."""
+        for wave in range(self._completed // self._wave, self._waves_in_all - 1):
+            self._end_wave(wave)
+        end = self._part.first_wave + self._waves_in_all
+        self._waves.push_statistics(end - 1, self._samples)
+        self._waves.ask(END, end)
+        while not self._waves.has(END, end) or self._saved:
+            self._wait()
+        self._waves.finish(end)
+
+
+class _FirstStageRun(_StageRun):
+    """The first stage in one part of an epoch: it admits minibatches within the bounds of staleness."""
+
+    def __init__(
+        self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
+    ) -> None:
+        super().__init__(stage, part, feed, hooks)
+        self._clock = WspClock(Bounds(self._wave, stage.layout.distance))
+        # Servers that have not reported have at least the waves of the earlier parts.
+        self._global = dict.fromkeys(stage.layout.servers, part.first_wave)
+        self._pulling = part.first_wave
+        self._decides = stage.mail.rank == 0
+        self._started: dict[int, int] = {}
+        self._frozen = self._asked_to_stop = self._knows_end = False
+
+    def _is_open(self) -> bool:
+        """Return true while it is not known after which wave all stop; no minibatch is admitted meanwhile."""
+        return self._frozen or (self._asked_to_stop and not self._knows_end)
+
+    def _admit(self) -> None:
+        """Start the minibatches that may start, and request weights without which none will."""
+        if self._decides and not self._asked_to_stop:
+            self._stop_if_told()
+        self._pull()
+        while not self._is_open() and self._clock.started < self._count and self._clock.may_start:
+            self._start()
+
+    def _start(self) -> None:
+        assert self._feed is not None
+        (x, y), chunk = next(self._feed)
+        self._clock = self._clock.start()
+        minibatch = self._clock.started
+        ends_wave = minibatch % self._wave == 0 and minibatch < self._minibatches
+        ready = ReadyPass(
+            minibatch=minibatch,
+            # The loader uses its memory again for the next batch.
+            tensor=x.copy(),
+            targets=y.copy(),
+            samples=len(chunk.numbers),
+            pulled=self._part.first_wave + self._clock.pulled,
+            saves=self._decides and ends_wave and self._hooks.should_save(),
+        )
+        self._queue.add(ready, backward=False)
+
+    def _pull(self) -> None:
+        first = self._part.first_wave
+        now = min(self._global.values(), default=first)
+        wanted = first + self._clock.waves_wanted
+        is_needed = self._clock.must_pull and self._clock.started < self._count
+        if is_needed and self._pulling < wanted <= now:
+            self._pulling = now
+            for rank in self._stage.ranks[1:]:
+                self._mail.send(rank, PULL, waves=now)
+            self._waves.ask(TRAIN, now)
+        if self._waves.shares and self._waves.has(TRAIN, self._pulling):
+            self._clock = self._clock.pull(self._pulling - first)
+
+    def _account_wait(self, seconds: float) -> None:
+        blocked = self._clock.started - self._clock.completed < self._wave and not self._clock.may_start
+        if blocked and self._clock.started < self._count:
+            self._times.wave_wait_s += seconds
+        else:
+            super()._account_wait(seconds)
+
+    def _on_complete(self, loss_sum: float, loss: float) -> None:
+        self._clock = self._clock.complete()
+        if not self._waves.shares:
+            # The weights of the only virtual worker are the global ones.
+            self._clock = self._clock.pull(self._clock.waves)
+        self._loss += loss_sum
+        self._hooks.on_step(self._completed, loss)
+
+    def _on_clock(self, parcel: Parcel) -> None:
+        self._global[parcel.sender] = max(self._global[parcel.sender], parcel.fields["waves"])
+
+    def _stop_if_told(self) -> None:
+        """Ask all first stages to admit no more; then all end after the last wave that one has begun."""
+        if self._hooks.should_stop():
+            self._asked_to_stop = True
+            for head in self._stage.heads:
+                self._mail.send(head, FREEZE, part=self._part.number)
+
+    def _on_freeze(self, parcel: Parcel) -> None:
+        self._frozen = True
+        self._mail.send(parcel.sender, FROZEN, part=self._part.number, started=self._clock.started)
+
+    def _on_frozen(self, parcel: Parcel) -> None:
+        self._started[parcel.sender] = parcel.fields["started"]
+        if len(self._started) < len(self._stage.heads):
+            return
+        begun = -(-max(self._started.values()) // self._wave)
+        minibatches = min(self._part.minibatches, begun * self._wave)
+        for rank in (plan.rank for stages in self._stage.layout.workers for plan in stages):
+            self._mail.send(rank, FINISH, part=self._part.number, minibatches=minibatches)
+
+    def _on_finish(self, parcel: Parcel) -> None:
+        super()._on_finish(parcel)
+        self._knows_end, self._frozen = True, False
+
+
+_MESSAGES: dict[str, Callable[[Any, Parcel], None]] = {
+    FORWARD: lambda run, parcel: run._on_forward(parcel),
+    BACKWARD: lambda run, parcel: run._on_backward(parcel),
+    PULL: lambda run, parcel: run._on_pull(parcel),
+    WEIGHTS: lambda run, parcel: run._on_weights(parcel),
+    CLOCK: lambda run, parcel: run._on_clock(parcel),
+    FREEZE: lambda run, parcel: run._on_freeze(parcel),
+    FROZEN: lambda run, parcel: run._on_frozen(parcel),
+    FINISH: lambda run, parcel: run._on_finish(parcel),
+}
+"""Methods of a run by the kinds of messages; first stages alone get those of clocks and of stopping."""

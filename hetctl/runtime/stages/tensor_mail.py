@@ -1,0 +1,276 @@
+"""Tensors between the ranks of a group, directly from rank to rank, while they compute.
+
+A thread for each other rank sends, and one receives: what a rank has handed over is on its way while it
+computes, and what arrives is taken in at once. No rank waits for another one to take its tensors, so that no
+circle of waiting ranks can form; memory is bounded since a virtual worker has N_m minibatches in flight.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hetctl.model.serialization import decode, encode
+from hetctl.model.site import NetworkInterfaces, Timeouts
+from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.interfaces import control_address
+from hetctl.runtime.stages.shared_slots import SharedSlots, SlotAddress, SlotReader
+from hetctl.runtime.transport import Address, Connection, Listener, connect
+from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
+
+LOOK_S = 0.2
+"""Seconds between two checks of the accepting thread whether the mail was closed."""
+LEAST_SHARED_BYTES = 4096
+"""Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
+LOST = "lost"
+"""Kind of the parcel that says that another rank has ended."""
+BYE: dict[str, Any] = {}
+"""Last message over a connection: its end is not the loss of a rank."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message with tensors.
+
+    Parameters
+    ----------
+    fields : mapping
+        Values of JSON types.
+    """
+
+    sender: int
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass
+class SentBytes:
+    """Bytes of tensors that a rank has sent to other ranks.
+
+    Parameters
+    ----------
+    within_node, between_nodes : dict of str to int
+        Bytes by kind of message, to ranks of the same node and of others.
+    """
+
+    within_node: dict[str, int] = field(default_factory=dict)
+    between_nodes: dict[str, int] = field(default_factory=dict)
+
+    def count(self, kind: str, size: int, *, same_node: bool) -> None:
+        """Add a message."""
+        sizes = self.within_node if same_node else self.between_nodes
+        sizes[kind] = sizes.get(kind, 0) + size
+
+
+class TensorMail:
+    """Exchange of parcels between the ranks of a group; parcels of one sender arrive in their order.
+
+    Parameters
+    ----------
+    nodes : sequence of str
+        Node of each rank; ranks of one node exchange tensors through its memory.
+    boxes : mapping of str to queue
+        Queue for each kind of message; other kinds go into `inbox`.
+
+    Attributes
+    ----------
+    inbox : queue of Parcel
+        Parcels in the order of their arrival. The kind `LOST` says that a rank has ended.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        place: RankInfo,
+        nodes: Sequence[str],
+        interfaces: NetworkInterfaces,
+        timeouts: Timeouts,
+        boxes: Mapping[str, queue.SimpleQueue[Parcel]] | None = None,
+    ) -> None:
+        self.rank, self._sent = group.rank, SentBytes()
+        self._counting = threading.Lock()
+        self.inbox: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
+        self._boxes = dict(boxes or {})
+        self._nodes = tuple(nodes)
+        self._timeouts = timeouts
+        self._closed = threading.Event()
+        self._listener = Listener(place.key, control_address(interfaces.control))
+        own = self._listener.address
+        addresses = all_gather(group, [own.host, own.port])
+        self._peers = [Address(host, port, place.key) for host, port in addresses]
+        self._lines: dict[int, _Line] = {}
+        self._connecting = threading.Lock()
+        self._acceptor = threading.Thread(target=self._accept, name="mail-in", daemon=True)
+        self._acceptor.start()
+
+    def send(self, target: int, kind: str, tensors: Sequence[Tensor] = (), /, **fields: Any) -> None:
+        """Send a parcel in the background; its tensors must not change any more."""
+        parcel = Parcel(self.rank, kind, fields, tuple(tensors))
+        if target == self.rank:
+            self._deliver(parcel)
+            return
+        same_node = self._nodes[target] == self._nodes[self.rank]
+        with self._counting:
+            self._sent.count(kind, sum(tensor.nbytes for tensor in tensors), same_node=same_node)
+        self._line_to(target, same_node=same_node).put(parcel)
+
+    def take_sent(self) -> SentBytes:
+        """Return the bytes sent since the last call."""
+        with self._counting:
+            sent, self._sent = self._sent, SentBytes()
+        return sent
+
+    def close(self) -> None:
+        """End all threads after everything is sent; call it only when no rank waits for another one."""
+        for line in self._lines.values():
+            line.close()
+        self._closed.set()
+        self._acceptor.join()
+        self._listener.close()
+
+    def _line_to(self, target: int, *, same_node: bool) -> _Line:
+        # Stage and server of a rank send from threads of their own.
+        with self._connecting:
+            if target not in self._lines:
+                self._lines[target] = _Line(self._connected(target), self.fail, shares_memory=same_node)
+            return self._lines[target]
+
+    def _connected(self, target: int) -> Connection:
+        try:
+            return connect(self._peers[target], self.rank, self._timeouts.meeting_s)
+        except ConnectionError as error:
+            raise LostPeerError(f"lost rank {target} of the group: {error}") from None
+
+    def _deliver(self, parcel: Parcel) -> None:
+        self._boxes.get(parcel.kind, self.inbox).put(parcel)
+
+    def fail(self, reason: str) -> None:
+        """Have the rank's threads that receive parcels raise LostPeerError."""
+        lost = Parcel(self.rank, LOST, {"reason": reason})
+        for box in {id(box): box for box in (self.inbox, *self._boxes.values())}.values():
+            box.put(lost)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            with suppress(TimeoutError):
+                sender, connection = self._listener.wait(LOOK_S)
+                receiver = _Receiver(sender, connection, self._deliver, self.fail)
+                threading.Thread(target=receiver.run, name=f"mail-from-{sender}", daemon=True).start()
+
+
+def receive(box: queue.SimpleQueue[Parcel], timeout_s: float | None = None) -> Parcel | None:
+    """Return the next parcel of a queue; None if none arrives in time.
+
+    Raises
+    ------
+    LostPeerError
+        If a rank has ended.
+    """
+    try:
+        parcel = box.get(timeout=timeout_s) if timeout_s != 0 else box.get_nowait()
+    except queue.Empty:
+        return None
+    if parcel.kind == LOST:
+        raise LostPeerError(f"lost another rank of the group: {parcel.fields['reason']}")
+    return parcel
+
+
+class _Line:
+    """The way to one other rank: a thread that sends parcels in their order."""
+
+    def __init__(self, connection: Connection, fail: Callable[[str], None], *, shares_memory: bool) -> None:
+        self._connection, self._fail = connection, fail
+        self._slots = SharedSlots() if shares_memory else None
+        self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="mail-out", daemon=True)
+        self._thread.start()
+
+    def put(self, parcel: Parcel) -> None:
+        self._parcels.put(parcel)
+
+    def close(self) -> None:
+        self._parcels.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (parcel := self._parcels.get()) is not None:
+                self._send(parcel)
+            self._connection.send(BYE)
+            self._await_end()
+        except OSError as error:
+            self._fail(str(error))
+        finally:
+            self._connection.close()
+            if self._slots is not None:
+                self._slots.close()
+
+    def _send(self, parcel: Parcel) -> None:
+        tensors = tuple(map(np.ascontiguousarray, parcel.tensors))
+        header = {
+            "kind": parcel.kind,
+            "fields": dict(parcel.fields),
+            "tensors": [[list(tensor.shape), tensor.dtype.str] for tensor in tensors],
+        }
+        if self._slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
+            for descriptor in self._connection.arrived():
+                self._slots.release(descriptor)
+            self._connection.send({**header, "slot": encode(self._slots.fill(tensors))})
+            return
+        self._connection.send(header)
+        for tensor in tensors:
+            self._connection.send_bytes(_bytes_of(tensor))
+
+    def _await_end(self) -> None:
+        """Wait until the other rank has received everything: it closes the connection after `BYE`."""
+        with suppress(ConnectionError):
+            while True:
+                self._connection.receive()
+
+
+class _Receiver:
+    """Thread that receives the parcels of one other rank."""
+
+    def __init__(
+        self,
+        sender: int,
+        connection: Connection,
+        deliver: Callable[[Parcel], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._sender, self._connection = sender, connection
+        self._deliver, self._fail = deliver, fail
+        self._slots = SlotReader()
+
+    def run(self) -> None:
+        try:
+            while (header := self._connection.receive()) != BYE:
+                self._deliver(self._received(header))
+        except OSError as error:
+            self._fail(f"rank {self._sender}: {error}")
+        finally:
+            self._connection.close()
+            self._slots.close()
+
+    def _received(self, header: Any) -> Parcel:
+        tensors = tuple(np.empty(shape, np.dtype(name)) for shape, name in header["tensors"])
+        if "slot" in header:
+            address = decode(SlotAddress, header["slot"])
+            self._slots.read(address, tensors)
+            self._connection.send(address.descriptor)
+        else:
+            for tensor in tensors:
+                self._connection.receive_bytes(_bytes_of(tensor))
+        return Parcel(self._sender, header["kind"], header["fields"], tensors)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous array."""
+    return tensor.reshape(-1).view(np.uint8).data

@@ -1,0 +1,124 @@
+"""Runs whose members train as pipelines, and the sequential program that follows their logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from wave_program import WaveProgram, limited, records_in
+
+from hetctl.methods.pipeline.wave_log import violations
+from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.serialization import decode
+from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.sampler import streams_of
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.user_functions import load_functions
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
+
+LAYERS = """\
+layer,forward_s,backward_s,activation_bytes,parameter_bytes
+pause,0.002,0.0001,8192,0
+first,0.002,0.004,3072,12480
+tanh,0.0001,0.0001,3072,0
+second,0.001,0.002,1024,1600
+tanh2,0.0001,0.0001,1024,0
+last,0.001,0.002,640,680
+"""
+
+
+def layouts_of(events, member):
+    """Return the layouts of a member's steps, by round."""
+    return {
+        event.round: decode(PipelineLayout, event.data["pipeline"])
+        for event in events
+        if event.kind == "step_started" and event.data["member"] == member
+    }
+
+
+class FollowedRun:
+    """A member's run, followed by a sequential program.
+
+    Attributes
+    ----------
+    epochs : list of int
+        Numbers of the epochs with a part in the log, in order.
+    """
+
+    def __init__(self, folder, spec, name):
+        self.folder, self.member = folder, spec.ensemble.member(name)
+        self.functions = load_functions(spec.ensemble)
+        self.framework = load_framework(spec.ensemble.framework)
+        self.layouts = layouts_of(events_in(folder), name)
+        self.parts = records_in(folder.waves, name)
+        self.samples, _ = self.functions.input_fn(spec.ensemble.data)
+        self.program = None
+
+    def build(self, layers):
+        """Return a fresh stage, as a rank builds it."""
+        self.framework.prepare((0,), None, self.member.seed)
+        sample = self.samples[0][:1], self.samples[1][:1]
+        return self.framework.chain(self.member, self.functions).build(layers, sample)
+
+    def assert_within_bounds(self):
+        for (round_index, *_), records in self.parts:
+            layout = self.layouts[round_index]
+            assert violations(records, Bounds(layout.in_flight, layout.distance)) == []
+
+    def follow(self):
+        """Train all parts as the log says; return the last state of the first virtual worker."""
+        last_round = None
+        starts = [place for place, _ in self.parts] + [None]
+        for (place, records), following in zip(self.parts, starts[1:], strict=True):
+            layout = self.layouts[place[0]]
+            if self.program is None:
+                self.program = WaveProgram(layout, self.build)
+            elif place[0] != last_round:
+                self.program = self.program.restart(layout, self.build)
+            last_round = place[0]
+            self._train(layout, place, records, following)
+        return self.program.saved()
+
+    def _train(self, layout, place, records, following):
+        """Train a part up to where the next one begins: what a killed rank trained later is lost."""
+        _, epoch, position = place
+        workers, count = len(layout.workers), len(self.samples[0])
+        is_whole = following is None or following[1] > epoch
+        end = count if is_whole else following[2]
+        minibatches = -(-(end - position) // (self.member.batch_size * workers))
+        batches = [self._batches(worker, workers, epoch, position)[:minibatches] for worker in range(workers)]
+        self.program.train(limited(records, minibatches), batches)
+
+    def _batches(self, worker, workers, epoch, position):
+        stream, _ = streams_of(self.member, len(self.samples[0]), 1, worker, workers)
+        loader = ArrayLoader(ArraySource(*self.samples, "training"), stream)
+        return [samples for samples, chunk in loader.batches(epoch, position) if len(chunk.numbers)]
+
+
+def follow_to(spec, folder, name, out):
+    """Follow a run in this process, and write the last state to a file."""
+    run = FollowedRun(RunFolder(folder), spec, name)
+    run.assert_within_bounds()
+    np.savez(out, **run.follow())
+
+
+def newest(checkpoints: Path):
+    """Return the arrays and the state of the newest checkpoint."""
+    loaded = CheckpointFolder(checkpoints).load()
+    assert loaded.invalid == ()
+    return loaded.arrays, loaded.state
+
+
+def differences(expected, found, tolerance):
+    """Return the names of weights and slots that differ by more than a share of their largest value."""
+    names = [name for name in expected if expected[name].dtype.kind == "f"]
+    assert len(names) >= 8
+    return [
+        name
+        for name in names
+        if np.abs(found[name] - expected[name]).max() > tolerance * max(1.0, np.abs(expected[name]).max())
+    ]

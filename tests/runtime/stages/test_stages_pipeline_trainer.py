@@ -1,0 +1,76 @@
+"""What rank 0 of a pipeline reports of its stages, in events and for TensorBoard."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hetctl.model.ensemble import Member
+from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.part_saver import NoSaver
+from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
+from hetctl.runtime.stages.tensor_mail import SentBytes
+from hetctl.runtime.worker.group import SingleRank
+from hetctl.storage.event_schema import well_formed
+
+ALONE = PipelineLayout(((StagePlan(0, 0, 3, 1),),), 2)
+
+
+class Events:
+    """Events that are kept."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, kind, **data):
+        assert well_formed(kind, data)
+        self.written.append(data)
+
+
+@pytest.fixture
+def trainer():
+    """A pipeline of one stage, which has not begun."""
+    mail = SimpleNamespace(sent=SentBytes())
+    mail.take_sent = lambda: vars(mail).pop("sent")
+    return PipelineTrainer(
+        member=Member("a", batch_size=8),
+        network=None,
+        training=SimpleNamespace(samples=80),
+        validation=None,
+        checkpoints=None,
+        group=SingleRank(),
+        events=Events(),
+        stop=None,
+        gpus=1,
+        expected_epoch_s=1.0,
+        launched_at=0.0,
+        stage=SimpleNamespace(heads=[0], layout=ALONE, mail=mail),
+        saver=NoSaver(),
+        worker_names=("n1:0",),
+    )
+
+
+def train(trainer, epoch, idle_s, sent=0):
+    trainer.stage.mail.sent = SentBytes()
+    trainer.stage.mail.sent.count("forward", sent, same_node=False)
+    part = EpochPart(epoch - 1, epoch, 0, 80, 8, 0)
+    trainer._account(part, TrainedPart(10, 6, 40.0, 80, PassTimes(1.0, 2.0, 0.0, idle_s)), 4.0)
+
+
+def test_times_and_bytes_of_each_part_are_reported(trainer):
+    train(trainer, 1, idle_s=1.0, sent=500)
+    train(trainer, 2, idle_s=3.0)
+    first, second = (event["stages"][0] for event in trainer.events.written)
+    assert (first["worker"], first["layers"], first["idle_s"]) == ("n1:0", [0, 3], 1.0)
+    assert (first["between_nodes"], second["between_nodes"]) == ({"forward": 500}, {"forward": 0})
+    assert [event["epoch"] for event in trainer.events.written] == [1, 2]
+
+
+def test_an_epoch_keeps_its_figures_while_the_next_one_ends(trainer):
+    for epoch, idle_s in ((1, 0.0), (2, 1.0), (3, 3.0)):
+        train(trainer, epoch, idle_s, sent=100 * epoch)
+    assert trainer.figures_of(2)["pipeline/busy"] == pytest.approx(0.75)
+    assert trainer.figures_of(2)["pipeline/bytes_between_nodes"] == 200
+    assert trainer.figures_of(3)["pipeline/idle"] == pytest.approx(0.5)

@@ -1,0 +1,80 @@
+"""Parcels between real processes: their order, the way that they take, and the end of a rank."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from stage_ranks import layout_of, run_ranks
+
+from hetctl.runtime.stages.shared_slots import SharedSlots, SlotReader
+from hetctl.runtime.stages.tensor_mail import receive
+from hetctl.runtime.worker.group import LostPeerError
+
+TWO = layout_of(1, 2, 2, in_flight=1)
+LARGE = np.arange(300_000, dtype=np.float32).reshape(3, -1)
+
+
+@pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]], ids=["one node", "two nodes"])
+def test_parcels_arrive_whole_and_in_order(nodes):
+    def work(rank):
+        if rank.mail.rank == 0:
+            for number in range(20):
+                tensors = (LARGE * number, np.array(number)) if number % 2 else ()
+                rank.mail.send(1, "numbered", tensors, number=number)
+            assert receive(rank.mail.inbox).kind == "all"
+            return rank.mail.take_sent()
+        found = [receive(rank.mail.inbox) for _ in range(20)]
+        assert [parcel.fields["number"] for parcel in found] == list(range(20))
+        for parcel in found[1::2]:
+            assert np.array_equal(parcel.tensors[0], LARGE * parcel.fields["number"])
+            assert parcel.tensors[0].flags.writeable
+        rank.mail.send(0, "all")
+        return None
+
+    traffic, _ = run_ranks(TWO, work, nodes)
+    by_way = {"a": traffic.within_node, "b": traffic.between_nodes}
+    assert by_way[nodes[1]]["numbered"] == 10 * (LARGE.nbytes + 8)
+    assert not by_way["a" if nodes[1] == "b" else "b"]
+
+
+def test_parcels_to_oneself_and_of_other_kinds_reach_their_boxes():
+    def work(rank):
+        rank.mail.send(rank.mail.rank, "own", (LARGE,), number=rank.mail.rank)
+        parcel = receive(rank.mail.inbox, 10)
+        assert receive(rank.mail.inbox, 0) is None
+        return parcel.sender, parcel.kind, parcel.fields["number"]
+
+    assert run_ranks(TWO, work) == [(0, "own", 0), (1, "own", 1)]
+
+
+def test_the_end_of_a_rank_is_noticed():
+    def work(rank):
+        rank.mail.send(1 - rank.mail.rank, "hello", (LARGE,))
+        assert receive(rank.mail.inbox, 10).kind == "hello"
+        if rank.mail.rank == 1:
+            assert receive(rank.mail.inbox, 10).kind == "go"
+            os._exit(0)
+        rank.mail.send(1, "go")
+        with pytest.raises(LostPeerError, match="rank 1"):
+            receive(rank.mail.inbox, 10)
+        return "noticed"
+
+    assert run_ranks(TWO, work, ends={1}) == ["noticed", None]
+
+
+def test_slots_are_used_again_and_leave_nothing():
+    slots, reader = SharedSlots(), SlotReader()
+    first = slots.fill((LARGE, np.ones(3)))
+    found = np.empty_like(LARGE), np.empty(3)
+    reader.read(first, found)
+    assert np.array_equal(found[0], LARGE)
+    second = slots.fill((LARGE,))
+    assert second.descriptor != first.descriptor
+    slots.release(first.descriptor)
+    assert slots.fill((np.zeros(5),)).descriptor == first.descriptor
+    reader.close()
+    slots.close()
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(first.descriptor)

@@ -1,0 +1,87 @@
+"""Ranks of a pipeline as processes: each runs one function with its place, and returns a value."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
+from hetctl.runtime.stages.tensor_mail import TensorMail
+from hetctl.runtime.stages.wave_server import TO_SERVER, WaveServer
+from hetctl.runtime.worker.group import NoCollectives, RankInfo, join_group
+
+FORK = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Rank:
+    """What a rank of a pipeline has when its group has formed."""
+
+    group: Any
+    mail: TensorMail
+    server: WaveServer
+
+
+def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
+    """Return a layout of equal virtual workers; rank after rank, stage after stage."""
+    bounds = [round(layers * at / stages) for at in range(stages + 1)]
+    plans = tuple(
+        tuple(
+            StagePlan(worker * stages + at, bounds[at], bounds[at + 1] - 1, held or in_flight)
+            for at in range(stages)
+        )
+        for worker in range(workers)
+    )
+    servers = tuple(layer % (workers * stages) for layer in range(layers)) if workers > 1 else ()
+    return PipelineLayout(plans, in_flight, distance, servers)
+
+
+def run_ranks(layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=()) -> list[Any]:
+    """Run a function on every rank, and return the values by rank; the first error is raised.
+
+    Parameters
+    ----------
+    ends : collection of int
+        Ranks that end before the others, which therefore cannot part in order.
+    """
+    size = sum(map(len, layout.workers))
+    nodes = nodes or ["node1"] * size
+    results, addresses = FORK.SimpleQueue(), [FORK.SimpleQueue() for _ in range(size)]
+
+    def announce(address):
+        for place in addresses[1:]:
+            place.put(address)
+
+    def run(rank):
+        try:
+            master = addresses[rank].get() if rank else None
+            place = RankInfo(rank, size, "key", master)
+            group = join_group(place, NoCollectives(), announce, ANY_INTERFACES, USUAL_TIMEOUTS)
+            box = queue.SimpleQueue()
+            boxes = dict.fromkeys(TO_SERVER, box)
+            mail = TensorMail(group, place, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, boxes)
+            layers = [layer for layer, server in enumerate(layout.servers) if server == rank]
+            server = WaveServer(mail, box, layers, [stages[0].rank for stages in layout.workers])
+            value = work(Rank(group, mail, server))
+            if not ends:
+                group.leave()
+                server.close()
+                mail.close()
+            results.put((rank, value, ""))
+        except BaseException:
+            results.put((rank, None, traceback.format_exc()))
+
+    processes = [FORK.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in range(size - len(ends))] + [(rank, None, "") for rank in ends]
+    for process in processes:
+        process.join()
+    for _, _, error in found:
+        assert not error, error
+    return [value for _, value, _ in sorted(found, key=lambda one: one[0])]
