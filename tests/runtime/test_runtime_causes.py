@@ -7,15 +7,18 @@ import re
 import resource
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from driven_job import FUNCTIONS, Job
-from workbench import SIGNAL_DELAY, ranks_of, wait_for
+from trainless import SIGNAL_DELAY
+from workbench import processes_on, ranks_of, wait_for
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import Queue, Site, Timeouts
 from hetctl.scheduling.core import LAUNCH_PAUSE_S
 
 NODES = ("n1", "n2", "n3")
@@ -61,8 +64,8 @@ sys.exit(max(process.wait() for process in running.values()))
 class SlurmJob(Job):
     """A job on three nodes with a GPU each."""
 
-    def __init__(self, folder: Path, members: dict[str, dict], **spec) -> None:
-        super().__init__(folder, members, site=SITE, gpus=3, **spec)
+    def __init__(self, folder: Path, members: dict[str, dict], site: Site = SITE, **spec) -> None:
+        super().__init__(folder, members, site=site, gpus=3, **spec)
 
     def start(self, fault: str = "", **how):
         tools, faults = self.folder / "tools", self.folder / "faults"
@@ -105,6 +108,34 @@ def test_a_job_continues_without_a_failed_node_and_no_fault(tmp_path, planner):
     for name, progress in job.progress().items():
         assert (progress.failures, job.trained(name)) == (0, list(range(1, 61)))
         assert job.nodes_of(name)[-1] != "n2" or name not in lost
+
+
+@pytest.mark.parametrize(("fault", "epochs"), [(signal.SIGKILL, 100), (signal.SIGSTOP, 250)])
+def test_a_node_that_returns_is_used_by_the_same_job(tmp_path, fault, epochs):
+    """The agent of n2 is killed; or all on n2 stands still until the node is lost."""
+    members = {n: {"epochs": epochs} for n in "abcd"}
+    site = replace(SITE, timeouts=Timeouts(silence_s=6.0))
+    job = SlurmJob(tmp_path, members, retries=0, planner="fluid", site=site)
+    process = job.start()
+    (trained, *_) = wait_for(lambda: [name for name in members if "n2" in job.nodes_of(name)])
+    wait_for(lambda: job.trained(trained))
+    there = processes_on(job.run.path, "n2")
+    parents = {pid: psutil.Process(pid).ppid() for pid in there}
+    (keeper,) = (pid for pid in there if parents[pid] not in there)
+    victims = [pid for pid in there if fault == signal.SIGSTOP or parents[pid] == keeper]
+    for pid in victims:
+        os.kill(pid, fault)
+    wait_for(lambda: job.events("node_failed"))
+    for pid in victims if fault == signal.SIGSTOP else ():
+        os.kill(pid, signal.SIGCONT)
+    process.communicate(timeout=180)
+    job.leaves_nothing_behind()
+    (back,) = job.events("node_joined")
+    assert (job.reason, back.data) == ("finished", {"job": 0, "node": "n2"})
+    later = [event for event in job.events("step_started") if event.time > back.time]
+    assert any(place["node"] == "n2" for event in later for place in event.data["placement"])
+    for name, progress in job.progress().items():
+        assert (progress.failures, job.trained(name)[-1]) == (0, epochs)
 
 
 def test_a_step_is_retried_after_a_pause_if_slurm_is_unreachable(tmp_path):

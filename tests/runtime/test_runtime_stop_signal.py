@@ -9,8 +9,8 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import ExitReason
+from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import why_failed
-from hetctl.runtime.worker.trainer import StopSignal
 
 
 class ResourceExhaustedError(Exception):

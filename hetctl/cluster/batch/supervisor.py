@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,10 +99,8 @@ class _Supervisor:
             # The script holds the slots, too, if this supervisor is killed.
             pass_fds=slots.descriptors,
             start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGTERM),
+            preexec_fn=self._prepare_script(),
         )
-        started = replace(self._claim, script=Process.of(job.pid))
-        write_json(claim_file(self._folder, self._job), encode(started))
         limit, ended_by = time.monotonic() + wall_s, None
         while (code := job.poll()) is None:
             now = time.monotonic()
@@ -114,6 +113,23 @@ class _Supervisor:
             time.sleep(POLL_S)
         _kill_leftovers(job.pid)
         return End(code if code >= 0 else 128 - code, ended_by, _detail(code, ended_by, wall_s))
+
+    def _prepare_script(self) -> Callable[[], None]:
+        """Return a function that the script's process calls before it becomes the script.
+
+        It notes itself in the claim: the script is known to run as soon as it does, even if the supervisor is
+        killed at the same moment.
+        """
+        heed_parent = die_with_parent(signal.SIGTERM)
+
+        def prepare() -> None:
+            # The supervisor's own handler, which is here until exec(2), would swallow the signal.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            claimed = replace(self._claim, script=Process.of(os.getpid()))
+            write_json(claim_file(self._folder, self._job), encode(claimed))
+            heed_parent()
+
+        return prepare
 
 
 def _detail(code: int, ended_by: str | None, wall_s: float) -> str:

@@ -1,7 +1,8 @@
 """An agent on this node: ``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME``.
 
 It ends when the driver ends. It ignores signals of the batch system: these are for the ranks, which write a
-checkpoint, and for the driver, which ends the job.
+checkpoint, and for the driver, which ends the job. In the step of all nodes it is a child of a `Keeper`, and
+returns after the loss of its connection or its life.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from hetctl.runtime.agent.agent import Agent, end_orphaned_job
+from hetctl.cluster.launchers.agents import AGENTS
+from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
+from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, join_again
+from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
+from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.frameworks import preload_framework
-from hetctl.runtime.worker.messages import read_address
 from hetctl.runtime.worker.worker import serve
 
 
@@ -25,19 +29,36 @@ def main() -> int:
     parser.add_argument("--framework")
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
-    address = read_address(arguments.driver_file)
+    driver = DriverFile(arguments.driver_file)
+    if arguments.step == AGENTS:
+        return Keeper().keep(lambda is_first: live(driver, arguments, is_first=is_first))
+    # A member's step ends with its agent, which tells the cause.
+    if (code := live(driver, arguments, is_first=True)) != RETURNS:
+        return code
+    end_orphaned_job(driver.address.orphaned_s)
+    return 0
+
+
+def live(driver: DriverFile, arguments: argparse.Namespace, *, is_first: bool) -> int:
+    """Run one agent; return its exit code."""
     try:
         agent = Agent(
-            *(address, arguments.step, arguments.threads),
+            lambda facts: join(driver.address, facts) if is_first else join_again(driver, facts),
+            *(arguments.step, arguments.threads),
             *(lambda: preload_framework(arguments.framework), serve),
         )
+    except OrphanedError as error:
+        end_orphaned_job(max(0.0, driver.address.orphaned_s - error.silent_s))
+        return 0
     except (ConnectionError, TimeoutError) as error:
         print(f"agent: cannot connect to the driver: {error}", file=sys.stderr)
-        return 1
+        return 0 if isinstance(error, DismissedError) and not is_first else 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not agent.run():
-        end_orphaned_job(agent.orphaned_s)
-    return 0
+    try:
+        return 0 if agent.run() else RETURNS
+    except TemplateEndedError as error:
+        log_line(f"agent: {error}")
+        return KILLED
 
 
 if __name__ == "__main__":

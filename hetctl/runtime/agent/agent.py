@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -38,16 +38,18 @@ from hetctl.runtime.agent.messages import (
     Welcome,
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
-from hetctl.runtime.agent.rank_template import RankStart, Serve, Template
+from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
 from hetctl.runtime.agent.staging import Staging
 from hetctl.runtime.agent.state_store import StateStore
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.part_folder import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
-from hetctl.runtime.transport import Address, Connection, connect
+from hetctl.runtime.transport import Address, Connection
+from hetctl.storage.processes import Process
 
-CONNECT_S = 60.0
-WELCOME_S = 60.0
+END_S = 10.0
+"""Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
+LOOK_S = 0.01
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
 """Variables that show which GPUs a batch system has given to a step."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
@@ -71,11 +73,21 @@ def _values_of(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+Join = Callable[[AgentFacts], tuple[Connection, Welcome]]
+"""Function that connects to the driver; it returns the connection and the driver's answer."""
+
+
+class TemplateEndedError(ConnectionError):
+    """The template process has ended, and with it all ranks."""
+
+
 class Agent:
     """Process that runs the ranks of one resource set: a node, or the part of it that a member has.
 
     Parameters
     ----------
+    join : callable
+        Function that connects to the driver.
     step : str
         Name of the step that started the agent.
     threads : int
@@ -85,15 +97,14 @@ class Agent:
     """
 
     def __init__(
-        self, address: Address, step: str, threads: int, preload: Callable[[], None], serve: Serve
+        self, join: Join, step: str, threads: int, preload: Callable[[], None], serve: Serve
     ) -> None:
         # Before the template, since numerical libraries read these variables when they are loaded.
         _set_variables(threads)
         # Forked before the GPUs' management library is loaded; it imports while the agent connects.
         self._template = Template(preload, serve)
         self._facts = facts_of_this_node(step)
-        self._driver = connect(address, encode(self._facts), CONNECT_S)
-        self._welcome = decode(Welcome, self._driver.receive(WELCOME_S))
+        self._driver, self._welcome = join(self._facts)
         self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -111,19 +122,20 @@ class Agent:
         self._store = StateStore(folder, order.control) if order else None
         # GPUs of ranks that are forked when the parts are there; None: they are there.
         self._to_start: list[int] | None = [] if stage else None
-
-    @property
-    def orphaned_s(self) -> float:
-        """Seconds for the job script to notice the loss of its driver, and to end."""
-        return self._welcome.orphaned_s
+        self._has_imported = False
 
     def run(self) -> bool:
-        """Run until the driver releases the agent; no rank runs after this.
+        """Run until the driver releases the agent, or is lost; what it has begun ends with its process.
 
         Returns
         -------
         bool
             False if the driver was lost.
+
+        Raises
+        ------
+        TemplateEndedError
+            If all ranks were lost.
         """
         self._selector.register(self._driver, selectors.EVENT_READ, self._receive_from_driver)
         self._selector.register(self._template, selectors.EVENT_READ, self._receive_from_template)
@@ -131,21 +143,35 @@ class Agent:
             self._selector.register(self._staging, selectors.EVENT_READ, self._start_staged)
         if self._store:
             self._selector.register(self._store, selectors.EVENT_READ, self._report_fetched)
-        with suppress(ConnectionError):
-            if not self._staging:
-                self._report_store()
-            # Messages may have arrived together with the welcome.
-            self._receive_from_driver()
-            while not self._released:
-                self._send_heartbeat()
-                for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
-                    key.data()
+        try:
+            self._serve_driver()
+        except TemplateEndedError:
+            raise
+        except ConnectionError:
+            pass
+        finally:
+            self._end()
+        return self._released
+
+    def _serve_driver(self) -> None:
+        # Messages may have arrived together with the welcome.
+        self._receive_from_driver()
+        while not self._released:
+            self._send_heartbeat()
+            for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
+                key.data()
+
+    def _end(self) -> None:
+        """End all that was begun; the next agent here must find free GPUs and an unused store."""
+        ranks = [*_processes(self._pids.values())]
         self._template.close()
         if self._staging:
             self._staging.end()
         if self._store:
             self._store.close()
-        return self._released
+        limit = time.monotonic() + END_S
+        while any(rank.alive for rank in ranks) and time.monotonic() < limit:
+            time.sleep(LOOK_S)
 
     def _send_heartbeat(self) -> None:
         now = time.monotonic()
@@ -192,15 +218,19 @@ class Agent:
         assert self._staging
         self._selector.unregister(self._staging)
         self._driver.send({STAGED: encode(self._staging.result())})
-        self._report_store()
         waiting, self._to_start = self._to_start or (), None
+        self._report_store()
         for gpu in waiting:
             self._start(gpu)
 
     def _report_store(self) -> None:
-        """Report where other agents get this node's states, and the partitions that are on the node."""
-        if self._store and (order := self._welcome.store):
-            paths = [path_on_node(path, number) for number, path in enumerate(order.partitions)]
+        """Report where other agents get this node's states, and the partitions that are on the node.
+
+        Not before ranks can begin: members would wait here for imports instead of visiting other nodes.
+        """
+        is_ready = self._has_imported and self._to_start is None
+        if self._store and is_ready and (order := self._welcome.store):
+            paths = list(map(path_on_node, order.partitions))
             # Others may lie where this user has no access, which is no error.
             here = [number for number, path in enumerate(paths) if os.access(path, os.R_OK)]
             self._driver.send({STATES: encode(self._store.address), "partitions": here})
@@ -253,8 +283,11 @@ class Agent:
     def _receive_from_template(self) -> None:
         event = self._template.receive()
         if event is None:
-            # The kernel has killed all ranks with it: there is nothing left that could be continued here.
-            raise ConnectionResetError("the template process has ended, and with it all ranks")
+            raise TemplateEndedError("the template process has ended, and with it all ranks")
+        if isinstance(event, TemplateReady):
+            self._has_imported = True
+            self._report_store()
+            return
         if isinstance(event, RankStart):
             self._pids[event.gpu] = event.pid
             return
@@ -275,6 +308,12 @@ class Agent:
         # The kernel does not say which process it chose: a rise of the group's count and a SIGKILL must do.
         before, self._oom_kills = self._oom_kills, oom_kills()
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
+
+
+def _processes(pids: Iterable[int]) -> Iterator[Process]:
+    for pid in pids:
+        with suppress(OSError):
+            yield Process.of(pid)
 
 
 def _set_variables(threads: int) -> None:

@@ -89,6 +89,8 @@ class Vendor:
         Function that returns the percentage of time in which the GPU at a PCI bus address was busy.
     links : callable or None
         Function that returns the number of active links of the GPU at a PCI bus address; None if unavailable.
+    memory_in_use : callable
+        Function that returns the bytes that a process uses on the GPU at a PCI bus address.
     variables : tuple of tuple of str
         Variables that restrict the visible GPUs. Each group applies to the GPUs left by the group before; in
         a group the first variable that is set counts.
@@ -98,6 +100,7 @@ class Vendor:
     start: str
     read: Callable[[Any], list[Gpu]]
     utilization: Callable[[Any, str], Any]
+    memory_in_use: Callable[[Any, str, int], int]
     variables: tuple[tuple[str, ...], ...]
     links: Callable[[Any, str], int] | None = None
 
@@ -135,6 +138,12 @@ def active_links(gpu: Gpu) -> int | None:
     """Return the number of active NVLinks of a GPU; None if unknown."""
     library, read = _library(gpu.vendor), VENDORS[gpu.vendor].links
     return _or_none(read, library, gpu.bus_address) if library and read else None
+
+
+def memory_in_use(gpu: Gpu, pid: int) -> int | None:
+    """Return the bytes that a process uses on a GPU, which it has alone; None if unknown."""
+    library = _library(gpu.vendor)
+    return library and _or_none(VENDORS[gpu.vendor].memory_in_use, library, gpu.bus_address, pid)
 
 
 def _gpus_of(vendor: str) -> list[Gpu]:
@@ -228,6 +237,14 @@ def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
     return nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByPciBusId(bus_address)).gpu
 
 
+def _nvidia_memory(nvml: Any, bus_address: str, pid: int) -> int:
+    """Return the bytes of the process, or of the GPU if a container gives processes other numbers."""
+    handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
+    running = _or_none(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    own = next((one.usedGpuMemory for one in running if one.pid == pid), None)
+    return int(own or nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
 def _nvidia_links(nvml: Any, bus_address: str) -> int:
     """Count the active links; a query of a link that the GPU does not have fails."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
@@ -266,6 +283,11 @@ def _amd_utilization(smi: Any, bus_address: str) -> Any:
     return smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]
 
 
+def _amd_memory(smi: Any, bus_address: str, _pid: int) -> int:
+    handle = smi.amdsmi_get_processor_handle_from_bdf(bus_address)
+    return int(smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM))
+
+
 def _set_bits(words: Iterable[int]) -> tuple[int, ...]:
     """Return the positions of the set bits, in words of `WORD_BITS` bits."""
     bits = ((place * WORD_BITS, word, bit) for place, word in enumerate(words) for bit in range(WORD_BITS))
@@ -295,6 +317,7 @@ VENDORS: Mapping[str, Vendor] = {
         "nvmlInit",
         _nvidia_gpus,
         _nvidia_utilization,
+        _nvidia_memory,
         (("CUDA_VISIBLE_DEVICES",),),
         _nvidia_links,
     ),
@@ -303,6 +326,7 @@ VENDORS: Mapping[str, Vendor] = {
         "amdsmi_init",
         _amd_gpus,
         _amd_utilization,
+        _amd_memory,
         # ROCm's runtime applies first; HIP counts the GPUs that it leaves. HIP also reads CUDA's variable
         # (https://rocm.docs.amd.com/en/docs-7.1.1/reference/env-variables.html).
         (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),

@@ -1,8 +1,8 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `Welcome`, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`,
-`FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`,
-`STATES` or `FETCHED`, or empty ones as heartbeats.
+The driver sends `Welcome`, or `LEAVE` to an agent that it does not need, and then dictionaries with one of
+the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and then
+dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNAL = "signal"
 TO, FROM = "to", "from"
 """Keys with the number of a GPU: ``message`` is for the rank on it, or from it."""
 LEAVE = "leave"
-"""Key of the driver's last message: the job ends in order."""
+"""Key of the driver's last message: the agent is not needed any more."""
 ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
 STAGED = "staged"
@@ -75,23 +75,32 @@ class AgentFacts:
 
 
 @dataclass(frozen=True)
+class PartToStage:
+    """A part that an agent copies to its node.
+
+    Parameters
+    ----------
+    source, path : str
+        Paths from which and to which it is copied, with variables of the node.
+    """
+
+    number: int
+    source: str
+    path: str
+
+
+@dataclass(frozen=True)
 class StageOrder:
     """Parts of the data that an agent copies to its node before it forks ranks.
 
     Parameters
     ----------
-    source, path : str
-        Paths of `Partitions`.
     count : int
-        Number of all parts.
-    parts : tuple of int
-        Numbers of the parts for this node.
+        Number of all parts of the data.
     """
 
-    source: str
-    path: str
     count: int
-    parts: tuple[int, ...]
+    parts: tuple[PartToStage, ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,7 @@ class Welcome:
         Number of cores of each rank.
     memory_per_gpu : int
         Each rank's share of the node's memory, in bytes.
-    orphaned_s : float
+    silence_s : float
         Time of the site's `Timeouts`, in seconds.
     stage : StageOrder or None
         Parts to copy first.
@@ -181,7 +190,7 @@ class Welcome:
     device: str
     cores_per_gpu: int
     memory_per_gpu: int
-    orphaned_s: float
+    silence_s: float
     stage: StageOrder | None = None
     store: StoreOrder | None = None
 

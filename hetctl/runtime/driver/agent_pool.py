@@ -2,7 +2,8 @@
 
 An agent holds a resource set. With ``launch: nodes`` this is a node for the whole job. With
 ``launch: members`` it is the part of a node that a member has for one round: its step starts and ends with
-the group. A node whose agent does not connect, or sends nothing for some time, is lost for the job.
+the group. A node whose agent does not connect, has ended or sends nothing for some time is lost, until an
+agent connects from there again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import selectors
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.runtime.agent.binding import GPU
+from hetctl.runtime.agent.joining import DriverAddress
 from hetctl.runtime.agent.messages import (
     ENDED,
     FETCH,
@@ -63,6 +66,12 @@ LEAVE_S = 5.0
 END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
 """Signals to a step after its release, one for each `leave_s`."""
 KILLED = 128 + signal.SIGKILL
+TOUCH_EVERY_S = 2.0
+"""Seconds between two touches of the driver's file, by which agents without connection know that it lives."""
+LAST_S = 10.0
+"""Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
+MOST_RETURNS = 3
+"""Losses of a node after which it is used again; the next ones would cost its members more than it gains."""
 NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
@@ -83,6 +92,9 @@ class RankEvents(Protocol):
 
     def on_fetched(self, node: str, fetched: Fetched) -> None:
         """Process the end of a copy of a state to a node."""
+
+    def on_return(self, node: str) -> None:
+        """Process the return of a lost node: it has a new agent, and nothing of what it had before."""
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
@@ -143,8 +155,10 @@ class _AgentStep:
         Agents that have connected and are not lost, by the planned nodes of their sets.
     to_start : list of Gpu
         GPUs of ranks that are forked when their agents have connected.
-    absent : dict of str to Node
-        Nodes that are lost because their agents did not connect in time, by name.
+    lost : dict of str to Node
+        Nodes that are lost, by name; they are used again when an agent connects from there.
+    losses : Counter
+        Number of losses of each node.
     released_at : float or None
         Time at which its agents were released, by the same clock; None if they were not.
     """
@@ -156,7 +170,8 @@ class _AgentStep:
     join_until: float
     agents: dict[str, _Agent] = field(default_factory=dict)
     to_start: list[Gpu] = field(default_factory=list)
-    absent: dict[str, Node] = field(default_factory=dict)
+    lost: dict[str, Node] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
     released_at: float | None = None
     signalled: signal.Signals | None = None
 
@@ -167,7 +182,15 @@ class _AgentStep:
 
     def expects(self, node: str) -> bool:
         """Return true if an agent on that node may still connect: none has, and the step is not released."""
-        return self.released_at is None and all(agent.node != node for agent in self.agents.values())
+        return self.released_at is None and self.agent_on(node) is None
+
+    def agent_on(self, node: str) -> _Agent | None:
+        """Return the agent on a node."""
+        return next((agent for agent in self.agents.values() if agent.node == node), None)
+
+    def may_return(self, node: str) -> bool:
+        """Return true if an agent on a lost node may connect again."""
+        return self.released_at is None and node in self.lost and self.losses[node] <= MOST_RETURNS
 
     def sets_on(self, node: str) -> list[str]:
         """Return the keys of the resource sets on a node, of connected agents or else as planned."""
@@ -222,7 +245,9 @@ class AgentPool:
         self._running: dict[str, _AgentStep] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
-        write_address(files.address, self._listener.address)
+        address = self._listener.address
+        write_address(files.address, DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s))
+        self._next_touch = 0.0
 
     def start_step(self, name: str, sets: Sequence[ResourceSet], log: Path | None = None) -> None:
         """Start an agent for each resource set, unless the step already runs.
@@ -306,6 +331,7 @@ class AgentPool:
 
         A step of all nodes that has ended may be started again; its nodes are not lost.
         """
+        self._touch()
         self._read()
         for ended in self._steps.reap():
             # Messages that agents sent before they ended come first.
@@ -329,8 +355,16 @@ class AgentPool:
             # Agents that have not connected cannot be told to leave.
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
-        self._steps.end(self._leave_s)
+        # Agents that try to return see that the driver ends.
         self._files.address.unlink(missing_ok=True)
+        self._steps.end(self._leave_s)
+
+    def _touch(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_touch:
+            self._next_touch = now + TOUCH_EVERY_S
+            with suppress(OSError):
+                os.utime(self._files.address)
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
@@ -342,8 +376,8 @@ class AgentPool:
         return running.agents.get(gpu[0]) if running else None
 
     def _agent_on(self, node: str) -> _Agent | None:
-        agents = (agent for step in self._running.values() for agent in step.agents.values())
-        return next((agent for agent in agents if agent.node == node), None)
+        agents = (step.agent_on(node) for step in self._running.values())
+        return next(filter(None, agents), None)
 
     def _send(self, agent: _Agent, *messages: Any) -> None:
         """Send messages; a closed connection is noticed when it is next read."""
@@ -367,7 +401,13 @@ class AgentPool:
             agent.closed = True
             # If the whole step ends now, it is started again; the node is lost
             # only if the step goes on without it.
-            agent.lost_at = min(agent.lost_at, now + STEP_END_S)
+            agent.lost_at = min(agent.lost_at, now + self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds to wait for the end of a step, or a new agent, after an agent has closed its connection."""
+        agents = (agent for step in self._running.values() for agent in step.agents.values())
+        return STEP_END_S if any(not agent.closed for agent in agents) else LAST_S
 
     def _pass_on(self, agent: _Agent, message: Any) -> None:
         if FROM in message:
@@ -406,25 +446,19 @@ class AgentPool:
 
     def _lose_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
-            # Kept for an agent that connects late: one slow start must not cost the node for the whole job.
-            step.absent |= {each.name: each for each in self.nodes if each.name == node}
+            # One slow start must not cost the node for the whole job: it may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
     def _welcome(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the ranks that are requested."""
         found = decode(AgentFacts, facts)
         step = self._running.get(found.step)
-        known = (*self.nodes, *(step.absent.values() if step else ()))
+        known = (*self.nodes, *(step.lost.values() if step else ()))
         node = node_of_agent([node.name for node in known], found.variables, found.host)
-        if node and step and node in step.absent and step.released_at is None:
-            self._take_back(step.absent.pop(node), step)
+        if node and step and not step.member:
+            self._take_back(node, step)
         if node is None or step is None or not step.expects(node):
-            names = ", ".join(node.name for node in self.nodes)
-            log_line(
-                f"agent of step {found.step} on {found.host} {found.variables} rejected: "
-                f"not on a node of the job ({names}), or not expected there"
-            )
-            connection.close()
+            self._reject(found, node, step, connection)
         elif held := self._set_for(node, step):
             self._admit(held, node, step, found, connection)
         else:
@@ -432,10 +466,30 @@ class AgentPool:
             cause = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
             self._fail_member(found.step, step, cause)
 
-    def _take_back(self, node: Node, step: _AgentStep) -> None:
-        """Use a node again whose agent connects late."""
-        self.nodes = (*self.nodes, node)
-        step.sets[node.name] = ResourceSet(node.name, node.gpus)
+    def _take_back(self, name: str, step: _AgentStep) -> None:
+        """Use a node again that was lost, or whose last agent has ended."""
+        last = step.agent_on(name)
+        if last and last.closed:
+            self._lose_node(name)
+        if step.may_return(name):
+            node = step.lost.pop(name)
+            self.nodes = (*self.nodes, node)
+            step.sets[name] = ResourceSet(name, node.gpus)
+            self._events.on_return(name)
+
+    def _reject(
+        self, found: AgentFacts, node: str | None, step: _AgentStep | None, connection: Connection
+    ) -> None:
+        """Send an agent away: for good, unless the last one on its node is not known to have ended."""
+        names = ", ".join(node.name for node in self.nodes)
+        log_line(
+            f"agent of step {found.step} on {found.host} {found.variables} rejected: "
+            f"not on a node of the job ({names}), or not expected there"
+        )
+        if not (node and step and step.agent_on(node)):
+            with suppress(ConnectionError):
+                connection.send({LEAVE: True})
+        connection.close()
 
     def _set_for(self, node: str, step: _AgentStep) -> ResourceSet | None:
         """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
@@ -465,7 +519,7 @@ class AgentPool:
         site = self.site
         welcome = Welcome(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
-            *(site.timeouts.orphaned_s, self._stages.get(node), self._store),
+            *(site.timeouts.silence_s, self._stages.get(node), self._store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         step.to_start = [gpu for gpu in step.to_start if gpu not in own]
@@ -488,11 +542,15 @@ class AgentPool:
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _lose_node(self, node: str) -> None:
-        """Record the loss of a node for this job: its groups end, and nothing is placed on it any more."""
+        """Record the loss of a node: its groups end, and nothing is placed on it unless it returns."""
+        lost = {other.name: other for other in self.nodes if other.name == node}
         self.nodes = tuple(other for other in self.nodes if other.name != node)
         self._stores.pop(node, None)
         log_line(f"node {node} is lost: its agent has ended, sends nothing, or did not connect")
         for name, step in self._running.items():
+            if not step.member:
+                step.lost |= lost
+                step.losses[node] += 1
             for planned in step.sets_on(node):
                 del step.sets[planned]
                 if agent := step.agents.pop(planned, None):

@@ -43,6 +43,8 @@ class StoreReports:
     ----------
     opened : list
         Nodes whose stores are open, with the partitions found there.
+    lost : list
+        Nodes that have returned without what their stores had.
     fetched : list
         Copies between stores that have ended, with the node of the copy.
     visited, saved : list
@@ -52,6 +54,7 @@ class StoreReports:
     """
 
     opened: list[tuple[str, frozenset[int]]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     fetched: list[tuple[str, Fetched]] = field(default_factory=list)
     visited: list[VisitReport] = field(default_factory=list)
     saved: list[StateSaved] = field(default_factory=list)
@@ -94,6 +97,7 @@ class WorkerPool:
         self._killed: dict[Gpu, float] = {}
         self._written: dict[str, int] = {}
         self._staged: list[tuple[str, StagedParts]] = []
+        self._returned: list[str] = []
         self._next_watch = 0.0
         self._is_urgent = False
 
@@ -213,6 +217,11 @@ class WorkerPool:
         staged, self._staged = self._staged, []
         return staged
 
+    def take_returned(self) -> list[str]:
+        """Return the nodes that were lost and have returned since the last call."""
+        returned, self._returned = self._returned, []
+        return returned
+
     def signalled(self) -> tuple[str, ...]:
         """Return the names of the tasks of groups in which a rank has received SIGTERM."""
         return tuple(name for name, group in self._running.items() if group.signalled)
@@ -270,6 +279,11 @@ class WorkerPool:
         """Record the end of a copy of a state."""
         self._is_urgent = True
         self.stores.fetched.append((node, fetched))
+
+    def on_return(self, node: str) -> None:
+        """Record the return of a lost node."""
+        self._returned.append(node)
+        self.stores.lost.append(node)
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None

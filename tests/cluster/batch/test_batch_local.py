@@ -214,6 +214,14 @@ def test_a_script_whose_supervisor_is_killed_is_told_to_leave(batch, submit, tmp
     assert (end.state, end.exit_code, end.detail) == (JobState.FAILED, None, "its supervisor was killed")
 
 
+def test_a_script_is_in_the_claim_before_it_runs(batch, submit, tmp_path):
+    """Or it would be taken for ended, as it runs on, if its supervisor were killed at its start."""
+    job = submit(f"cp {tmp_path}/jobs/*.claim {tmp_path}/seen; sleep 60")
+    wait_for(lambda: (tmp_path / "seen").exists() and (tmp_path / "seen").read_text())
+    assert json.loads((tmp_path / "seen").read_text())["script"] is not None
+    batch.cancel([job])
+
+
 def test_a_process_with_a_supervisors_pid_is_not_taken_for_it(batch, submit, tmp_path):
     job = submit("sleep 60")
     wait_for(lambda: state_of(batch, job) is JobState.RUNNING)

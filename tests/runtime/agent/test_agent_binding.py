@@ -10,7 +10,7 @@ from hetctl.runtime.agent.messages import AgentFacts, GpuFacts, Welcome
 
 
 def welcome_to(node, gpus, device, cores_per_gpu):
-    return Welcome(node, gpus, device, cores_per_gpu, memory_per_gpu=2**30, orphaned_s=1.0)
+    return Welcome(node, gpus, device, cores_per_gpu, memory_per_gpu=2**30, silence_s=1.0)
 
 
 def test_a_slot_has_cores_of_its_own_and_no_device():

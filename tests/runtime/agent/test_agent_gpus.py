@@ -19,6 +19,7 @@ from hetctl.runtime.agent.gpus import (
     Gpu,
     active_links,
     gpus_of_node,
+    memory_in_use,
     parse_cpu_list,
     utilization,
     visible_gpus,
@@ -78,7 +79,11 @@ class FakeNvml(ModuleType):
         return "NVIDIA A100-SXM4-40GB"
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        return SimpleNamespace(total=self.fact(handle, "memory"))
+        return SimpleNamespace(total=self.fact(handle, "memory"), used=handle.get("used", 0))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        processes = self.fact(handle, "processes")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes.items()]
 
     def nvmlDeviceGetCpuAffinity(self, handle, cpuSetSize):
         words = self.fact(handle, "affinity")
@@ -141,6 +146,10 @@ class FakeAmdSmi(ModuleType):
     def amdsmi_get_gpu_memory_total(self, processor_handle, mem_type):
         assert mem_type == "VRAM"
         return 64 * 2**30
+
+    def amdsmi_get_gpu_memory_usage(self, processor_handle, mem_type):
+        assert mem_type == "VRAM"
+        return 700
 
     def amdsmi_get_gpu_activity(self, processor_handle):
         return {"gfx_activity": processor_handle["busy"], "umc_activity": 0, "mm_activity": "N/A"}
@@ -307,6 +316,18 @@ def test_links_that_are_in_use_are_counted_where_nvml_tells(node):
 @pytest.mark.usefixtures("node")
 def test_links_are_unknown_without_a_package():
     assert [active_links(gpu) for gpu in (NVIDIA[0], AMD[0])] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("package", "in_use"),
+    [
+        (FakeNvml(a100(1, processes={7: 500, 8: 100}, used=900), a100(2, used=900)), [100, 900]),
+        (FakeAmdSmi({"bdf": "0000:c1:00.0", "hip": 0}), [700]),
+    ],
+)
+def test_memory_is_that_of_the_process_or_else_of_the_gpu(node, package, in_use):
+    node(package)
+    assert [memory_in_use(gpu, 8) for gpu in gpus_of_node()] == in_use
 
 
 @given(st.sets(st.integers(0, 500)))

@@ -12,7 +12,7 @@ import pytest
 from workbench import wait_for
 
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.agent.rank_template import CRASHED, RankEnd, RankStart, Template
+from hetctl.runtime.agent.rank_template import CRASHED, RankEnd, RankStart, Template, TemplateReady
 from hetctl.storage.processes import Process
 
 LOADED: list[int] = []
@@ -35,9 +35,16 @@ def serve(_binding, channel):
     return 0 if wish == "end" else 9
 
 
+def imported():
+    """Return a template that has imported all."""
+    template = Template(preload, serve)
+    assert isinstance(template.receive(), TemplateReady)
+    return template
+
+
 @pytest.fixture
 def template():
-    template = Template(preload, serve)
+    template = imported()
     yield template
     template.close()
 
@@ -77,7 +84,7 @@ def test_ranks_share_the_modules_of_the_template(template):
 
 
 def test_ranks_end_with_their_template():
-    template = Template(preload, serve)
+    template = imported()
     pid, channel = fork(template)
     rank = Process.of(pid)
     template_pid = int(channel.recv(100).split()[1])
@@ -89,7 +96,7 @@ def test_ranks_end_with_their_template():
 
 
 def test_a_template_ends_when_it_is_closed():
-    template = Template(preload, serve)
+    template = imported()
     pid, channel = fork(template)
     template_pid = int(channel.recv(100).split()[1])
     template.close()

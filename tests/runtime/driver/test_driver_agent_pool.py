@@ -16,15 +16,17 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
+from hetctl.runtime.driver.agent_pool import MOST_RETURNS
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.processes import Process
 
 NODES = ("n1", "n2")
 SITE = Site(
     *("s", "slurm", "srun", 2, 2, 2, 2**30, (Queue("q"),)),
     device="slot",
-    timeouts=Timeouts(hang_s=60.0, ending_s=5.0),
+    timeouts=Timeouts(hang_s=60.0, silence_s=6.0, ending_s=5.0),
 )
 STATE = bytes(range(256)) * 4000
 LARGE_BYTES = 2**28
@@ -91,7 +93,8 @@ class Job:
         for name in ("events", "logs"):
             (folder / name).mkdir()
         (folder / "reports.json").write_text(json.dumps({"visited": encode(VISITED), "saved": encode(SAVED)}))
-        order = StoreOrder(self.run, (f"{folder}/$SLURMD_NODENAME/{{partition}}.npz",) * 4)
+        paths = tuple(f"{folder}/$SLURMD_NODENAME/{number}.npz" for number in range(4))
+        order = StoreOrder(self.run, paths)
         nodes = [Node(name, (0, 1)) for name in NODES]
         self.workers = WorkerPool(SITE, nodes, AgentFiles.within(folder), None, store=order)
         self.workers.start_agents()
@@ -126,16 +129,49 @@ class Job:
         self.wait_for(lambda stores: stores.fetched)
         return self.workers.stores.fetched.pop(0)
 
+    def works_on(self, node: str) -> None:
+        """Assert that a rank on a node does its work."""
+        (self.folder / "enough").touch()
+        self.start(node)
+        (ended,) = wait_for(self.workers.reap)
+        assert (ended.exit_code, ended.lost_nodes) == (0, ())
+
     def start(self, node: str) -> None:
         self.workers.start(TaskMessage(TRAIN, str(self.folder), "m"), (Placement(node, (0,)),))
 
-    def agent_of(self, node: str) -> int:
-        """Return the agent of a node: its parent is not an agent."""
+    def processes_of(self, node: str) -> list[int]:
+        """Return the processes on a node: keeper, agent, template and ranks."""
         there = alive(str(AgentFiles.within(self.folder).address))
         here = f"SLURMD_NODENAME={node}".encode()
-        agents = [pid for pid in there if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
-        (found,) = (pid for pid in agents if _parent(pid) not in agents)
+        return [pid for pid in there if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+
+    def keeper_of(self, node: str) -> int:
+        """Return the keeper of a node: its parent is not of the node."""
+        (found,) = (pid for pid in self.processes_of(node) if _parent(pid) not in self.processes_of(node))
         return found
+
+    def agent_of(self, node: str) -> int:
+        """Return the agent of a node: its parent is the keeper."""
+        keeper = self.keeper_of(node)
+        (found,) = (pid for pid in self.processes_of(node) if _parent(pid) == keeper)
+        return found
+
+    def rank_of(self, node: str) -> int:
+        """Return a rank of a node, which has begun its work."""
+        (found,) = (pid for pid in self.processes_of(node) if b"hetctl-rank" in _name(pid))
+        return found
+
+    def names(self) -> list[str]:
+        """Return the nodes in use."""
+        return sorted(node.name for node in self.workers.nodes)
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        for pid in self.processes_of(node):
+            os.kill(pid, number)
+
+
+def _name(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/comm").read_bytes()
 
 
 def _parent(pid: int) -> int:
@@ -199,7 +235,7 @@ def test_forgotten_states_are_deleted(job):
 def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     with (job.store("n1") / "m-1").open("wb") as file:
         file.truncate(LARGE_BYTES)
-    source = job.agent_of("n1")
+    source = job.keeper_of("n1")
     job.workers.fetch("n2", "m-1", "n1")
     while not job.states("n2"):
         assert not job.workers.stores.fetched
@@ -213,6 +249,54 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     # The next user of any such folder on the node removes what is left.
     with node_folder(f"{job.run}-next"):
         assert not job.store("n1").exists()
+
+
+def test_a_node_that_stood_still_comes_back_with_nothing(job):
+    job.start("n1")
+    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    rank = Process.of(job.rank_of("n1"))
+    (job.store("n1") / "m-1").write_bytes(STATE)
+    job.signal("n1", signal.SIGSTOP)
+    (ended,) = wait_for(job.workers.reap)
+    assert (ended.lost_nodes, job.names()) == (("n1",), ["n2"])
+    job.workers.stores.opened.clear()
+    job.signal("n1", signal.SIGCONT)
+    assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
+    assert (job.names(), job.workers.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert not rank.alive
+    job.works_on("n1")
+
+
+@pytest.mark.parametrize("victim", ["agent", "template"])
+def test_a_node_whose_agent_is_killed_is_used_at_once(job, victim):
+    job.start("n1")
+    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    rank = Process.of(job.rank_of("n1"))
+    (job.store("n1") / "m-1").write_bytes(STATE)
+    os.kill(job.agent_of("n1") if victim == "agent" else _parent(rank.pid), signal.SIGKILL)
+    (ended,) = wait_for(job.workers.reap)
+    assert ended.lost_nodes == ("n1",)
+    assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
+    assert (job.names(), job.workers.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert not rank.alive
+    job.works_on("n1")
+
+
+def test_a_node_whose_keeper_is_killed_is_lost_for_good(job):
+    os.kill(job.keeper_of("n1"), signal.SIGKILL)
+    job.wait_for(lambda _: job.names() == ["n2"])
+    assert job.processes_of("n1") == []
+
+
+def test_a_node_that_is_lost_again_and_again_is_given_up(job):
+    for _ in range(MOST_RETURNS):
+        assert job.names() == ["n1", "n2"]
+        os.kill(job.agent_of("n1"), signal.SIGKILL)
+        job.wait_for(lambda stores: stores.opened)
+        job.workers.stores.opened.clear()
+    os.kill(job.agent_of("n1"), signal.SIGKILL)
+    job.wait_for(lambda _: job.names() == ["n2"])
+    wait_for(lambda: job.processes_of("n1") == [])
 
 
 def test_stores_end_with_the_job(job):

@@ -23,7 +23,7 @@ from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import StageOrder, Welcome
+from hetctl.runtime.agent.messages import PartToStage, StageOrder, Welcome
 from hetctl.runtime.data.part_folder import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.worker_pool import WorkerPool
@@ -132,7 +132,7 @@ class Job:
         wait_for(lambda: not alive(str(self.folder)))
 
     def agents(self) -> list[int]:
-        """Return the agents that the driver, which is this process, has started."""
+        """Return the agents, or their keepers, that the driver has started: it is this process."""
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
@@ -208,8 +208,8 @@ def slow_part(tmp_path):
     part = PartFile(1, 1, len(PART), hashlib.sha256(PART).hexdigest())
     write_manifest(shared, PartitionManifest(0, (part,)))
     os.mkfifo(shared / "0.npz")
-    path = f"{tmp_path}/disk/{{partition}}.npz"
-    return shared / "0.npz", StageOrder(f"{shared}/{{partition}}.npz", path, 1, (0,))
+    order = StageOrder(1, (PartToStage(0, f"{shared}/0.npz", f"{tmp_path}/disk/0.npz"),))
+    return shared / "0.npz", order
 
 
 def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_part):
@@ -429,14 +429,18 @@ def test_a_node_is_lost_with_its_groups_if_no_agent_connects(start, monkeypatch)
     assert not _closed(late)
 
 
-def test_a_killed_agent_ends_its_ranks_and_is_started_again(job):
+@pytest.mark.parametrize(("victim", "lost"), [("agent", ("localhost",)), ("keeper", ())])
+def test_a_killed_agent_ends_its_ranks_and_is_started_again(job, victim, lost):
+    """Also on the only node, by its keeper, or with the step by the driver."""
     job.start("first", 0, 1, steps=1000)
     wait_for(lambda: len(job.at_work("first")) == 2)
     old = job.at_work("first")
-    (agent,) = job.agents()
-    os.kill(agent, signal.SIGKILL)
+    (keeper,) = job.agents()
+    (agent,) = (pid for pid in alive(str(AgentFiles.within(job.folder).address)) if _parent(pid) == keeper)
+    os.kill(keeper if victim == "keeper" else agent, signal.SIGKILL)
     (first,) = job.end_of("first")
-    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
+    assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, lost)
+    wait_for(lambda: job.workers.reap() == [] and job.workers.nodes == (NODE,))
     job.start("second", 0, 1)
     (second,) = job.end_of("second")
     assert second.exit_code == 0

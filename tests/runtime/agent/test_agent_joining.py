@@ -1,0 +1,128 @@
+"""Agents that connect to a listener of this process, which answers as a driver does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from workbench import wait_for
+
+from hetctl.model.serialization import encode
+from hetctl.runtime.agent.joining import (
+    DismissedError,
+    DriverAddress,
+    DriverFile,
+    OrphanedError,
+    join,
+    join_again,
+)
+from hetctl.runtime.agent.messages import LEAVE, AgentFacts, Welcome
+from hetctl.runtime.transport import Listener
+from hetctl.runtime.worker.messages import write_address
+
+FACTS = AgentFacts("agents", "n1", {}, (0,))
+WELCOME = Welcome("n1", (0,), "gpu", 1, 2**30, silence_s=30.0)
+AGAIN_S = 0.1
+"""Seconds of an attempt to connect."""
+
+
+class Driver:
+    """The driver's side: a listener, and the file with its address."""
+
+    def __init__(self, path, orphaned_s=60.0):
+        self.listener = Listener("key")
+        self.path = path
+        self.address = DriverAddress(**vars(self.listener.address), orphaned_s=orphaned_s)
+        write_address(path, self.address)
+
+    def answer(self, *answers):
+        """Answer one agent after another in the background; None: close its connection."""
+
+        def run():
+            for answer in answers:
+                _, connection = self.listener.wait(60.0)
+                self.kept.append(connection)
+                if answer is None:
+                    connection.close()
+                else:
+                    connection.send(answer)
+
+        self.kept = []
+        threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.fixture
+def driver(tmp_path):
+    made = Driver(tmp_path / "driver.json")
+    yield made
+    made.listener.close()
+
+
+def test_an_agent_is_welcome(driver):
+    driver.answer(encode(WELCOME))
+    connection, welcome = join(driver.address, FACTS)
+    assert welcome == WELCOME
+    driver.kept[0].send({"start": 0})
+    assert connection.receive(60.0) == {"start": 0}
+
+
+def test_an_agent_returns_once_the_driver_takes_it(driver):
+    """As long as the driver holds the connection of the last agent, it rejects the next one."""
+    driver.answer(None, None, encode(WELCOME))
+    _, welcome = join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+    assert welcome == WELCOME
+
+
+def test_an_agent_that_is_not_needed_does_not_return(driver):
+    driver.answer(None, {LEAVE: True})
+    with pytest.raises(DismissedError, match="does not need"):
+        join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+
+
+def test_the_file_tells_that_the_driver_has_ended(driver):
+    file = DriverFile(driver.path)
+    driver.listener.close()
+    driver.path.unlink()
+    with pytest.raises(DismissedError, match="has ended"):
+        join_again(file, FACTS, AGAIN_S)
+
+
+def test_the_file_of_another_driver_ends_the_search(driver):
+    file = DriverFile(driver.path)
+    driver.listener.close()
+    write_address(driver.path, replace(driver.address, key="another"))
+    with pytest.raises(DismissedError, match="has ended"):
+        join_again(file, FACTS, AGAIN_S)
+
+
+def test_a_driver_is_dead_if_this_machine_refuses(driver):
+    driver.listener.close()
+    with pytest.raises(OrphanedError) as found:
+        join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+    assert found.value.silent_s < driver.address.orphaned_s
+
+
+def test_a_driver_lives_as_long_as_it_touches_its_file(tmp_path):
+    """From another machine a refusal proves nothing: its network may be parted."""
+    driver = Driver(tmp_path / "driver.json", orphaned_s=2.0)
+    driver.listener.close()
+    write_address(driver.path, replace(driver.address, host="127.0.0.1"))
+    touches, ended = 0, threading.Event()
+    outcome = []
+
+    def search():
+        with pytest.raises(OrphanedError) as found:
+            join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+        outcome.append((touches, found.value.silent_s))
+        ended.set()
+
+    threading.Thread(target=search, daemon=True).start()
+    while touches < 8:
+        os.utime(driver.path)
+        touches += 1
+        assert not ended.wait(0.5)
+    wait_for(ended.is_set)
+    ((seen, silent_s),) = outcome
+    assert (seen, silent_s > 2.0) == (8, True)
