@@ -6,10 +6,9 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import queue
 import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import astuple, replace
@@ -17,17 +16,26 @@ from pathlib import Path
 
 import numpy as np
 from ensembles.handwriting import digits
+from ranks import fork
 from tiny_networks import ENSEMBLES, MODULES
 
 from hetctl.model.ensemble import Ensemble, Functions, Partitions
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.serialization import decode, encode
+from hetctl.partitions import read
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
+from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.node_folder import state_folder
-from hetctl.runtime.transport import Connection
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.transport import Address, Connection
+from hetctl.runtime.worker import context
 from hetctl.runtime.worker.context import InputShare
-from hetctl.runtime.worker.group import RankInfo
+from hetctl.runtime.worker.group import RankInfo, SingleRank
 from hetctl.runtime.worker.messages import (
     VISIT,
     Assignment,
@@ -38,65 +46,52 @@ from hetctl.runtime.worker.messages import (
     VisitReport,
     VisitSpec,
 )
+from hetctl.runtime.worker.user_functions import load_functions
+from hetctl.runtime.worker.worker import serve
 
 PATIENCE_S = 120.0
 NODE, RUN = "n1", "r"
 PARTS = ((150, 40), (170, 60), (140, 30), (180, 70))
 """Training and validation samples of each partition: the last batches of none are full."""
 
-RANK = """
-import json, socket, sys
-from pathlib import Path
-from hetctl.model.serialization import decode
-from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.data.sharing import node_folder
-from hetctl.runtime.worker import context
-from hetctl.runtime.worker.worker import serve
-memory, binding, channel, networks_bytes = json.loads(sys.argv[1])
-node_folder.MEMORY = Path(memory)
-context.NETWORKS_BYTES = networks_bytes
-sys.exit(serve(decode(Binding, binding), socket.socket(fileno=channel)))
-"""
 
-ALONE = """
-import json, os, sys
-import numpy as np
-from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.serialization import decode
-from hetctl.partitions import read
-from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.data.loaders import ArrayLoader
-from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
-from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
-from hetctl.runtime.worker.user_functions import load_functions
-ensemble, member, parts, visits, out = json.loads(sys.argv[1])
-ensemble, member = decode(Ensemble, ensemble), decode(Member, member)
-os.sched_setaffinity(0, (0,))
-framework, functions = load_framework(ensemble.framework), load_functions(ensemble)
-loaded = [read(part) for part in parts]
-def loader(pair, seed):
+def serve_visits(memory, binding, channel, networks_bytes):
+    """Be a rank whose store of states is in a folder; return the exit code."""
+    node_folder.MEMORY = memory
+    context.NETWORKS_BYTES = networks_bytes
+    return serve(binding, channel)
+
+
+def loader_of(pair, member, seed, gpus=1):
     source = ArraySource(*pair, "part")
-    return ArrayLoader(source, Stream(len(source), member.batch_size, seed))
-training = [loader(pair, member.seed) for pair, _ in loaded]
-held_out = [loader(pair, UNSHUFFLED) for _, pair in loaded]
-framework.prepare((0,), None, member.seed)
-network = framework.build(member, functions, SingleRank(), training[0].sample)
-done, metrics = 0, []
-for epoch, number, evaluates in visits:
-    if evaluates:
-        network.evaluate(held_out_batches(held_out[number], epoch, lambda: None))
-        continue
-    done += 1
-    last = done % len(parts) == 0
-    network.train(Batches(training[number], epoch, 0, SingleRank(), lambda: False, is_last=last))
-    if last:
-        every = tuple(np.concatenate([pair[part] for _, pair in loaded]) for part in (0, 1))
-        metrics.append(network.evaluate(held_out_batches(loader(every, UNSHUFFLED), epoch, lambda: None)))
-np.savez(out, **network.save())
-json.dump(metrics, open(out + ".json", "w"))
-"""
+    return ArrayLoader(source, Stream(len(source), member.batch_size * gpus, seed))
+
+
+def follow(ensemble, member, parts, visits, out):
+    """Train a member by visits on partitions of this process; write its state, and metrics of each epoch."""
+    os.sched_setaffinity(0, (0,))
+    framework, functions = load_framework(ensemble.framework), load_functions(ensemble)
+    loaded = [read(part) for part in parts]
+    held_out = [loader_of(pair, member, UNSHUFFLED) for _, pair in loaded]
+    every = tuple(np.concatenate([pair[part] for _, pair in loaded]) for part in (0, 1))
+    whole = loader_of(every, member, UNSHUFFLED)
+    framework.prepare((0,), None, member.seed)
+    network = framework.build(member, functions, SingleRank(), held_out[0].sample)
+    done, scale, metrics = 0, 1, []
+    for epoch, number, evaluates, gpus in visits:
+        network.scale_learning_rate(gpus / scale)
+        scale = gpus
+        if evaluates:
+            network.evaluate(held_out_batches(held_out[number], epoch, lambda: None))
+            continue
+        done += 1
+        last = done % len(parts) == 0
+        training = loader_of(loaded[number][0], member, member.seed, gpus)
+        network.train(Batches(training, epoch, 0, SingleRank(), lambda: False, is_last=last))
+        if last:
+            metrics.append(network.evaluate(held_out_batches(whole, epoch, lambda: None)))
+    np.savez(out, **network.save())
+    Path(f"{out}.json").write_text(json.dumps(metrics))
 
 
 def write_parts(folder):
@@ -137,20 +132,24 @@ class Visits:
     def checkpoints(self, member):
         return self.folder / "checkpoints" / member.name
 
-    def assignment(self, member, visit, *, gpu=0, deadline_s=3600.0):
-        place = Placement(NODE, (gpu,))
+    def assignment(self, member, visit, *, gpus=(0,), info=None, deadline_s=3600.0):
+        place = Placement(NODE, gpus)
         training = TrainingSpec(
             run=RUN,
             round=0,
             ensemble=replace(self.ensemble, members=(member,)),
-            allocation=Allocation(member.name, 1, HOPPER, 100.0, (place,)),
+            allocation=Allocation(member.name, len(gpus), HOPPER, 100.0, (place,)),
             checkpoints=str(self.checkpoints(member)),
             deadline=time.time() + deadline_s,
             shares=(InputShare(),),
             visit=visit,
         )
         task = TaskMessage(VISIT, str(self.folder / "run"), member.name, training)
-        return Assignment(task, RankInfo(0, 1, f"key-{next(self._keys)}"), time.time())
+        return Assignment(task, info or RankInfo(0, 1, self.key()), time.time())
+
+    def key(self):
+        """Return the key of a new group."""
+        return f"key-{next(self._keys)}"
 
 
 class VisitedRank:
@@ -160,12 +159,8 @@ class VisitedRank:
         self.visits, self.gpu = visits, gpu
         ours, theirs = socket.socketpair()
         binding = Binding(NODE, gpu, None, (0,))
-        memory = str(visits.folder / "memory")
-        arguments = json.dumps([memory, encode(binding), theirs.fileno(), networks_bytes])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK, arguments], pass_fds=[theirs.fileno()], start_new_session=True
-        )
-        theirs.close()
+        with theirs:
+            self.process = fork(serve_visits, visits.folder / "memory", binding, theirs, networks_bytes)
         self._connection = Connection(ours)
         self._arrived = queue.SimpleQueue()
         self.messages = []
@@ -180,7 +175,7 @@ class VisitedRank:
 
     def start(self, member, visit, **how):
         """Assign a visit."""
-        assignment = self.visits.assignment(member, visit, gpu=self.gpu, **how)
+        assignment = self.visits.assignment(member, visit, **{"gpus": (self.gpu,), **how})
         self._key = assignment.place.key
         self._connection.send({"task": encode(assignment)})
 
@@ -203,7 +198,7 @@ class VisitedRank:
         """Wait for a message with a key; return it."""
         while True:
             message = self._arrived.get(timeout=PATIENCE_S)
-            assert message is not None, f"the rank has ended with {self.process.wait()}"
+            assert message is not None, f"the rank has ended with {self.end()}"
             self.messages.append(message)
             if key in message:
                 return message
@@ -219,13 +214,42 @@ class VisitedRank:
     def release(self):
         """End the rank as the end of its driver would; return its exit code."""
         self._connection.close()
-        return self.process.wait(PATIENCE_S)
+        return self.end()
+
+    def end(self):
+        """Wait for the end of the process; return its exit code."""
+        self.process.join(PATIENCE_S)
+        return self.process.exitcode
 
     def _listen(self):
         with contextlib.suppress(OSError, ValueError):
             while True:
                 self._arrived.put(self._connection.receive())
         self._arrived.put(None)
+
+
+class VisitedGroup:
+    """Ranks that make visits together."""
+
+    def __init__(self, *ranks):
+        self.ranks = ranks
+        self._gpus = tuple(rank.gpu for rank in ranks)
+
+    def start(self, member, visit):
+        """Assign a visit: the others get it with the address at which rank 0 waits."""
+        leader, *others = self.ranks
+        info = RankInfo(0, len(self.ranks), leader.visits.key())
+        leader.start(member, visit, gpus=self._gpus, info=info)
+        address = decode(Address, leader.wait_for("master")["master"])
+        for number, rank in enumerate(others, 1):
+            rank.start(member, visit, gpus=self._gpus, info=replace(info, rank=number, master=address))
+
+    def visit(self, member, visit):
+        """Make a visit; return the report of rank 0, the only one."""
+        self.start(member, visit)
+        report, *others = [rank.finish() for rank in self.ranks]
+        assert others == [None] * len(others)
+        return report
 
 
 def digest(arrays):
@@ -243,16 +267,22 @@ def digest_in(store, name):
 def train_alone(folder, ensemble, member, order):
     """Train in one process without files in between; return the digest, and metrics of each epoch.
 
-    `order` has epoch, partition and `evaluates` of each visit; the metrics are those of all validation
-    samples at once.
+    `order` has epoch, partition and `evaluates` of each visit, and its GPUs, of whose samples each step takes
+    all; the metrics are those of all validation samples at once.
     """
+    arrays, metrics = trained_alone(folder, ensemble, member, order)
+    return digest(arrays), metrics
+
+
+def trained_alone(folder, ensemble, member, order):
+    """Return what `train_alone` does, but the arrays themselves."""
     parts = [ensemble.partitions.path.replace("{partition}", str(number)) for number in range(len(PARTS))]
-    out = str(folder / f"{member.name}-alone.npz")
-    arguments = json.dumps([encode(ensemble), encode(member), parts, order, out])
-    done = subprocess.run([sys.executable, "-c", ALONE, arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    out = folder / f"{member.name}-alone.npz"
+    process = fork(follow, ensemble, member, parts, order, out)
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
     with np.load(out) as arrays:
-        return digest(dict(arrays)), json.loads(Path(out + ".json").read_text())
+        return dict(arrays), json.loads(Path(f"{out}.json").read_text())
 
 
 def hops(member, orders, first=0, step=1):
@@ -266,5 +296,7 @@ def hops(member, orders, first=0, step=1):
             number += step
 
 
-def order_of(visits):
-    return [astuple(visit)[1:4] for visit in visits]
+def order_of(visits, gpus=()):
+    """Return epoch, partition, `evaluates` and number of GPUs, by default 1, of each visit."""
+    counts = gpus or (1,) * len(visits)
+    return [(*astuple(visit)[1:4], count) for visit, count in zip(visits, counts, strict=True)]

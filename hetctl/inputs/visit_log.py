@@ -16,8 +16,8 @@ from hetctl.inputs.unit_time_table import UnitTimeTable
 
 MOST_EPOCHS = 10_000
 """Largest number of epochs of a configuration."""
-WORKER = re.compile(r".+:[0-9]+")
-"""Form of a worker of a run: its node, and the number of its GPU."""
+WORKER = re.compile(r".+:[0-9]+(\+[0-9]+)*")
+"""Form of a worker of a run: its node, and the numbers of its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]
     Parameters
     ----------
     configs, partitions : sequence of str
-        Names that the trace may have; its workers have the form ``NODE:GPU``.
+        Names that the trace may have; its workers have the form ``NODE:GPU``, or ``NODE:GPU+GPU`` for groups.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def _unknown(visits: Iterable[PlacedVisit], kinds: Mapping[str, Sequence[str]]) 
 def _no_gpus(visits: Iterable[PlacedVisit]) -> Iterator[Problem]:
     for place, visit in visits:
         if not WORKER.fullmatch(visit.worker):
-            yield place, f"worker must be NODE:GPU, got {shown(visit.worker)}"
+            yield place, f"worker must be NODE:GPU or NODE:GPU+GPU, got {shown(visit.worker)}"
 
 
 def _homeless(visits: Iterable[PlacedVisit], table: UnitTimeTable) -> Iterator[Problem]:

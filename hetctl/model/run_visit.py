@@ -19,7 +19,7 @@ class RunVisit:
     epoch : int
         Training epoch, from 1; the evaluation that follows it has the same number.
     worker : str
-        Node and GPU, as ``node:gpu``.
+        Node and GPUs, as `hetctl.model.hop_worker` names them.
     began_at, ended_at : float
         Seconds since the epoch.
     state : str

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, Order
+from hetctl.model.hop_worker import slots_in
 from hetctl.model.run_visit import DONE, LOST, UNDONE, RunHopPlan, RunVisit
 from hetctl.storage.event_log import EventFile
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.snapshot import Row, row_of
 
 VisitKey = tuple[str, int]
 """Member, and number of the visit."""
@@ -43,6 +45,32 @@ class VisitFold:
         # Of two events of one visit the later one counts.
         if key not in self._visits or self._visits[key][0] < event.order:
             self._visits[key] = event.order, visit
+
+    def has(self, numbers: Iterable[int]) -> bool:
+        """Return true if visits with all these numbers are in the fold of one member's events."""
+        return {number for _, number in self._visits}.issuperset(numbers)
+
+    def take(self, epoch: int) -> tuple[RunVisit, ...]:
+        """Remove the visits up to an epoch, and return them."""
+        taken = tuple(visit for visit in self.visits if visit.epoch <= epoch)
+        for visit in taken:
+            del self._visits[visit.member, visit.number]
+            self._undone.discard((visit.member, visit.number))
+        return taken
+
+    def rows(self) -> list[Any]:
+        """Return the argument of `restore`."""
+        visits = [[order, row_of(visit)] for order, visit in self._visits.values()]
+        plans = [[order, row_of(plan)] for order, plan in self._plans.items()]
+        return [visits, list(self._undone), plans]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Continue from an earlier state; to be called before any event is added."""
+        visits, undone, plans = rows
+        found = ((tuple(order), RunVisit(*row)) for order, row in visits)
+        self._visits = {(visit.member, visit.number): (order, visit) for order, visit in found}
+        self._undone = {(member, number) for member, number in undone}
+        self._plans = {tuple(order): _plan_of(row) for order, row in plans}
 
     @property
     def visits(self) -> tuple[RunVisit, ...]:
@@ -86,6 +114,12 @@ def _visit(event: Event) -> RunVisit:
     return RunVisit(event.source, **given, state=STATES[event.kind], round=event.round)
 
 
+def _plan_of(row: Row) -> RunHopPlan:
+    plan = RunHopPlan(*row)
+    # JSON has no tuples.
+    return replace(plan, workers={worker: tuple(partitions) for worker, partitions in plan.workers.items()})
+
+
 def _plan(event: Event) -> RunHopPlan:
     data = event.data
     return RunHopPlan(
@@ -119,8 +153,8 @@ def violations(
     return [
         *_incomplete(done, partitions, epochs),
         *_in_wrong_order(done, slack_s),
-        *_overlaps("isolation", visits, "member", slack_s),
-        *_overlaps("exclusive access", visits, "worker", slack_s),
+        *_overlaps("isolation", ((visit.member, visit) for visit in visits), slack_s),
+        *_overlaps("exclusive access", on_each_gpu(visits), slack_s),
         *_preempted(done),
     ]
 
@@ -146,17 +180,23 @@ def _in_wrong_order(done: Sequence[RunVisit], slack_s: float) -> list[str]:
     """Return violations of the rule that a member ends each pass before the next one begins."""
     return [
         f"completeness: visit {later.number} of {member} belongs to an earlier pass than visit {visit.number}"
-        for member, own in _by(done, "member").items()
+        for member, own in grouped((visit.member, visit) for visit in done).items()
         for visit, later in pairwise(sorted(own, key=attrgetter("began_at")))
         if later.hopper_epoch < visit.hopper_epoch and later.began_at >= visit.began_at + slack_s
     ]
 
 
-def _overlaps(rule: str, visits: Sequence[RunVisit], of: str, slack_s: float) -> list[str]:
-    """Return violations of the rule that a member or a worker has one visit at a time."""
+def on_each_gpu(visits: Iterable[RunVisit]) -> Iterator[tuple[str, RunVisit]]:
+    """Yield each visit with the name of each of its GPUs, as a worker: one of a group has several."""
+    for visit in visits:
+        yield from ((slot, visit) for slot in slots_in(visit.worker))
+
+
+def _overlaps(rule: str, visits: Iterable[tuple[str, RunVisit]], slack_s: float) -> list[str]:
+    """Return violations of the rule that a member or a GPU has one visit at a time."""
     return [
         f"{rule}: visit {later.number} of {name} begins before visit {visit.number} has ended"
-        for name, own in _by(visits, of).items()
+        for name, own in grouped(visits).items()
         for visit, later in pairwise(sorted(own, key=lambda one: (one.began_at, one.ended_at)))
         if later.began_at < visit.ended_at - slack_s
     ]
@@ -171,8 +211,9 @@ def _preempted(done: Sequence[RunVisit]) -> list[str]:
     return [*twice, *(f"no preemption: visit {visit.number} ends before it begins" for visit in wrong)]
 
 
-def _by(visits: Iterable[RunVisit], name: str) -> Mapping[str, list[RunVisit]]:
+def grouped(pairs: Iterable[tuple[str, RunVisit]]) -> Mapping[str, list[RunVisit]]:
+    """Return the visits of each name."""
     found: defaultdict[str, list[RunVisit]] = defaultdict(list)
-    for visit in visits:
-        found[getattr(visit, name)].append(visit)
+    for name, visit in pairs:
+        found[name].append(visit)
     return found

@@ -11,6 +11,7 @@ from hetctl.inputs.placed_partitions import PlacedPartition, read_partition_tabl
 from hetctl.model.errors import BadInputError
 
 HEAD = "partition,path,nodes\n"
+FROM = "partition,path,nodes,source\n"
 GOOD = HEAD + "1,$TMPDIR/b.npz,\n0,/p/a.npz,n1; n7\n"
 ENSEMBLE = """\
 name: e
@@ -30,6 +31,12 @@ def test_lines_are_read_in_the_order_of_their_numbers(tmp_path):
         PlacedPartition("/p/a.npz", ("n1", "n7")),
         PlacedPartition("$TMPDIR/b.npz", ()),
     ]
+
+
+def test_lines_may_say_from_where_parts_are_copied(tmp_path):
+    text = FROM + "0,$TMPDIR/0,n1,$SHARED/0.npz\n1,/p/1,n2,\n2,$TMPDIR/2,,/s/2.npz\n"
+    sources = [partition.source for partition in read_partition_table(written(tmp_path, text))]
+    assert sources == ["$SHARED/0.npz", "", "/s/2.npz"]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,8 @@ def test_lines_are_read_in_the_order_of_their_numbers(tmp_path):
         (HEAD + "0,/a,n1;;n2\n", "parts.csv:2: nodes must be names separated by ';'"),
         (HEAD + "0,/a,n1 n2\n", "parts.csv:2: nodes must be names separated by ';'"),
         (HEAD + "0,/a,n1;n1\n", "parts.csv:2: nodes has a name twice"),
+        (FROM + "0,/a,,s/0.npz\n", "parts.csv:2: source must be absolute, or begin with a variable"),
+        (FROM + "0,/a,,/s/0\n1,/a,,\n", "parts.csv:3: path '/a' is already in line 2, and"),
         (HEAD + "x,,;\ny,/a,\n", "parts.csv:2: path must be"),
     ],
 )
@@ -85,7 +94,14 @@ def test_an_ensemble_has_the_paths_and_nodes_of_its_file(ensemble_with):
     assert ensemble.reads_partitions
     assert (partitions.count, partitions.paths()) == (2, ("/p/a.npz", "$TMPDIR/b.npz"))
     assert partitions.nodes == (("n1", "n7"), ())
+    assert partitions.sources() == ()
     assert partitions.described == "/p/a.npz, $TMPDIR/b.npz"
+
+
+def test_an_ensemble_has_the_sources_of_its_file(ensemble_with, tmp_path):
+    written(tmp_path, FROM + "1,/b,n1,\n0,/a,,/s/0.npz\n")
+    partitions = ensemble_with("partitions: {file: parts.csv}\n" + WITH_SIZE).partitions
+    assert partitions.sources() == ("/s/0.npz", "")
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,21 @@ def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
     assert max(seen.values()) - min(seen.values()) <= 2
 
 
-def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path):
+@pytest.mark.parametrize("by", ["source", "file"])
+def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path, by):
     shared, disks = tmp_path / "shared", tmp_path / "disks"
+    source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"
+    partitions = {"source": f"{{count: 8, source: '{source}', path: '{path}'}}", "file": "{file: parts.csv}"}
+    # Before the job the names of its nodes are unknown: these stand for the first and the second.
+    lines = [
+        f"{n},{path.format(partition=n)},{('one', 'two')[n % 2]},{source.format(partition=n)}\n"
+        for n in range(8)
+    ]
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "parts.csv").write_text("partition,path,nodes,source\n" + "".join(lines))
     project = project_of(
         "tensorflow", slurm_cluster, tmp_path / "project", {"m": RANKS},
-        functions={"input_fn": "handwriting:staged_input_fn"},
-        partitions=f"{{count: 8, source: '{shared}/{{partition}}.npz',"
-        f" path: '{disks}/$SLURMD_NODENAME/{{partition}}.npz'}}",
+        functions={"input_fn": "handwriting:staged_input_fn"}, partitions=partitions[by],
     )  # fmt: skip
     made = project.hetctl("partition", str(shared), "--json").json
     project.run(*MIGRATE)

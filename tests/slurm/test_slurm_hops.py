@@ -15,7 +15,7 @@ import psutil
 import pytest
 from hop_reference import digest_of
 from tiny_networks import ENSEMBLES, MODULES
-from workbench import ProjectFolder, ranks_of, wait_for
+from workbench import ProjectFolder, processes_on, ranks_of, wait_for
 
 from hetctl.model.run_visit import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
 NODES, EPOCHS = ("n1", "n2", "n3", "n4"), 3
 TESTS = Path(__file__).parents[1]
+TWICE = [[node, NODES[(number + 1) % 4]] for number, node in enumerate(NODES)]
+"""Nodes of the partitions, two of each."""
 CONFIGS = [
     {"units": units, **how}
     for units in (16, 24, 32)
@@ -47,20 +49,31 @@ samples_per_epoch: 640
 stop: {{metric: val_loss, patience: 9, max_epochs: {epochs}}}
 members:
 """
-MEMBER = "  - {{name: m{number}, config: {config}, batch_size: 16, max_gpus: 1, seed: {number}}}\n"
+MEMBER = "  - {{name: m{number}, config: {config}, batch_size: 16, max_gpus: {gpus}, seed: {number}}}\n"
 SITE = """\
 extends: slurm
-nodes: 4
-gpus_per_node: 1
-cores_per_node: 1
+nodes: {nodes}
+gpus_per_node: {gpus}
+cores_per_node: {gpus}
 memory_per_node: 6000MiB
-queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
+queues: [{{name: main, max_nodes: {nodes}, max_wall: 1h}}]
 python: {python}
-timeouts: {{orphaned: 5s}}
+timeouts: {{orphaned: 5s, silence: {silence}}}
 """
 
 
-def project_of(framework, cluster, folder, homes=None, epochs=EPOCHS, pause_s=0.0):
+def project_of(
+    framework,
+    cluster,
+    folder,
+    homes=None,
+    epochs=EPOCHS,
+    pause_s=0.0,
+    silence="30s",
+    configs=CONFIGS,
+    gpus_per_node=1,
+    rate=500,
+):
     """Make a project.
 
     Parameters
@@ -76,12 +89,19 @@ def project_of(framework, cluster, folder, homes=None, epochs=EPOCHS, pause_s=0.
     for module in (*MODULES.values(), "handwriting"):
         shutil.copy(ENSEMBLES / f"{module}.py", home)
     text = ENSEMBLE.format(framework=framework, module=MODULES[framework], disks=disks, epochs=epochs)
-    configs = [json.dumps({**config, "pause_s": pause_s}) for config in CONFIGS]
-    members = [MEMBER.format(number=number, config=config) for number, config in enumerate(configs)]
+    members = [
+        MEMBER.format(number=number, config=json.dumps({**config, "pause_s": pause_s}), gpus=gpus_per_node)
+        for number, config in enumerate(configs)
+    ]
     (home / "ensemble.yaml").write_text(text + "".join(members))
-    rates = "".join(f"m{number},1,500,{640 * epochs}\n" for number in range(len(CONFIGS)))
+    rates = "".join(
+        f"m{number},{gpus},{rate * gpus},{640 * epochs}\n"
+        for number in range(len(configs))
+        for gpus in range(1, gpus_per_node + 1)
+    )
     (home / "rates.csv").write_text("member,gpus,rate,samples\n" + rates)
-    (home / "site-configs" / "lab.yaml").write_text(SITE.format(python=sys.executable))
+    site = SITE.format(python=sys.executable, nodes=4 // gpus_per_node, gpus=gpus_per_node, silence=silence)
+    (home / "site-configs" / "lab.yaml").write_text(site)
     project = ProjectFolder(home, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
     assert project.hetctl("profile", "import", "rates.csv").code == 0
     return project
@@ -180,11 +200,40 @@ def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, fr
         assert last_states(project, "hops-002", digests) == digests
 
 
+def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
+    """Two members on two nodes of two GPUs; a killed rank costs its group one visit."""
+    homes = [["n1"], ["n1"], ["n2"], ["n2"]]
+    few = {
+        "homes": homes,
+        "epochs": 1,
+        "pause_s": 0.2,
+        "configs": CONFIGS[::3],
+        "gpus_per_node": 2,
+        "rate": 50,
+    }
+    project = project_of("pytorch", slurm_cluster, tmp_path, **few)
+    submit(project)
+    after_visits(project, 2)
+    os.kill(rank_at_work(project), signal.SIGKILL)
+    wait_for(lambda: is_over(project), 180)
+    events = events_of(project)
+    assert [e.data["reason"] for e in events if e.kind == "visit_lost"] == ["killed"]
+    visits = VisitLog(project.home.run(RUN), ["m0", "m1"]).look().visits
+    assert violations(visits, 4, {"m0": 1, "m1": 1}) == []
+    assert {visit.worker for visit in visits} == {"n1:0+1", "n2:0+1"}
+    (epoch,) = [e.data for e in events if e.kind == "epoch" and e.source == "m0"]
+    assert epoch["gpus"] == 2
+    # Two gradients add up to the same bits in any order.
+    states = last_states(project, RUN, ["m0", "m1"])
+    assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
+    assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
+    assert last_states(project, "hops-002", states) == states
+
+
 @pytest.fixture
 def slow(slurm_cluster, tmp_path):
     """A project of one epoch in training, whose partitions are on two nodes each."""
-    homes = [[node, NODES[(number + 1) % 4]] for number, node in enumerate(NODES)]
-    project = project_of("pytorch", slurm_cluster, tmp_path, homes, epochs=1, pause_s=0.1)
+    project = project_of("pytorch", slurm_cluster, tmp_path, TWICE, epochs=1, pause_s=0.1)
     submit(project)
     yield project
     slurm_cluster.run("scancel", "--partition=main")
@@ -210,10 +259,49 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
     visits = visits_of(events)
     assert_complete(slow, epochs=1)
     assert_equal_to_one_process(slow, visits)
-    plans = [event.data["reason"] for event in events if event.kind == "hop_plan"]
-    assert [reason for reason in plans if reason != "used up"] == ["start", "node lost", "start"]
+    assert plans_of(slow) == ["start", "node lost", "start"]
     started = [event.data["job"] for event in slow.driver_events(RUN) if event.kind == "job_started"]
     assert started == [0, 1]
+
+
+@pytest.fixture
+def slower(slurm_cluster, tmp_path):
+    """The same with visits of several seconds, of which some are left when a node returns."""
+    project = project_of("pytorch", slurm_cluster, tmp_path, TWICE, epochs=1, pause_s=0.8, silence="10s")
+    submit(project)
+    yield project
+    slurm_cluster.run("scancel", "--partition=main")
+    wait_for(slurm_cluster.all_idle, seconds=60)
+
+
+def test_a_node_that_stood_still_is_used_again(slower):
+    """Its agent and ranks stand still until the driver has given it up."""
+    after_visits(slower, 3)
+    there = processes_on(slower.home.run(RUN).path, "n3")
+    for pid in there:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: "node lost" in plans_of(slower), 60)
+    for pid in there:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: is_over(slower), 180)
+    events = events_of(slower)
+    assert plans_of(slower) == ["start", "node lost", "node joined"]
+    lost = [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
+    assert lost in ([], [("n3:0", "node-failure")])
+    (joined,) = [event for event in events if event.kind == "node_joined"]
+    assert joined.data == {"job": 0, "node": "n3"}
+    visits = visits_of(events)
+    assert any(visit["worker"] == "n3:0" and visit["began_at"] > joined.time for visit in visits)
+    assert_complete(slower, epochs=1)
+    assert_equal_to_one_process(slower, visits)
+    (job,) = slower.here("status", "--json").json["jobs"]
+    assert job["failed_nodes"] == []
+
+
+def plans_of(project):
+    """Return the reasons of all plans but those that replace one that is done."""
+    reasons = [event.data["reason"] for event in events_of(project) if event.kind == "hop_plan"]
+    return [reason for reason in reasons if reason != "used up"]
 
 
 def after_visits(project, count):

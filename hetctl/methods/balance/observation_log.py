@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,8 @@ class LoggedIteration:
         Weights that its predictor took over before, one trained worker after another, as doubles in Base64;
         empty if no training had ended. They are in the log because a training on another processor may end
         with others, and in Base64 because the writing of decimals would delay a step.
+    left_out : int
+        Iterations of the same manager before this one that a long log has left out.
     """
 
     time: float
@@ -68,6 +71,7 @@ class LoggedIteration:
     memory: tuple[float, ...]
     answer: tuple[int, ...]
     adopted: str = ""
+    left_out: int = 0
 
     @property
     def observations(self) -> list[Observation]:
@@ -93,12 +97,15 @@ class Replay:
     ----------
     iterations : tuple of LoggedIteration
         Iterations that count: without those that were lost with killed jobs.
+    repeated : int
+        Number of them that were repeated: all of a manager up to the first that the log has left out.
     difference : AnswerDifference or None
         First difference; None if all batches are equal.
     """
 
     segments: tuple[ManagerStart, ...]
     iterations: tuple[LoggedIteration, ...]
+    repeated: int
     difference: AnswerDifference | None
 
 
@@ -139,19 +146,27 @@ def records_in(lines: Iterable[str]) -> Iterator[ManagerStart | LoggedIteration]
 def counted(records: Iterable[ManagerStart | LoggedIteration]) -> list[LoggedIteration]:
     """Return the iterations of a log that count: without those that were lost with killed jobs."""
     iterations: list[LoggedIteration] = []
-    began = 0
+    places: list[int] = []
+    began = place = 0
     for record in records:
         if isinstance(record, LoggedIteration):
+            place += record.left_out
             iterations.append(record)
+            places.append(place)
+            place += 1
         elif record.continued:
-            del iterations[began + record.continued :]
+            lost = bisect_left(places, record.continued, began)
+            del iterations[lost:], places[lost:]
+            place = record.continued
         else:
-            began = len(iterations)
+            began, place = len(iterations), 0
     return iterations
 
 
 def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
     """Give new managers all that the log says, and compare their batches with those of the log.
+
+    What a manager did after iterations that were left out cannot be repeated.
 
     Raises
     ------
@@ -163,20 +178,26 @@ def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
     history: list[LoggedIteration] = []
     manager: BatchSizeManager | None = None
     difference: AnswerDifference | None = None
+    repeated = 0
     for record in records:
         whole.append(record)
         if isinstance(record, ManagerStart):
             segments.append(record)
+            repeated += 0 if record.continued else len(history)
             history = history[: record.continued]
-            manager = _repeated(segments, history)
+            manager = _repeated(segments, history) if len(history) == record.continued else None
             continue
-        if manager is None:
+        if not segments:
             raise BadInputError("line 1: the log must begin with the start of a manager")
+        if record.left_out:
+            manager = None
+        if manager is None:
+            continue
         answer = _answer(manager, record)
         if difference is None and answer != record.answer:
             difference = AnswerDifference(len(history), record.answer, answer)
         history.append(record)
-    return Replay(tuple(segments), tuple(counted(whole)), difference)
+    return Replay(tuple(segments), tuple(counted(whole)), repeated + len(history), difference)
 
 
 def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteration]) -> BatchSizeManager:

@@ -1,8 +1,9 @@
 """The scheduling of a batch job in which members hop: events in, commands out (CEREBRO, section 3.2).
 
 It has the interface of `hetctl.scheduling.core.Core`, and like it no clock, file or process. A worker is a
-GPU. In the hopper's state machine the training visits of epoch e, counted from 1, are its epoch 2(e - 1),
-and the evaluation visits that follow its epoch 2(e - 1) + 1.
+GPU, or a group of GPUs of one node where more GPUs than members are left. In the hopper's state machine the
+training visits of epoch e, counted from 1, are its epoch 2(e - 1), and the evaluation visits that follow its
+epoch 2(e - 1) + 1.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from hetctl.methods.hopper.hop_commands import (
     StartVisit,
     UndoVisits,
 )
-from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
 from hetctl.methods.hopper.schedule import Unit, Visit
 from hetctl.methods.hopper.state_book import StateBook
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
+from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.ensemble import Member
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
+from hetctl.model.hop_worker import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop
@@ -150,7 +153,10 @@ class HopCore:
         self._hopper = Hopper.resume(_state_of(rules, progress, self._names), reschedule)
         self._book = StateBook({each.member.name: each.visit for each in progress})
         self._nodes: dict[str, Node] = {}
-        self._stores: set[str] = set()
+        self._stores: dict[str, tuple[str, ...]] = {}
+        self._awaited: set[str] = set()
+        self._grouped_for: object = None
+        self._regrouping: dict[str, list[str]] = {}
         self._converging: dict[str, str] = {}
         self._may_be_used_up = True
         self._change = "start"
@@ -176,6 +182,7 @@ class HopCore:
             self._end(limit, now_s)
         self._may_be_used_up = False
         if not self.ending and self._is_complete and now_s >= self._launch_from_s:
+            self._regroup(now_s)
             self._follow_replay()
             self._start_visits(now_s)
             self._prefetch()
@@ -192,8 +199,8 @@ class HopCore:
 
     @property
     def _is_complete(self) -> bool:
-        """True if the agents of all nodes have reported: a plan without some workers would be a poor one."""
-        return bool(self._nodes) and self._stores >= self._nodes.keys()
+        """True if the agents of the first nodes have reported: a plan without some would be a poor one."""
+        return bool(self._stores) and self._stores.keys() >= self._awaited
 
     def _follow_replay(self) -> None:
         """Follow the visits to be repeated, on the workers that are present now."""
@@ -202,8 +209,55 @@ class HopCore:
             self._hopper.follow(at_workers(self._replay, homes))
             self._replay = ()
 
+    def _regroup(self, now_s: float) -> None:
+        """Give each node the workers that suit the members that are left, once none of its own is busy."""
+        present = frozenset(self._hopper.configs), frozenset(self._stores)
+        if present != self._grouped_for and self._may_regroup:
+            self._grouped_for = present
+            sizes = self._sizes(now_s)
+            for node in self._open_nodes:
+                wanted = list(dict.fromkeys(worker for size in sizes for worker in workers_of(node, size)))
+                self._regrouping.pop(node.name, None)
+                if wanted != self._workers_on(node.name):
+                    self._regrouping[node.name] = wanted
+        busy = {node_of(running.visit.worker) for running in self.running.values()}
+        for name in self._regrouping.keys() - busy:
+            self._replace_workers(name, self._regrouping.pop(name))
+
+    @property
+    def _may_regroup(self) -> bool:
+        """True if a member trains: in evaluations, which may be its last visits, new groups gain nothing."""
+        trains = any(not is_evaluation(epoch) for epoch in self._hopper.configs.values())
+        return trains or not all(map(self._workers_on, self._stores))
+
+    def _replace_workers(self, node: str, wanted: Iterable[str]) -> None:
+        before = self._workers_on(node)
+        for worker in before:
+            self._hopper.worker_fails(worker)
+        for worker in wanted:
+            self._hopper.worker_joins(worker, self._stores[node])
+        if before:
+            self._change = "other groups"
+
+    def _workers_on(self, node: str) -> list[str]:
+        return [worker for worker in self._hopper.workers if node_of(worker) == node]
+
+    def _sizes(self, now_s: float) -> list[int]:
+        """Return the sizes of groups: the one with which the rest is fastest, or those of the replay."""
+        if self._rules.replay:
+            return sorted({1, *(len(gpus_in(visit.worker)) for visit in self._rules.replay)})
+        left = self._observer.left(now_s)
+        members = [left[name] for name in self._hopper.configs if name in left]
+        return [self._planner.group_size(members, self._names, self._open_nodes, self._stores)]
+
+    @property
+    def _open_nodes(self) -> tuple[Node, ...]:
+        """Nodes whose agents have opened stores."""
+        return tuple(node for node in self._nodes.values() if node.name in self._stores)
+
     def _on_job_opened(self, event: events.JobOpened) -> None:
         self._nodes = {node.name: node for node in event.nodes}
+        self._awaited = set(self._nodes)
         self._deadline_s, self._round = event.deadline_s, event.first_round
         self._commands.append(OpenHops(self._round, tuple(self._members)))
         self._leave_at_once(self._progress)
@@ -226,22 +280,39 @@ class HopCore:
             self._end(DEADLINE, event.now_s)
 
     def _on_node_joined(self, event: events.NodeJoined) -> None:
+        """Note a node that connects late, or returns; its workers join with its store."""
         self._nodes[event.node.name] = event.node
-        self._change = "node joined"
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
         """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
-        node = self._nodes.pop(event.node)
-        self._stores.discard(event.node)
-        self._book.lose(event.node)
-        self._change = "node lost"
-        for worker in workers_of(node):
-            self._hopper.worker_fails(worker)
-            self._book.without_writer(worker)
-        for member in self._members:
-            self._recover(member, f"node {event.node} was lost")
+        self._lose_workers(event.node, f"node {event.node} was lost")
+        del self._nodes[event.node]
         if not self._nodes:
             self._end(ExitReason.NODE_FAILURE.value, event.now_s)
+
+    def _on_store_lost(self, event: hop_events.StoreLost) -> None:
+        """Wait with visits to a node until its next agent has opened a store."""
+        if event.node in self._stores:
+            self._lose_workers(event.node, f"the agent on {event.node} was lost")
+
+    def _lose_workers(self, node: str, reason: str) -> None:
+        self._stores.pop(node, None)
+        self._awaited.discard(node)
+        self._regrouping.pop(node, None)
+        self._grouped_for = None
+        self._book.lose(node)
+        self._change = "node lost"
+        for worker in self._workers_on(node):
+            self._hopper.worker_fails(worker)
+        for slot in workers_of(self._nodes[node]):
+            self._book.without_writer(slot)
+        for name, running in self.running.items():
+            states = self._book.of(name)
+            # Its state was on the way from there; the copy would fail only after some time.
+            if states.is_lost and running.starts_from == states.state and not running.leaving:
+                self._stop(name, STATE_LOST)
+        for member in self._members:
+            self._recover(member, reason)
 
     def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
         if event.node not in self._nodes:
@@ -250,10 +321,10 @@ class HopCore:
             # Its workers are known, and may have been given visits that only wait for ranks.
             self._lose_states(event.node)
             return
-        self._stores.add(event.node)
-        has = [self._names[number] for number in sorted(event.partitions)]
-        for worker in workers_of(self._nodes[event.node]):
-            self._hopper.worker_joins(worker, has)
+        self._stores[event.node] = tuple(self._names[number] for number in sorted(event.partitions))
+        self._grouped_for = None
+        if event.node not in self._awaited:
+            self._change = "node joined"
 
     def _lose_states(self, node: str) -> None:
         """Record that a node's agent was started again, and its store is empty."""
@@ -281,7 +352,8 @@ class HopCore:
         if not ended.done:
             self._hopper.unit_failed(ended.visit)
         if event.why not in CLEAN_EXITS:
-            self._on_rank_ended(hop_events.RankEnded(event.now_s, worker))
+            for slot in slots_in(worker):
+                self._on_rank_ended(hop_events.RankEnded(event.now_s, slot))
             # It may have failed for good.
             if member not in self._observer.left(event.now_s):
                 self._hopper.config_stops(member)
@@ -345,7 +417,8 @@ class HopCore:
             states.nodes.clear()
             self._recover(self._book.member_of(states), f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
-            if running.starts_from == event.state and node_of(running.visit.worker) == event.node:
+            waits = running.starts_from == event.state and node_of(running.visit.worker) == event.node
+            if waits and not running.leaving:
                 self._stop(name, STATE_LOST)
 
     def _on_job_ending(self, event: events.JobEnding) -> None:
@@ -418,12 +491,18 @@ class HopCore:
 
     def _start_visits(self, now_s: float) -> None:
         # Ranks report their states shortly before they have ended.
-        busy = {running.visit.worker for running in self.running.values()}
+        busy = {slot for running in self.running.values() for slot in slots_in(running.visit.worker)}
 
         def may_start(unit: Unit, worker: str) -> bool:
-            if unit.config in self.running or worker in busy:
+            if unit.config in self.running or node_of(worker) in self._regrouping:
                 return False
-            return now_s + self._planner.seconds(unit, worker) <= self._deadline_s
+            # In a replay, groups of several sizes share the GPUs.
+            if not busy.isdisjoint(slots_in(worker)):
+                return False
+            if now_s + self._planner.seconds(unit, worker) > self._deadline_s:
+                return False
+            busy.update(slots_in(worker))
+            return True
 
         for visit in self._hopper.dispatch(now_s, may_start):
             node = node_of(visit.worker)
@@ -461,18 +540,10 @@ class HopCore:
         return made.visits
 
 
-def node_of(worker: str) -> str:
-    """Return the node of a worker."""
-    return worker.rpartition(":")[0]
-
-
-def workers_of(node: Node) -> list[str]:
-    """Return the workers of a node, one for each GPU."""
-    return [f"{node.name}:{gpu}" for gpu in node.gpus]
-
-
 def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> tuple[Visit, ...]:
-    """Return visits at the present workers: those of the same names, or others with the same partitions.
+    """Return visits at the present workers: those of the same names, or others like them.
+
+    A worker is like another one if it has the partitions and as many GPUs.
 
     Parameters
     ----------
@@ -484,7 +555,13 @@ def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> t
         visited.setdefault(visit.worker, set()).add(visit.partition)
     places = {worker: worker for worker in visited if visited[worker].issubset(homes.get(worker, ()))}
     for worker in visited.keys() - places.keys():
-        free = (w for w in homes if w not in places.values() and visited[worker].issubset(homes[w]))
+        free = (
+            w
+            for w in homes
+            if w not in places.values()
+            and visited[worker].issubset(homes[w])
+            and len(gpus_in(w)) == len(gpus_in(worker))
+        )
         places[worker] = next(free, worker)
     return tuple(replace(visit, worker=places[visit.worker]) for visit in visits)
 
@@ -520,6 +597,7 @@ _HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
     events.Tick: HopCore._on_tick,
     events.JobEnding: HopCore._on_job_ending,
     hop_events.StoreOpened: HopCore._on_store_opened,
+    hop_events.StoreLost: HopCore._on_store_lost,
     hop_events.VisitDone: HopCore._on_visit_done,
     hop_events.StateFetched: HopCore._on_state_fetched,
     hop_events.StateWritten: HopCore._on_state_written,

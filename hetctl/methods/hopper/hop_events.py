@@ -25,6 +25,14 @@ class StoreOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLost:
+    """Loss of a node's store with its agent; the next agent is there, and opens an empty one."""
+
+    now_s: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class VisitDone:
     """End of a visit whose new state is in the store of its worker's node; the end of its step follows.
 
@@ -72,4 +80,4 @@ class RankEnded:
     worker: str
 
 
-HopEvents = StoreOpened | VisitDone | StateFetched | StateWritten | RankEnded
+HopEvents = StoreOpened | StoreLost | VisitDone | StateFetched | StateWritten | RankEnded

@@ -14,7 +14,9 @@ from hetctl.methods.hopper.schedule import SearchOptions, Unit, Visit
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.visit_times import HopWorker, visit_times
+from hetctl.methods.hopper.worker_groups import Homes, group_size
 from hetctl.model.errors import BadInputError
+from hetctl.model.hop_worker import gpus_in, node_of
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -43,21 +45,30 @@ class HopPlanner:
     scheduler : str
         Name of the scheduler of the first plan; ``randomized`` is CEREBRO's own, which draws all visits.
         Later plans are those of `Rescheduler`, since workers wait for them.
+    forms_groups : bool
+        True if several GPUs may train a member together.
     """
 
-    def __init__(self, scheduler: str, search: SearchOptions) -> None:
+    def __init__(self, scheduler: str, search: SearchOptions, *, forms_groups: bool = True) -> None:
         self.scheduler = scheduler
         self._search = search
-        self._seen_s: dict[tuple[str, bool], float] = {}
+        self._forms_groups = forms_groups
+        self._seen_s: dict[tuple[str, bool, int], float] = {}
         self._train: UnitTimes | None = None
+
+    def group_size(
+        self, members: Sequence[Workload], partitions: Sequence[str], nodes: Sequence[Node], homes: Homes
+    ) -> int:
+        """Return the number of GPUs of a worker, as `hetctl.methods.hopper.worker_groups.group_size`."""
+        return group_size(members, partitions, nodes, homes) if self._forms_groups else 1
 
     def note(self, visit: Visit, seconds: float) -> None:
         """Record the time of a visit."""
-        self._seen_s[visit.config, is_evaluation(visit.epoch)] = seconds
+        self._seen_s[_kind(visit.unit, visit.worker)] = seconds
 
     def seconds(self, unit: Unit, worker: str) -> float:
         """Return the expected time of a visit in seconds: that of the last one of its kind, or as planned."""
-        seen_s = self._seen_s.get((unit.config, is_evaluation(unit.epoch)), 0.0)
+        seen_s = self._seen_s.get(_kind(unit, worker), 0.0)
         if seen_s or self._train is None or is_evaluation(unit.epoch):
             return seen_s
         return _time_in(self._train, unit, worker)
@@ -106,10 +117,17 @@ def _times(
     members: Sequence[Workload], state: HopperState, nodes: Iterable[Node], *, evaluates: bool
 ) -> UnitTimes:
     types = {node.name: node.gpu_type or "" for node in nodes}
-    workers = {name: HopWorker(types[name.rpartition(":")[0]], has) for name, has in state.workers.items()}
+    workers = {
+        name: HopWorker(types[node_of(name)], has, len(gpus_in(name))) for name, has in state.workers.items()
+    }
     # States go through memory: their time is a small part of a visit.
     hop_s = {member.name: 0.0 for member in members}
     return visit_times(members, state.partitions, workers, hop_s, evaluates=evaluates)
+
+
+def _kind(unit: Unit, worker: str) -> tuple[str, bool, int]:
+    """Return what the time of a visit depends on: member, evaluation or not, and number of GPUs."""
+    return unit.config, is_evaluation(unit.epoch), len(gpus_in(worker))
 
 
 def is_evaluation(epoch: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetctl.methods.hopper.schedule import Visit
+from hetctl.model.hop_worker import slots_in
 
 
 @dataclass
@@ -24,7 +25,8 @@ class MemberStates:
     coming : set of str
         Nodes to which it is being copied.
     writer : str or None
-        Worker whose rank writes the checkpoint of this state; None: it is written, or lost with its rank.
+        GPU, as a worker, whose rank writes the checkpoint of this state: the first of a group. None: it is
+        written, or lost with its rank.
     unsaved : list of Visit
         Visits since the newest checkpoint, oldest first.
     failures : int
@@ -53,7 +55,7 @@ class MemberStates:
     def renew(self, visit: Visit, state: str, node: str) -> set[str]:
         """Record a visit's new state; return the nodes that had the old one."""
         had = self.nodes | self.coming
-        self.state, self.number, self.writer = state, visit.number, visit.worker
+        self.state, self.number, self.writer = state, visit.number, slots_in(visit.worker)[0]
         self.nodes, self.coming, self.failures = {node}, set(), 0
         self.unsaved.append(visit)
         return had

@@ -147,6 +147,11 @@ class Hopper:
         return dict(self._running)
 
     @property
+    def workers(self) -> tuple[str, ...]:
+        """Present workers, in the order in which they joined."""
+        return tuple(self._queue.homes)
+
+    @property
     def configs(self) -> Mapping[str, int]:
         """Active configurations with their present epochs."""
         return dict(self._epochs)

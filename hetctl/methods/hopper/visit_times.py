@@ -11,10 +11,13 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
 from hetctl.model.workload import Workload
 
+MEETING_S = 0.2
+"""Seconds in which the ranks of a group connect, in each visit: those of Horovod, PyTorch's take less."""
+
 
 @dataclass(frozen=True)
 class HopWorker:
-    """A GPU at which members train.
+    """A GPU at which members train, or a group of GPUs of one node.
 
     Parameters
     ----------
@@ -24,6 +27,7 @@ class HopWorker:
 
     gpu_type: str
     partitions: Collection[str]
+    gpus: int = 1
 
 
 def visit_times(
@@ -35,6 +39,8 @@ def visit_times(
     evaluates: bool = False,
 ) -> UnitTimes:
     """Return the time of each member for each partition at each worker: its share of an epoch, and a hop.
+
+    A group also has to meet.
 
     Parameters
     ----------
@@ -54,14 +60,18 @@ def visit_times(
     """
     whole_s = _evaluation_s if evaluates else _epoch_s
     has = np.array([[name in worker.partitions for worker in workers.values()] for name in partitions])
-    types = list(dict.fromkeys(worker.gpu_type for worker in workers.values()))
-    by_type = np.array(
+    kinds = [(worker.gpu_type, worker.gpus) for worker in workers.values()]
+    different = list(dict.fromkeys(kinds))
+    by_kind = np.array(
         [
-            [whole_s(member, kind) / len(partitions) + hop_s[member.name] for kind in types]
+            [
+                whole_s(member, *kind) / len(partitions) + hop_s[member.name] + MEETING_S * (kind[1] > 1)
+                for kind in different
+            ]
             for member in members
         ]
     )
-    seconds = by_type[:, [types.index(worker.gpu_type) for worker in workers.values()]]
+    seconds = by_kind[:, [different.index(kind) for kind in kinds]]
     return UnitTimes(
         configs=tuple(member.name for member in members),
         partitions=tuple(partitions),
@@ -70,14 +80,14 @@ def visit_times(
     )
 
 
-def _epoch_s(member: Workload, gpu_type: str) -> float:
+def _epoch_s(member: Workload, gpu_type: str, gpus: int) -> float:
     if not member.samples_per_epoch:
         raise BadInputError(
             f"the profile of {member.name} has no samples_per_epoch, which hopping requires",
             "run hetctl profile, or set samples_per_epoch in the ensemble file",
         )
-    return member.samples_per_epoch / member.on_type(gpu_type).rates[1]
+    return member.samples_per_epoch / member.on_type(gpu_type).rates[gpus]
 
 
-def _evaluation_s(member: Workload, _gpu_type: str) -> float:
+def _evaluation_s(member: Workload, _gpu_type: str, _gpus: int) -> float:
     return member.evaluate_s

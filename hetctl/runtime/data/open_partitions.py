@@ -65,7 +65,7 @@ class OpenPartitions:
         return opened
 
     def _read(self, number: int) -> OpenPartition:
-        path = path_on_node(self._settings.paths()[number], number)
+        path = path_on_node(self._settings.paths()[number])
         if not path.exists():
             raise BadInputError(
                 f"partition {number} is not on {os.uname().nodename}: there is no {path}",

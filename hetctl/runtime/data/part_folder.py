@@ -73,12 +73,12 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / PART_FILE.format(partition=number)
 
 
-def path_on_node(path: str, number: int) -> Path:
-    """Return the path of a part that the ensemble file describes, on this node.
+def path_on_node(path: str) -> Path:
+    """Return a path of the ensemble file on this node.
 
     Environment variables are those of this node, such as that of a job's folder on its own disk.
     """
-    return Path(os.path.expandvars(path).replace("{partition}", str(number)))
+    return Path(os.path.expandvars(path))
 
 
 def sha256_of(file: IO[bytes]) -> str:

@@ -134,7 +134,7 @@ def read_partition(
 
 def partition_paths(settings: Partitions) -> dict[int, str]:
     """Return the paths that exist on this node, by the number of the partition."""
-    paths = {number: path_on_node(path, number) for number, path in enumerate(settings.paths())}
+    paths = {number: path_on_node(path) for number, path in enumerate(settings.paths())}
     return {number: str(path) for number, path in paths.items() if path.exists()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hetctl.model.ensemble import Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
-from hetctl.runtime.agent.messages import StagedParts, StageOrder
+from hetctl.runtime.agent.messages import PartToStage, StagedParts, StageOrder
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.part_folder import BLOCK_BYTES, is_whole, path_on_node, read_manifest
 from hetctl.storage.atomic_io import make_private_folder, private_file
@@ -25,22 +25,22 @@ class StagingStoppedError(Exception):
 def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[str, StageOrder]:
     """Return the parts that each node of a job copies; empty if nothing is to be copied.
 
-    Part p goes to the nodes p, p + 1, .. p + replicas - 1 modulo their number, at most to each once.
+    A part goes to the nodes on which plans expect it, as `Partitions.homes` says.
 
     Parameters
     ----------
     nodes : sequence of str
         Names of the nodes in the order of the job.
     """
-    if partitions is None or not partitions.source:
+    if partitions is None or not (sources := partitions.sources()):
         return {}
-    numbers = range(partitions.count)
+    parts = [
+        PartToStage(number, *paths)
+        for number, paths in enumerate(zip(sources, partitions.paths(), strict=True))
+    ]
     return {
-        node: StageOrder(
-            *(partitions.source, partitions.path, partitions.count),
-            tuple(p for p in numbers if (index - p) % len(nodes) < partitions.replicas),
-        )
-        for index, node in enumerate(nodes)
+        node: StageOrder(partitions.count, tuple(parts[number] for number in sorted(own) if sources[number]))
+        for node, own in partitions.homes(nodes).items()
     }
 
 
@@ -55,15 +55,15 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
         Function called with the number of bytes of each copied block; its exceptions end the copying.
     """
     began, copied, kept, errors, size_bytes = time.monotonic(), [], [], [], 0
-    for number in order.parts:
-        target = path_on_node(order.path, number)
+    for each in order.parts:
+        number, source, target = each.number, path_on_node(each.source), path_on_node(each.path)
         try:
-            part = _manifest(order).parts[number]
+            part = _manifest(source.parent, order.count).parts[number]
             if is_whole(target, part):
                 kept.append(number)
                 log_line(f"part {number} is at {target} already")
                 continue
-            _copy(path_on_node(order.source, number), target, part, on_bytes)
+            _copy(source, target, part, on_bytes)
         except (OSError, BadInputError) as failure:
             errors.append(f"part {number} cannot be copied to {target} of {node}: {_reason(failure)}")
             log_line(errors[-1])
@@ -76,8 +76,8 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
 
 def unstage(order: StageOrder) -> None:
     """Remove the parts that were copied, in this job or in one that could not remove them; no others."""
-    for number in order.parts:
-        target = path_on_node(order.path, number)
+    for part in order.parts:
+        target = path_on_node(part.path)
         if (mark := mark_of(target)).exists():
             target.unlink(missing_ok=True)
             mark.unlink()
@@ -88,14 +88,13 @@ def mark_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.staged")
 
 
-def _manifest(order: StageOrder) -> PartitionManifest:
-    folder = path_on_node(order.source, 0).parent
+def _manifest(folder: Path, count: int) -> PartitionManifest:
     found = read_manifest(folder)
     if found is None:
         raise BadInputError(f"{folder} has no manifest", REMAKE)
-    if len(found.parts) != order.count:
+    if len(found.parts) != count:
         raise BadInputError(
-            f"{folder} has {len(found.parts)} parts, but `partitions: count` is {order.count}",
+            f"{folder} has {len(found.parts)} parts, but `partitions` of the ensemble {count}",
             "correct the ensemble file, or " + REMAKE,
         )
     return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from hetctl.methods.hopper.hop_commands import (
     StartVisit,
     UndoVisits,
 )
-from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit, node_of
+from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit
 from hetctl.methods.hopper.hop_events import (
     HopEvents,
     RankEnded,
     StateFetched,
     StateWritten,
+    StoreLost,
     StoreOpened,
     VisitDone,
 )
@@ -31,6 +34,8 @@ from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
+from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.hop_worker import gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
@@ -74,20 +79,21 @@ class HopJob:
         self._round = round_index
         self._workers.start_agents()
 
-    def start(self, command: StartVisit, rate: float) -> tuple[Allocation, VisitSpec]:
-        """Record the start of a visit; return its allocation, and its specification for the rank.
+    def start(self, command: StartVisit, rates: Mapping[int, float]) -> tuple[Allocation, VisitSpec]:
+        """Record the start of a visit; return its allocation, and its specification for the ranks.
 
         Parameters
         ----------
-        rate : float
-            Expected rate of the member in samples/s.
+        rates : mapping of int to float
+            Expected rates of the member in samples/s, by number of GPUs.
         """
         visit = command.visit
         self._started[visit.config] = command
-        gpu = int(visit.worker.rpartition(":")[2])
-        place = Placement(node_of(visit.worker), (gpu,))
+        gpus = gpus_in(visit.worker)
+        place = Placement(node_of(visit.worker), gpus)
         spec = VisitSpec(state=command.state, checkpoint=command.checkpoint, **_place(visit))
-        return Allocation(visit.config, 1, HOPPER, rate, (place,)), spec
+        rate = rates.get(len(gpus), rates[1])
+        return Allocation(visit.config, len(gpus), HOPPER, rate, (place,)), spec
 
     def take_written(self) -> Mapping[str, int]:
         """Return the lengths, in bytes, of members' event files that have grown since the last call."""
@@ -97,8 +103,6 @@ class HopJob:
     def events(self, now_s: float) -> Iterator[HopEvents]:
         """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
         reports, self._workers.stores = self._workers.stores, StoreReports()
-        for node, partitions in reports.opened:
-            yield StoreOpened(now_s, node, partitions)
         for node, fetched in reports.fetched:
             self._fetched[node, fetched.name] = fetched
             yield StateFetched(now_s, node, fetched.name, fetched.error)
@@ -109,7 +113,12 @@ class HopJob:
         for saved in reports.saved:
             yield self._saved(saved, now_s)
         for node, gpu in reports.ended:
-            yield RankEnded(now_s, f"{node}:{gpu}")
+            yield RankEnded(now_s, worker_named(node, (gpu,)))
+        # After what the lost agents have reported, and before what the next ones report.
+        for node in reports.lost:
+            yield StoreLost(now_s, node)
+        for node, partitions in reports.opened:
+            yield StoreOpened(now_s, node, partitions)
 
     def lose(self, running: RunningVisit, began_at: float, reason: str) -> None:
         """Record a visit that has ended without a new state.
@@ -132,6 +141,7 @@ class HopJob:
             **_described(visit),
             began_at=report.began_at,
             ended_at=report.ended_at,
+            meet_s=report.meet_s,
             waited_s=report.waited_s,
             restore_s=report.restore_s,
             train_s=report.train_s,
@@ -262,7 +272,9 @@ def hop_core(
     count = spec.ensemble.partitions.count
     progress = [_progress(member, states[name], count) for name, member in members.items()]
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    return HopCore(rules, progress, HopPlanner(options.hop_scheduler, search), observer)
+    groups = all(map(find_spec, FRAMEWORKS[spec.ensemble.framework].packages))
+    planner = HopPlanner(options.hop_scheduler, search, forms_groups=groups)
+    return HopCore(rules, progress, planner, observer)
 
 
 def _replayed(trace: Path) -> tuple[Visit, ...]:
@@ -288,9 +300,31 @@ def store_order(spec: RunSpec) -> StoreOrder | None:
     return StoreOrder(spec.run, partitions.paths(), tuple(spec.site.network.control))
 
 
-def newest_states(spec: RunSpec, members: Iterable[str]) -> dict[str, TrainingState]:
-    """Return the states of the members' newest checkpoints; that of a fresh network if there is none."""
-    return {name: CheckpointFolder(checkpoint_folder(spec, name)).newest_state() for name in members}
+def undone_visits(folder: RunFolder) -> dict[str, set[int]]:
+    """Return the numbers of the visits that were undone, by member: a node that was given up may save one."""
+    undone: defaultdict[str, set[int]] = defaultdict(set)
+    for event in events_in(folder):
+        if event.kind == "visits_undone":
+            undone[event.source].update(event.data["numbers"])
+    return undone
+
+
+def newest_states(
+    spec: RunSpec, members: Iterable[str], undone: Mapping[str, Set[int]]
+) -> dict[str, TrainingState]:
+    """Return the states of the members' newest checkpoints; that of a fresh network if there is none.
+
+    Parameters
+    ----------
+    undone : mapping of str to set of int
+        Visits by member whose checkpoints are left out.
+    """
+    folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
+    return {name: _newest(folder, undone.get(name, frozenset())) for name, folder in folders.items()}
+
+
+def _newest(folder: CheckpointFolder, undone: Set[int]) -> TrainingState:
+    return folder.newest_state(lambda state: state.visit not in undone)
 
 
 def _progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:

@@ -21,8 +21,16 @@ from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
+from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.group import Group, RankInfo, SingleRank, join_group
+from hetctl.runtime.worker.group import (
+    CollectiveBackend,
+    Group,
+    NoCollectives,
+    RankInfo,
+    SingleRank,
+    join_group,
+)
 from hetctl.runtime.worker.heartbeat import busy_share
 from hetctl.runtime.worker.hop_resources import (
     NETWORKS_BYTES,
@@ -199,26 +207,68 @@ class WorkerContext:
         partial : bool
             Train on the partitions that the group's nodes have, even if others are missing.
         """
-        if self._hops is not None:
-            self._hops.networks.clear()
-            self.clear()
+        self._release_hops()
         resources = self.load_resources(ensemble, sharing)
-        # An error while the group forms must not be blamed on the ranks of the last one.
-        self.group = SingleRank()
-        self.group = join_group(place, resources.framework, self.announce, interfaces, timeouts)
-        self.sign()
+        self.join(place, interfaces, timeouts)
         # Joining the group uses random numbers, too.
         self.prepare(member.seed)
-        data = resources.data
-        if isinstance(data, PartitionedData):
-            training, validation = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
-        else:
-            training, validation = data.open(place, member, share)
-        stack.callback(training.close)
-        stack.callback(validation.close)
+        training, validation = self._open(
+            resources.data, member, place, share, stack, interfaces, timeouts, partial=partial
+        )
         network = resources.framework.build(member, resources.functions, self.group, training.sample)
         self.sign()
         return BuiltMember(self.group, resources.framework, network, training, validation)
+
+    def open_alone(self, ensemble: Ensemble, member: Member, sharing: Sharing, stack: ExitStack) -> Loader:
+        """Load resources; return a loader of training samples, of the partitions that this node has."""
+        data = self.load_resources(ensemble, sharing).data
+        training, _ = self._open(data, member, RankInfo(0, 1), InputShare(), stack, partial=True)
+        return training
+
+    def join_pipeline(
+        self,
+        ensemble: Ensemble,
+        member: Member,
+        place: RankInfo,
+        network: NetworkInterfaces,
+        timeouts: Timeouts,
+    ) -> tuple[Group, Chain]:
+        """Join the ranks of a member's pipeline; return them and its layers, none of which is built.
+
+        Only ranks of first stages need samples, which they open with `load_resources`.
+        """
+        self._release_hops()
+        framework, functions = self._code or self._load_code(ensemble)
+        group = self.join(place, network, timeouts, NoCollectives())
+        self.prepare(member.seed)
+        return group, framework.chain(member, functions)
+
+    def _release_hops(self) -> None:
+        """Release the networks that are kept for visits."""
+        if self._hops is not None:
+            self._hops.networks.clear()
+            self.clear()
+
+    def join(
+        self,
+        place: RankInfo,
+        interfaces: NetworkInterfaces,
+        timeouts: Timeouts,
+        backend: CollectiveBackend | None = None,
+    ) -> Group:
+        """Connect to the other ranks of a group.
+
+        Parameters
+        ----------
+        backend : CollectiveBackend or None
+            Collective operations of the group; None: those of the framework.
+        """
+        # An error while the group forms must not be blamed on the ranks of the last one.
+        self.group = SingleRank()
+        backend = backend or self._loaded_code()[0]
+        self.group = join_group(place, backend, self.announce, interfaces, timeouts)
+        self.sign()
+        return self.group
 
     def open_hops(self, run: str, ensemble: Ensemble) -> HopResources:
         """Return the resources of all visits; open them at the first call."""
@@ -226,15 +276,35 @@ class WorkerContext:
         self.sign()
         return self._hops
 
-    def build_alone(self, member: Member, sample: Samples) -> TrainableNetwork:
-        """Return a fresh network of a member for this rank alone, as its seed determines it."""
+    def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
+        """Return a fresh network of a member for the present group, as its seed determines it."""
         framework, functions = self._loaded_code()
         # Names and global generators would be left from other networks.
         framework.clear()
         self.prepare(member.seed)
-        network = framework.build(member, functions, SingleRank(), sample)
+        network = framework.build(member, functions, self.group, sample)
         self.sign()
         return network
+
+    def chain(self, ensemble: Ensemble, member: Member) -> tuple[Framework, Chain]:
+        """Return the framework, and a member's network as a chain of layers; no samples are loaded.
+
+        Raises
+        ------
+        BadInputError
+            If the network is not a chain.
+        """
+        framework, functions = self._code or self._load_code(ensemble)
+        self.group = SingleRank()
+        self.prepare(member.seed)
+        chain = framework.chain(member, functions)
+        self.sign()
+        return framework, chain
+
+    def start_layer(self, seed: int) -> None:
+        """Release the last layer, and seed all generators for the next one."""
+        self._loaded_code()[0].clear()
+        self.prepare(seed)
 
     def prepare(self, seed: int) -> None:
         """Choose the device and limit threads, and seed all generators."""
@@ -267,6 +337,27 @@ class WorkerContext:
         """Release the resources of the last member, unless its network is kept for its next visit."""
         if self._code is not None and not (self._hops and len(self._hops.networks)):
             self._code[0].clear()
+
+    def _open(
+        self,
+        data: WholeData | PartitionedData,
+        member: Member,
+        place: RankInfo,
+        share: InputShare,
+        stack: ExitStack,
+        interfaces: NetworkInterfaces = ANY_INTERFACES,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
+        *,
+        partial: bool,
+    ) -> tuple[Loader, Loader]:
+        """Return loaders of the training and of the validation samples, which the stack closes."""
+        if isinstance(data, PartitionedData):
+            loaders = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
+        else:
+            loaders = data.open(place, member, share)
+        for loader in loaders:
+            stack.callback(loader.close)
+        return loaders
 
     def _load_code(self, ensemble: Ensemble) -> tuple[Framework, UserFunctions]:
         framework = load_framework(ensemble.framework)

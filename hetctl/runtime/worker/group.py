@@ -97,6 +97,21 @@ class CollectiveBackend(Protocol):
         """Shut it down, so that other groups can be formed."""
 
 
+class NoCollectives:
+    """Empty collective backend for ranks that only connect, such as the stages of a pipeline."""
+
+    needs = "nothing"
+
+    def load(self) -> None:
+        """Do nothing: there is nothing to import."""
+
+    def meet(self, group: WiredGroup) -> None:
+        """Do nothing: there is nothing to initialize."""
+
+    def part(self) -> None:
+        """Do nothing: there is nothing to shut down."""
+
+
 @dataclass(frozen=True)
 class RankInfo:
     """A rank's place in a group.

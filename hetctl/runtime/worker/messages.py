@@ -20,7 +20,8 @@ from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.paths import RunFolder
 
-TRAIN, VISIT, MEASURE, PROBE, ALL_REDUCE = "train", "visit", "measure", "probe", "all-reduce"
+TRAIN, VISIT, STAGE, PROBE, ALL_REDUCE = "train", "visit", "stage", "probe", "all-reduce"
+MEASURE, MEASURE_LAYERS, MEASURE_LINKS = "measure", "measure-layers", "measure-links"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class VisitReport:
     waited_s, restore_s, train_s, save_s : float
         Seconds until the old state was in the store, and for building and restoring the network, training
         or evaluating, and writing the new state.
+    meet_s : float
+        Seconds in which the ranks of a group connected to each other.
     samples : int
         Samples trained or evaluated.
     loss : float or None
@@ -94,6 +97,7 @@ class VisitReport:
     state: str
     size_bytes: int
     result: EpochResult | None = None
+    meet_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -178,15 +182,16 @@ class TaskMessage:
     Parameters
     ----------
     kind : str
-        `TRAIN`, `VISIT`, `MEASURE`, `PROBE` or `ALL_REDUCE`.
+        `TRAIN`, `VISIT`, `STAGE`, `PROBE` or `ALL_REDUCE`, or in profiling `MEASURE`, `MEASURE_LAYERS` or
+        `MEASURE_LINKS`.
     folder : str
         Folder of the run or of the profiling job.
     name : str
         Name of the member or of the point; also that of event file and log.
     training : TrainingSpec or None
-        Specification for the kinds `TRAIN` and `VISIT`; else None.
+        Specification for the kinds `TRAIN`, `VISIT` and `STAGE`; else None.
     gpu_type : str or None
-        Type of the GPUs for the kind `MEASURE`, if the site has several types; else None.
+        Type of the GPUs in profiling, if the site has several types; else None.
     """
 
     kind: str
@@ -214,6 +219,10 @@ class TaskMessage:
     def balance_log(self) -> Path:
         """Log of the batch sizes of the group, and of the times from which they were derived."""
         return RunFolder(Path(self.folder)).balance / f"{self.name}.jsonl"
+
+    def wave_log(self, rank: int) -> Path:
+        """Return the log of the weights that a rank's minibatches met."""
+        return RunFolder(Path(self.folder)).waves / f"{self.name}-{rank:03d}.jsonl"
 
     @property
     def log(self) -> Path:

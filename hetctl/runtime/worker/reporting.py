@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,11 @@ def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None
 
 def report_failure(error: Exception, events: EventWriter) -> int:
     """Write a ``failed`` event; return the exit code of the failure, one of `EXIT_CODES`."""
-    traceback.print_exception(error)
+    # The user's input, not the code, is the cause of our own errors: the message says all there is to know.
+    if isinstance(error, HetctlError):
+        print(_summary(error), file=sys.stderr)
+    else:
+        traceback.print_exception(error)
     why = why_failed(error)
     with contextlib.suppress(OSError):
         events.write("failed", error=_summary(error), why=why.value, peak_memory_bytes=peak_memory())

@@ -25,6 +25,8 @@ class UnsavedState:
     ----------
     arrays : Arrays
         Arrays that do not change until they are written, such as those of a mapped file.
+    since : int or None
+        Same as in `CheckpointFolder.save`.
     report : callable
         Function called in the saver's thread after the checkpoint is written.
     events : EventWriter
@@ -34,6 +36,7 @@ class UnsavedState:
     folder: CheckpointFolder
     arrays: Arrays
     state: TrainingState
+    since: int | None
     report: Report
     events: EventWriter
 
@@ -109,7 +112,7 @@ class StateSaver:
             return
         try:
             began = time.perf_counter()
-            manifest = unsaved.folder.save(unsaved.arrays, unsaved.state)
+            manifest = unsaved.folder.save(unsaved.arrays, unsaved.state, unsaved.since)
             unsaved.report(manifest, time.perf_counter() - began)
         except Exception as error:
             self.failure = SavingFailure(error, unsaved.events)

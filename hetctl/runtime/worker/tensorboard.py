@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hetctl.model.pipeline_status import StageReport, pipeline_use
 from hetctl.model.training_progress import EpochResult, RankShare
 from hetctl.storage.atomic_io import make_private_folder
 
@@ -18,6 +19,27 @@ HEADER = struct.Struct("<QI")
 """Header of a record: the length of its content, and the checksum of that length."""
 FOOTER_BYTES = 4
 """Bytes of a record's footer: the checksum of its content."""
+
+Figures = Callable[[int], Mapping[str, float]]
+"""Function that returns further scalars of an epoch by their tags."""
+
+
+def figures_of_ranks(ranks: Sequence[RankShare]) -> Mapping[str, float]:
+    """Return the batches and step times of the ranks of a balanced group."""
+    sizes = {f"batch/{rank.worker}": float(rank.batch) for rank in ranks}
+    return sizes | {f"step_s/{rank.worker}": rank.seconds for rank in ranks}
+
+
+def figures_of_stages(stages: Sequence[StageReport]) -> Mapping[str, float]:
+    """Return the shares of time of a pipeline's stages, and their bytes between nodes."""
+    use = pipeline_use(stages)
+    sent = use.between_nodes
+    return {
+        "pipeline/busy": use.busy,
+        "pipeline/wave_wait": use.wave_wait,
+        "pipeline/idle": use.idle,
+        "pipeline/bytes_between_nodes": float(sent.passes + sent.parameters),
+    }
 
 
 class Board:
@@ -29,14 +51,14 @@ class Board:
         File `board_in` the folder of the member's checkpoints.
     samples : int
         Samples of an epoch.
-    shares : callable
-        Function that returns the parts of the ranks of a balanced group; empty for others.
+    figures : Figures
+        Of groups whose ranks or stages are shown, too.
     """
 
-    def __init__(self, path: Path, samples: int, shares: Callable[[], tuple[RankShare, ...]] = tuple) -> None:
+    def __init__(self, path: Path, samples: int, figures: Figures = lambda _: {}) -> None:
         self._path = path
         self._samples = samples
-        self._shares = shares
+        self._figures = figures
         self._records: Any = None
 
     def show(self, result: EpochResult) -> None:
@@ -53,9 +75,7 @@ class Board:
         except ImportError:
             return
         rate = self._samples / max(result.seconds, 1e-9)
-        values = {**result.metrics, "samples/s": rate, "gpus": result.gpus}
-        for rank in self._shares():
-            values |= {f"batch/{rank.worker}": rank.batch, f"step_s/{rank.worker}": rank.seconds}
+        values = {**result.metrics, "samples/s": rate, "gpus": result.gpus, **self._figures(result.epoch)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         records = self._opened(Event)
         event = Event(wall_time=result.finished_at, step=result.epoch, summary=summary)

@@ -1,15 +1,17 @@
 """Visit of a member that hops: it is restored, trains or is evaluated on one partition, and is stored again.
 
 The state of a member is all that its training depends on: the ranks and the nodes that it visits do not
-matter, nor does it matter whether a rank has kept the member's network or builds it anew.
+matter, nor does it matter whether a rank has kept the member's network or builds it anew. The ranks of a
+group make a visit together, data-parallel, and start from the same file; rank 0 stores and reports the new
+state.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
@@ -19,18 +21,19 @@ from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.sampler import streams_of
-from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks import SumsMetrics, TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.heartbeat import heartbeats_to
 from hetctl.runtime.worker.hop_resources import HopResources
+from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.state_saver import UnsavedState
 from hetctl.runtime.worker.tensorboard import Board
-from hetctl.runtime.worker.trainer import StopSignal, check_finite, check_metrics, own_arrays
+from hetctl.runtime.worker.trainer import SCORES, own_arrays
 from hetctl.storage.paths import board_in
 
 LOOK_S = 0.001
@@ -52,12 +55,15 @@ class Stretch:
         Time of training or evaluating.
     loss : float or None
         Mean training loss; None for an evaluation.
+    sums : Arrays
+        Sums of the metrics over the partitions evaluated so far, if the network has sums.
     """
 
     state: TrainingState
     samples: int
     seconds: float
     loss: float | None = None
+    sums: Arrays = field(default_factory=dict)
 
     @property
     def result(self) -> EpochResult | None:
@@ -83,19 +89,35 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     began_at = time.time()
     spec = assignment.task.training
     assert spec is not None
+    assert spec.visit is not None
     resources = context.open_hops(spec.run, spec.ensemble)
     resources.saver.check()
+    laps = Laps()
+    group = context.join(assignment.place, spec.network, spec.timeouts)
+    meet_s = laps.lap()
     stop = StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline)
-    report = Visitor(spec, context, resources, stop).run(began_at)
-    if report is None:
-        return
+    report = Visitor(spec, context, resources, group, stop).run(began_at)
+    if report is not None and group.rank == 0:
+        _hand_over(replace(report, meet_s=meet_s), assignment, context, resources)
+    group.leave()
+
+
+def _hand_over(
+    report: VisitReport, assignment: Assignment, context: WorkerContext, resources: HopResources
+) -> None:
+    """Report a visit, and have its state written into a checkpoint."""
+    spec = assignment.task.training
+    assert spec is not None
+    assert spec.visit is not None
     # Mapped before the driver may have it deleted.
     arrays, state = state_file.read(resources.store, report.state)
     context.send_visited(report)
     folder = CheckpointFolder(Path(spec.checkpoints))
     events = writer_of(assignment.task, context.send_written)
     reporter = _reporter_of(report, folder, context)
-    resources.saver.save(UnsavedState(folder, arrays, state, reporter, events), context.sign)
+    # No driver returns to a checkpoint before the one that it knew when it started this visit.
+    since = spec.visit.checkpoint
+    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.sign)
 
 
 def _reporter_of(
@@ -128,10 +150,15 @@ def _show(result: EpochResult, folder: CheckpointFolder) -> None:
 
 
 class Visitor:
-    """One visit of a member to this rank."""
+    """One visit of a member to this rank, or to the group of this rank."""
 
     def __init__(
-        self, spec: TrainingSpec, context: WorkerContext, resources: HopResources, stop: StopSignal
+        self,
+        spec: TrainingSpec,
+        context: WorkerContext,
+        resources: HopResources,
+        group: Group,
+        stop: StopSignal,
     ) -> None:
         assert spec.visit is not None
         assert spec.ensemble.partitions is not None
@@ -140,10 +167,11 @@ class Visitor:
         self._count = spec.ensemble.partitions.count
         self._gpu_type = spec.gpu_type
         self._checkpoints = CheckpointFolder(Path(spec.checkpoints))
-        self._context, self._resources, self._stop = context, resources, stop
+        self._context, self._resources, self._group, self._stop = context, resources, group, stop
+        self._sums: Arrays = {}
 
     def run(self, began_at: float) -> VisitReport | None:
-        """Train or evaluate, and store the new state; return None if told to stop before.
+        """Train or evaluate, and store the new state; return None if rank 0 is told to stop before.
 
         Parameters
         ----------
@@ -157,12 +185,13 @@ class Visitor:
             return None
         waited_s = laps.lap()
         network, state = self._restore(start, loaders[0].sample)
+        self._sums = _sums_in(start[0] or {})
         restore_s = laps.lap()
         stretch = STRETCHES[self._visit.evaluates](self, network, state, loaders)
         if stretch is None:
             return None
         laps.lap()
-        name, size_bytes = self._store(network, stretch.state)
+        name, size_bytes = self._store(network, stretch)
         return VisitReport(
             member=self._member.name,
             number=self._visit.number,
@@ -186,7 +215,8 @@ class Visitor:
         """Return the training and the validation samples of the partition."""
         sources = self._resources.partitions.open(self._visit.partition, self._context.prepare_data)
         self._context.sign()
-        streams = streams_of(self._member, len(sources[0]), len(sources[1]), rank=0, ranks=1)
+        place = self._group.rank, self._group.size
+        streams = streams_of(self._member, len(sources[0]), len(sources[1]), *place)
         training, validation = map(ArrayLoader, sources, streams)
         return training, validation
 
@@ -195,42 +225,50 @@ class Visitor:
         name = self._visit.state
         if name is None:
             return self._newest()
+        is_there = self._group.broadcast(self._group.rank == 0 and self._awaits(name))
+        return state_file.read(self._resources.store, name) if is_there else None
+
+    def _awaits(self, name: str) -> bool:
+        """Wait for a state; return false if told to stop before."""
         while not self._stop():
-            with suppress(FileNotFoundError):
-                return state_file.read(self._resources.store, name)
+            if (self._resources.store / name).exists():
+                return True
             self._context.sign()
             time.sleep(LOOK_S)
-        return None
+        return False
 
     def _newest(self) -> Start:
         wanted = self._visit.checkpoint
         loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
         for name in loaded.invalid:
             print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
-        return None if loaded.arrays is None else own_arrays(loaded.arrays), loaded.state
+        return loaded.arrays, loaded.state
 
     def _restore(self, start: Start, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
-        """Return the member's network in the state from which to start, and that state for one GPU."""
+        """Return the member's network in the state from which to start, and that state for these GPUs."""
         arrays, state = start
+        gpus = self._group.size
         check_fits(self._member.name, self._visit, state, self._count)
-        network = self._network(sample)
+        network = self._network(state, sample)
         if arrays is not None:
-            network.restore(arrays)
+            network.restore(own_arrays(arrays))
             set_random_state(state.random_state)
-        if self._member.rescale_learning_rate and state.gpus != 1:
-            network.scale_learning_rate(1 / state.gpus)
+        if self._member.rescale_learning_rate and state.gpus != gpus:
+            network.scale_learning_rate(gpus / state.gpus)
         self._context.sign()
-        return network, replace(state, gpus=1)
+        return network, replace(state, gpus=gpus)
 
-    def _network(self, sample: Samples) -> TrainableNetwork:
+    def _network(self, state: TrainingState, sample: Samples) -> TrainableNetwork:
         """Return a network of the member whose state is to be restored, or a fresh one.
 
-        Without a state in the store, the learning rate may be that of another number of GPUs, which a network
-        that has trained cannot take over.
+        A network that has trained cannot take over the learning rate of another number of GPUs. All ranks of
+        a group build it, or none: they make their weights equal.
         """
-        kept = self._resources.networks.take(self._member)
-        if kept is None or self._visit.state is None:
-            return self._context.build_alone(self._member, sample)
+        kept = self._resources.networks.take(self._member, self._group.size)
+        fits = kept is not None and self._visit.state is not None and state.gpus == self._group.size
+        all_fit = all(all_gather(self._group, fits))
+        if kept is None or not all_fit:
+            return self._context.build_network(self._member, sample)
         self._context.prepare(self._member.seed)
         return kept
 
@@ -248,10 +286,10 @@ class Visitor:
             note(self._visit.epoch, state.part_samples + position, batches.loss)
 
         is_last = len(visited) == self._count
-        group, stop = SingleRank(), self._stop
+        group, stop = self._group, self._stop
         batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last)
         laps = Laps()
-        with heartbeats_to(self._context.send_heartbeat, whole, self._resources.busy) as note:
+        with self._heartbeats(whole) as note:
             loss = network.train(batches)
         seconds = laps.lap()
         if not batches.complete:
@@ -267,9 +305,14 @@ class Visitor:
         )
         return Stretch(after, training.samples, seconds, loss)
 
+    def _heartbeats(self, samples: int) -> AbstractContextManager[Note]:
+        if self._group.rank != 0:
+            return nullcontext(lambda *_: None)
+        return heartbeats_to(self._context.send_heartbeat, samples, self._resources.busy)
+
     def _check_stopped(self, position: int, samples: int) -> None:
         """Raise a BadInputError if training has ended early without being told to stop."""
-        if self._stop.reason is None:
+        if self._group.broadcast(self._stop.reason) is None:
             raise BadInputError(
                 f"train_fn took {position} of the {samples} samples of partition {self._visit.partition}",
                 "let it iterate over all batches of `data`",
@@ -282,57 +325,76 @@ class Visitor:
         laps = Laps()
         metrics = network.evaluate(self._until_stopped(validation))
         seconds = laps.lap()
-        if self._stop.reason is not None:
+        if any(all_gather(self._group, self._stop.reason is not None)):
             return None
         check_finite(metrics, "evaluation")
         after = self._merged(state, metrics, validation.samples)
-        return Stretch(after, validation.samples, seconds)
+        sums: Arrays = {}
+        if isinstance(network, SumsMetrics):
+            sums = added(network.metric_sums(), self._sums if state.evaluating else {})
+        if len(after.visited) < self._count:
+            return Stretch(after, validation.samples, seconds, sums=sums)
+        merged = network.metrics_of(sums) if isinstance(network, SumsMetrics) else _means_in(after)
+        return Stretch(self._finished(after, merged), validation.samples, seconds)
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
-        left = validation.samples
-        for samples, count in held_out_batches(validation, self._visit.epoch, self._context.sign):
-            yield samples, count
-            left -= count
-            if left and self._stop():
+        batches = held_out_batches(validation, self._visit.epoch, self._context.sign)
+        for number, batch in enumerate(batches):
+            if number and self._stop():
                 return
+            yield batch
 
     def _merged(self, state: TrainingState, metrics: Mapping[str, float], samples: int) -> TrainingState:
         """Return the state after an evaluation: means weighted by samples, as sums."""
         before = state.scores if state.evaluating else {}
-        after = replace(
+        return replace(
             state,
             evaluating=True,
             visited=(*(state.visited if state.evaluating else ()), self._visit.partition),
             scores={name: before.get(name, 0.0) + mean * samples for name, mean in metrics.items()},
             scored=state.scored + samples,
         )
-        return after if len(after.visited) < self._count else self._finished(after)
 
-    def _finished(self, state: TrainingState) -> TrainingState:
-        """Return the state after an epoch."""
-        means = {name: total / state.scored for name, total in state.scores.items()}
+    def _finished(self, state: TrainingState, metrics: Mapping[str, float]) -> TrainingState:
+        """Return the state after an epoch with these metrics over all partitions."""
         result = EpochResult(
             epoch=self._visit.epoch,
-            metrics={"loss": state.part_loss / state.part_samples, **means},
+            metrics={"loss": state.part_loss / state.part_samples, **metrics},
             seconds=state.part_seconds,
-            gpus=1,
+            gpus=state.gpus,
             finished_at=time.time(),
             rate=state.part_samples / state.part_seconds,
             batch_size=self._member.batch_size,
             gpu_type=self._gpu_type,
         )
         check_metrics(result.metrics, self._member.stop.metric)
-        return TrainingState(epochs=(*state.epochs, result))
+        return TrainingState(epochs=(*state.epochs, result), gpus=state.gpus)
 
-    def _store(self, network: TrainableNetwork, state: TrainingState) -> tuple[str, int]:
+    def _store(self, network: TrainableNetwork, stretch: Stretch) -> tuple[str, int]:
         """Write the new state into the store, and keep the network; return name and size of the file."""
-        name = state_name(self._member, self._visit.number)
-        arrays = network.save()
-        after = replace(state, visit=self._visit.number, random_state=random_state())
-        size_bytes = state_file.write(self._resources.store, name, arrays, after)
-        self._resources.networks.keep(self._member, network, size_bytes)
+        name, size_bytes = state_name(self._member, self._visit.number), 0
+        if self._group.rank == 0:
+            arrays = network.save() | {f"{SCORES}{sum_of}": array for sum_of, array in stretch.sums.items()}
+            after = replace(stretch.state, visit=self._visit.number, random_state=random_state())
+            size_bytes = state_file.write(self._resources.store, name, arrays, after)
+        size_bytes = self._group.broadcast(size_bytes)
+        self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
         return name, size_bytes
+
+
+def _sums_in(arrays: Arrays) -> Arrays:
+    """Return the sums of metrics in a member's state; empty if it has none."""
+    return {name.removeprefix(SCORES): a for name, a in arrays.items() if name.startswith(SCORES)}
+
+
+def _means_in(state: TrainingState) -> dict[str, float]:
+    return {name: total / state.scored for name, total in state.scores.items()}
+
+
+def added(sums: Arrays, more: Arrays) -> Arrays:
+    """Return sums of which some have more to add."""
+    return {name: array + more[name] if name in more else array for name, array in sums.items()}
 
 
 STRETCHES = {False: Visitor._train, True: Visitor._evaluate}
@@ -359,7 +421,7 @@ def check_fits(name: str, wanted: VisitSpec, state: TrainingState, count: int) -
     BadInputError
         If the state is of another epoch, in the middle of an epoch of another mode, or after this visit.
     """
-    if state.part_samples and not state.visited:
+    if state.is_within_epoch:
         raise BadInputError(
             f"the newest checkpoint of {name} is in the middle of epoch {len(state.epochs) + 1} of "
             "data-parallel training",

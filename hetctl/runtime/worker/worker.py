@@ -21,15 +21,21 @@ from hetctl.model.exit_reason import LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.rank_logs import private_log
+from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
+from hetctl.runtime.worker.measure_layers import measure_layers
+from hetctl.runtime.worker.measure_links import measure_links
 from hetctl.runtime.worker.messages import (
     ALL_REDUCE,
     MEASURE,
+    MEASURE_LAYERS,
+    MEASURE_LINKS,
     PROBE,
+    STAGE,
     TRAIN,
     VISIT,
     Assignment,
@@ -51,11 +57,14 @@ ORPHANED = 76
 WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
     VISIT: visit,
+    STAGE: train_stage,
     MEASURE: measure,
+    MEASURE_LAYERS: measure_layers,
+    MEASURE_LINKS: measure_links,
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
-STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT})
+STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT, STAGE})
 """Tasks that SIGTERM stops instead of ending the rank: with a checkpoint, or a visit without a trace."""
 
 

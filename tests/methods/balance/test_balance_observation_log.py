@@ -125,6 +125,29 @@ def test_a_killed_and_continued_run_repeats_exactly(name):
     assert [one.time for one in found.iterations] == [*range(130), *range(200, 260)]
 
 
+def test_a_log_is_repeated_up_to_what_it_left_out():
+    """A job that goes on from before the gap, and a new manager, are repeated again."""
+    settings = BalanceSettings(ON, "curve")
+    manager = manager_of(settings, BATCHES, (), 3)
+    first = train(manager, 0, 20)
+    state = pickle.dumps(manager)
+    rest = train(manager, 20, 60)
+    thin = [replace(rest[15], left_out=15), replace(rest[31], left_out=15)]
+    records = [segment(settings), *first, *thin]
+    found = replay(read_back(records))
+    assert (found.difference, found.repeated, len(found.iterations)) == (None, 20, 22)
+    beyond = [*records, segment(settings, manager.batches, 60), *train(manager, 60, 70)]
+    found = replay(read_back(beyond))
+    assert (found.difference, found.repeated, len(found.iterations)) == (None, 20, 32)
+    manager = pickle.loads(state)
+    before = [*records, segment(settings, manager.batches, 20), *train(manager, 20, 30)]
+    found = replay(read_back(before))
+    assert (found.difference, found.repeated, len(found.iterations)) == (None, 30, 30)
+    other = train(manager_of(settings, BATCHES, (), 3), 0, 9)
+    found = replay(read_back([*records, segment(settings), *other]))
+    assert (found.difference, found.repeated, len(found.iterations)) == (None, 29, 31)
+
+
 def test_a_changed_answer_is_found():
     settings = BalanceSettings(ON, "curve")
     records = [segment(settings), *train(manager_of(settings, BATCHES, (), 3), 0, 20)]

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import hop_commands as do
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, node_of
+from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.exit_reason import ExitReason
+from hetctl.model.hop_worker import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
@@ -56,18 +57,21 @@ class Executor:
     scheduler: str = "best"
     progress: dict[str, HopProgress] = field(default_factory=dict)
     cut_off: frozenset[str] = frozenset()
+    rates: dict[int, float] = field(default_factory=lambda: {1: 100.0})
+    replay: tuple = ()
 
     def __post_init__(self):
         rule = lambda most: StopRule(metric="val_loss", patience=10**6, max_epochs=most)  # noqa: E731
         self.members = {name: Member(name, {}, stop=rule(most)) for name, most in self.epochs.items()}
         workloads = {
-            name: Workload(name, {1: 100.0}, 100.0 * self.partitions * most, 100 * self.partitions)
+            name: Workload(name, self.rates, 100.0 * self.partitions * most, 100 * self.partitions)
             for name, most in self.epochs.items()
         }
         self.observed = Observed(workloads)
         planner = HopPlanner(self.scheduler, SearchOptions(self.seed, 0.02))
         progress = [self.progress.get(name) or HopProgress(self.members[name]) for name in self.members]
-        self.core = HopCore(HopRules(self.partitions, self.seed), progress, planner, self.observed)
+        rules = HopRules(self.partitions, self.seed, self.replay)
+        self.core = HopCore(rules, progress, planner, self.observed)
         self.draw = random.Random(self.seed)
         self.queue, self.order, self.now = [], itertools.count(), 0.0
         self.stores = {node: set() for node in self.nodes}
@@ -113,7 +117,7 @@ class Executor:
         assert command.state == newest if command.state else newest in (None, saved)
         assert command.checkpoint == self.checkpoints[visit.config]
         self.send(events.StepStarted(self.now, visit.config, self.now))
-        seconds = 1.0 if visit.epoch % 2 == 0 else 0.1
+        seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
         self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)
 
     def is_at_work(self, visit):
@@ -212,6 +216,24 @@ class Executor:
         self.send(events.NodeJoined(self.now, Node(node, gpus)))
         self.at(0.1, self.open_store, node)
 
+    def away(self, node, seconds):
+        """Lose a node, which returns with an empty store."""
+        if node in self.nodes and len(self.nodes) > 1:
+            self.at(seconds, self.join_node, node, self.nodes[node])
+            self.lose_node(node)
+
+    def kill_agent(self, node):
+        """Kill an agent, which is started again with an empty store; its node stays in use."""
+        if node not in self.nodes:
+            return
+        self.stores[node] = set()
+        self.send(hop_events.StoreLost(self.now, node))
+        for name, running in list(self.core.running.items()):
+            if node_of(running.visit.worker) == node:
+                self.lost.append(running.visit)
+                self.send(events.StepEnded(self.now, name, ExitReason.NODE_FAILURE))
+        self.at(0.3, self.open_store, node)
+
     def restart_agents(self):
         """Kill all ranks and agents, which start again with empty stores."""
         for name, running in list(self.core.running.items()):
@@ -260,11 +282,12 @@ def assert_complete(job):
 
 
 def assert_exclusive(job):
-    """Assert that no worker and no member has two visits at a time."""
-    for of in (lambda visit: visit.worker, lambda visit: visit.config):
+    """Assert that no GPU and no member has two visits at a time."""
+    for of in (lambda visit: slots_in(visit.worker), lambda visit: (visit.config,)):
         by = defaultdict(list)
         for began, ended, visit in job.intervals:
-            by[of(visit)].append((began, ended))
+            for one in of(visit):
+                by[one].append((began, ended))
         for spans in by.values():
             spans.sort()
             assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
@@ -283,6 +306,12 @@ def test_every_member_visits_every_partition_once(scheduler):
     assert_complete(job)
     assert_exclusive(job)
     assert job.plans[0].reason == "start"
+
+
+def test_hops_of_no_members_end_at_once():
+    """As where the last members are in the middle of data-parallel epochs."""
+    job = Executor({"a": (0,)}, everywhere("a", 2), {}, 2).run()
+    assert (job.ended, job.done) == ("finished", [])
 
 
 def test_a_lost_node_costs_its_visits_and_replicas_take_over():
@@ -306,6 +335,80 @@ def test_a_node_that_joins_late_takes_its_share():
     later = [visit for began, _, visit in job.intervals if began > 4 and visit.epoch % 2 == 0]
     assert {visit.worker for visit in later} == {"a:0", "b:0"}
     assert [plan.reason for plan in job.plans][:2] == ["start", "node joined"]
+
+
+@pytest.mark.parametrize("scheduler", ["best", "randomized"])
+def test_a_node_that_returns_is_planned_anew(scheduler):
+    nodes = {"a": (0,), "b": (0,), "c": (0,)}
+    homes = {"a": frozenset({0, 1}), "b": frozenset({1, 2}), "c": frozenset({2, 0})}
+    job = Executor(nodes, homes, {"x": 2, "y": 2, "z": 2, "u": 2}, 3, scheduler=scheduler)
+    job.at(3.5, job.away, "b", 3.0)
+    job.run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert_exclusive(job)
+    workers = {visit.worker for began, _, visit in job.intervals if began > 6.5}
+    assert workers == {"a:0", "b:0", "c:0"}
+    assert [plan.reason for plan in job.plans if plan.reason != "used up"] == [
+        "start",
+        "node lost",
+        "node joined",
+    ]
+
+
+def test_no_visit_starts_on_a_node_until_its_next_agent_is_there():
+    job = Executor({"a": (0,), "b": (0,)}, everywhere("ab", 3), {"x": 1, "y": 1, "z": 1}, 3)
+    job.at(1.5, job.kill_agent, "b")
+    job.open_store = lambda node: (
+        Executor.open_store(job, node)
+        if not 1.5 < job.now < 3
+        else job.at(1.4, Executor.open_store, job, node)
+    )
+    job.run()
+    assert_complete(job)
+    assert_exclusive(job)
+    assert len(job.lost) == 1
+    began = [began for began, _, visit in job.intervals if visit.worker == "b:0"]
+    assert not any(1.5 < at < 3.0 for at in began)
+    assert max(began) > 3.0
+    assert [plan.reason for plan in job.plans][:3] == ["start", "node lost", "node joined"]
+
+
+def test_a_visit_that_waits_for_a_state_of_a_lost_node_stops():
+    stops = []
+
+    def fetch_and_lose(job, command):
+        Executor.fetch(job, command)
+        job.at(HOP_S / 2, job.lose_node, command.source)
+
+    def stop(_job, command):
+        stops.append(command.reason)
+
+    job = Executor({"a": (0,), "b": (0,)}, everywhere("ab", 4), {"x": 1, "y": 1, "z": 1}, 4)
+    job.EXECUTE = {**Executor.EXECUTE, do.FetchState: fetch_and_lose, Stop: stop}
+    job.run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert stops == ["state lost"]
+
+
+def test_others_go_on_until_a_returned_node_opens_its_store():
+    job = Executor({"a": (0,), "b": (0,)}, everywhere("ab", 2), {"x": 1, "y": 1, "z": 1}, 2)
+    job.at(0.5, job.away, "b", 1.0)
+    job.open_store = lambda node: None if job.now > 1.0 else Executor.open_store(job, node)
+    job.run()
+    assert job.ended == "finished"
+    assert_complete(job)
+    assert {visit.worker for began, _, visit in job.intervals if began > 1.0} == {"a:0"}
+
+
+def test_without_a_replica_members_wait_for_a_node_that_returns():
+    homes = {"a": frozenset({0}), "b": frozenset({1})}
+    job = Executor({"a": (0,), "b": (0,)}, homes, {"x": 1, "y": 1, "z": 1}, 2)
+    job.at(0.5, job.away, "b", 1.0)
+    job.run()
+    assert job.ended == "finished"
+    assert_complete(job)
 
 
 def test_a_node_that_no_state_reaches_goes_on_from_checkpoints():
@@ -359,29 +462,116 @@ def test_a_member_that_had_converged_does_not_train_on():
     assert {visit.config for visit in job.done} == {"y"}
 
 
+SCALING = {gpus: 100.0 * gpus for gpus in range(1, 9)}
+
+
+def sizes_in(job):
+    """Return the numbers of GPUs of the visits that train, in the order of their ends."""
+    return [len(gpus_in(visit.worker)) for _, _, visit in job.intervals if visit.epoch % 2 == 0]
+
+
+def test_few_members_train_in_groups():
+    nodes = dict.fromkeys("ab", (0, 1, 2, 3))
+    job = Executor(nodes, {"a": {0, 1}, "b": {2, 3}}, {"x": 2, "y": 2}, 4, rates=SCALING).run()
+    assert set(sizes_in(job)) == {4}
+    assert set(job.plans[0].workers) == {"a:0+1+2+3", "b:0+1+2+3"}
+    assert_complete(job)
+    assert_exclusive(job)
+
+
+def test_groups_grow_when_members_have_left():
+    """Of four members on four GPUs of a node three leave after an epoch."""
+    epochs = {"x": 1, "y": 1, "z": 1, "u": 4}
+    job = Executor({"a": (0, 1, 2, 3)}, everywhere("a", 4), epochs, 4, rates=SCALING).run()
+    sizes = sizes_in(job)
+    assert (sizes[0], sizes[-1]) == (1, 4)
+    assert sizes == sorted(sizes)
+    assert_complete(job)
+    assert_exclusive(job)
+    assert [plan.reason for plan in job.plans][:2] == ["start", "other groups"]
+
+
+def test_the_last_evaluations_form_no_groups():
+    job = Executor({"a": (0, 1)}, everywhere("a", 4), {"x": 1, "y": 1}, 4, rates=SCALING).run()
+    assert {visit.worker for _, _, visit in job.intervals} == {"a:0", "a:1"}
+    assert len(job.plans) == 1
+
+
+def test_a_replay_repeats_the_groups_of_other_nodes():
+    """Groups of several sizes, on a node of another name, at other speeds."""
+    epochs = {"x": 1, "y": 1, "z": 1, "u": 4}
+    first = Executor({"a": (0, 1, 2, 3)}, everywhere("a", 4), epochs, 4, rates=SCALING).run()
+    trace = tuple(visit for _, _, visit in sorted(first.intervals, key=lambda one: one[0]))
+    again = Executor({"b": (0, 1, 2, 3)}, everywhere("b", 4), epochs, 4, seed=5, rates=SCALING, replay=trace)
+    assert_exclusive(again.run())
+    for name in epochs:
+        courses = [
+            [(v.epoch, v.partition, len(gpus_in(v.worker))) for _, _, v in job.intervals if v.config == name]
+            for job in (first, again)
+        ]
+        assert courses[0] == courses[1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rates"),
+    [((0,), SCALING), ((0, 1), {1: 100.0}), ((0, 1), {1: 100.0, 2: 90.0})],
+    ids=["nodes of one GPU", "members of one GPU", "members that do not scale"],
+)
+def test_groups_are_not_formed_where_they_are_of_no_use(gpus, rates):
+    nodes = dict.fromkeys("abcd", gpus)
+    homes = {node: {number} for number, node in enumerate(nodes)}
+    job = Executor(nodes, homes, {"x": 1, "y": 1}, 4, rates=rates).run()
+    assert set(sizes_in(job)) == {1}
+
+
+def test_a_killed_rank_of_a_group_costs_one_visit():
+    job = Executor({"a": (0, 1), "b": (0, 1)}, everywhere("ab", 4), {"x": 2}, 4, rates=SCALING)
+    job.at(0.9, job.kill_rank, 0)
+    job.run()
+    assert len(job.lost) == 1
+    assert_complete(job)
+    assert_exclusive(job)
+
+
+def test_a_lost_node_leaves_the_groups_of_others():
+    job = Executor({"a": (0, 1), "b": (0, 1)}, everywhere("ab", 4), {"x": 2, "y": 2}, 4, rates=SCALING)
+    job.at(1.2, job.lose_node, "a")
+    job.run()
+    assert len(job.lost) <= 1
+    assert_complete(job)
+    assert_exclusive(job)
+
+
 FAULTS = st.lists(
-    st.tuples(st.floats(0.2, 12.0), st.sampled_from(["node", "rank", "agents"]), st.integers(0, 7)),
+    st.tuples(
+        st.floats(0.2, 12.0), st.sampled_from(["node", "away", "rank", "agent", "agents"]), st.integers(0, 7)
+    ),
     max_size=5,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     epochs=st.lists(st.integers(1, 3), min_size=1, max_size=5),
-    gpus=st.lists(st.integers(1, 2), min_size=2, max_size=4),
+    gpus=st.lists(st.integers(1, 4), min_size=2, max_size=4),
     partitions=st.integers(1, 4),
     faults=FAULTS,
     seed=st.integers(0, 99),
     scheduler=st.sampled_from(["best", "randomized"]),
+    scales=st.booleans(),
 )
-def test_no_visit_is_missing_or_twice_after_faults(epochs, gpus, partitions, faults, seed, scheduler):
+def test_no_visit_is_missing_or_twice_after_faults(epochs, gpus, partitions, faults, seed, scheduler, scales):
     nodes = {f"n{number}": tuple(range(count)) for number, count in enumerate(gpus)}
     members = {f"m{number}": count for number, count in enumerate(epochs)}
-    job = Executor(nodes, everywhere(nodes, partitions), members, partitions, seed, scheduler=scheduler)
+    rates = {count: 100.0 * count for count in range(1, 5 if scales else 2)}
+    homes = everywhere(nodes, partitions)
+    job = Executor(nodes, homes, members, partitions, seed, scheduler=scheduler, rates=rates)
     for at_s, kind, number in faults:
         fault = {
             "node": (job.lose_node, f"n{number}"),
+            "away": (job.away, f"n{number % 4}", 0.3 + at_s / 4),
             "rank": (job.kill_rank, number),
+            "agent": (job.kill_agent, f"n{number % 4}"),
             "agents": (job.restart_agents,),
         }
         job.at(at_s, *fault[kind])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hetctl.model.ensemble import Partitions
 from hetctl.model.partition_manifest import PartitionManifest
-from hetctl.runtime.agent.messages import StageOrder
+from hetctl.runtime.agent.messages import PartToStage, StageOrder
 from hetctl.runtime.data.part_folder import part_path, write_manifest
 from hetctl.runtime.data.part_format import described, write_part
 from hetctl.runtime.data.stage_in import StagingStoppedError, mark_of, stage, stage_orders, unstage
@@ -31,7 +33,7 @@ def shared(tmp_path):
 @pytest.fixture
 def order(shared, tmp_path, monkeypatch):
     monkeypatch.setenv("OWN_DISK", str(tmp_path / "disk"))
-    return StageOrder(f"{shared}/{{partition}}.npz", "$OWN_DISK/{partition}.npz", COUNT, (0, 2))
+    return StageOrder(COUNT, tuple(PartToStage(n, f"{shared}/{n}.npz", f"$OWN_DISK/{n}.npz") for n in (0, 2)))
 
 
 def staged(order):
@@ -44,7 +46,11 @@ def files(folder):
 
 def parts_of(count, replicas, nodes):
     partitions = Partitions(count, "/p/{partition}", "/s/{partition}", replicas)
-    return [orders.parts for orders in stage_orders(partitions, list(nodes)).values()]
+    return [numbers_of(order) for order in stage_orders(partitions, list(nodes)).values()]
+
+
+def numbers_of(order):
+    return tuple(part.number for part in order.parts)
 
 
 def test_parts_go_round_the_nodes():
@@ -56,6 +62,17 @@ def test_parts_go_round_the_nodes():
 
 def test_without_a_source_nothing_is_copied():
     assert stage_orders(None, ["a"]) == stage_orders(Partitions(4, "/p/{partition}"), ["a"]) == {}
+
+
+def test_listed_parts_with_a_source_go_to_the_named_nodes():
+    parts = Partitions(
+        *(3, "", "", 1, ("/d/x", "/d/y", "/d/z"), (("b", "c"), (), ("a",))), source_files=("/s/x", "/s/y", "")
+    )
+    orders = stage_orders(parts, ["a", "b", "c"])
+    assert {node: numbers_of(order) for node, order in orders.items()} == {"a": (), "b": (0, 1), "c": (0,)}
+    assert orders["b"].parts[1] == PartToStage(1, "/s/y", "/d/y")
+    assert {order.count for order in orders.values()} == {3}
+    assert stage_orders(replace(parts, source_files=("", "", "")), ["a"]) == {}
 
 
 def test_copies_are_whole_and_removed_in_the_end(order, shared, tmp_path):
@@ -128,8 +145,8 @@ def test_reasons_of_missing_parts_are_told(order, tmp_path, spoil, reason):
 
 
 def test_another_number_of_parts_is_refused(order):
-    wrong = StageOrder(order.source, order.path, COUNT + 1, (0,))
-    assert f"has {COUNT} parts, but `partitions: count` is {COUNT + 1}" in staged(wrong).errors[0]
+    wrong = replace(order, count=COUNT + 1)
+    assert f"has {COUNT} parts, but `partitions` of the ensemble {COUNT + 1}" in staged(wrong).errors[0]
 
 
 def test_a_stopped_copy_leaves_no_partial_part(order, tmp_path):

@@ -23,17 +23,16 @@ class SlowDisk(CheckpointFolder):
         super().__init__(path)
         self.may_write = threading.Event()
 
-    def save(self, arrays: Arrays, state: TrainingState) -> Manifest:
+    def save(self, arrays: Arrays, state: TrainingState, since: int | None = None) -> Manifest:
         assert self.may_write.wait(PATIENCE_S)
-        return super().save(arrays, state)
+        return super().save(arrays, state, since)
 
 
 def unsaved(folder: CheckpointFolder, number: int, reports: list[int]) -> UnsavedState:
     state = TrainingState(part_samples=10 * (number + 1), visited=(number,), visit=number)
     events = EventWriter(folder.path, "m")
-    return UnsavedState(
-        folder, {"w": np.full(3, number)}, state, lambda saved, _: reports.append(saved.state.visit), events
-    )
+    arrays = {"w": np.full(3, number)}
+    return UnsavedState(folder, arrays, state, -1, lambda saved, _: reports.append(saved.state.visit), events)
 
 
 def test_states_are_written_in_their_order(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_rank_waits_while_too_many_states_do(tmp_path: Path) -> None:
 
 def test_the_first_failure_is_kept_and_ends_all(tmp_path: Path) -> None:
     class Full(CheckpointFolder):
-        def save(self, _arrays: Arrays, state: TrainingState) -> Manifest:
+        def save(self, _arrays: Arrays, state: TrainingState, _since: int | None = None) -> Manifest:
             raise OSError(errno.ENOSPC, f"full at {state.visit}")
 
     told, reports = threading.Event(), list[int]()

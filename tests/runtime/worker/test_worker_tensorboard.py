@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from pipelined_run import STAGES
 
 from hetctl.model.training_progress import EpochResult, RankShare
-from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks, figures_of_stages
 from hetctl.storage.paths import board_in
 
 READ = """
@@ -52,10 +53,24 @@ def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
     pytest.importorskip("tensorboard")
     path = board_in(tmp_path / "m")
     ranks = (RankShare("n1:0", 48, 0.25), RankShare("n2:0", 16, 0.5))
-    Board(path, 200, lambda: ranks).show(result(1))
+    Board(path, 200, lambda _: figures_of_ranks(ranks)).show(result(1))
     tags = read(path.parent)
     assert (tags["batch/n1:0"], tags["batch/n2:0"]) == ([[1, 48.0]], [[1, 16.0]])
     assert tags["step_s/n2:0"] == [[1, 0.5]]
+
+
+def test_a_pipeline_has_its_shares_and_bytes_between_nodes(tmp_path):
+    pytest.importorskip("tensorboard")
+    path = board_in(tmp_path / "m")
+    first = figures_of_stages(STAGES)
+    Board(path, 200, {1: first, 2: first | {"pipeline/idle": 0.5}}.__getitem__).show(result(2))
+    tags = {tag: points for tag, points in read(path.parent).items() if tag.startswith("pipeline/")}
+    assert tags == {
+        "pipeline/busy": [[2, 0.8]],
+        "pipeline/wave_wait": [[2, 0.2]],
+        "pipeline/idle": [[2, 0.5]],
+        "pipeline/bytes_between_nodes": [[2, 108.0]],
+    }
 
 
 @pytest.mark.parametrize("torn", [1, 13, 40, None])

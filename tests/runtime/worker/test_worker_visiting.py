@@ -15,6 +15,7 @@ from tiny_networks import MODULES, seed_all
 from visiting_ranks import (
     PARTS,
     PATIENCE_S,
+    VisitedGroup,
     VisitedRank,
     Visits,
     digest,
@@ -23,12 +24,13 @@ from visiting_ranks import (
     hops,
     order_of,
     train_alone,
+    trained_alone,
     write_parts,
 )
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
@@ -40,8 +42,9 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import VisitSpec
-from hetctl.runtime.worker.trainer import StopSignal, Trainer
+from hetctl.runtime.worker.trainer import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.worker.visiting import check_fits, visit
 from hetctl.storage.event_files import read_folder
@@ -49,7 +52,7 @@ from hetctl.storage.event_files import read_folder
 pytestmark = pytest.mark.training
 STOP = StopRule(metric="val_accuracy", mode="max", patience=9, max_epochs=9)
 DECAYING = Member("sgd", {"optimizer": "momentum", "decay": True, "batch_norm": True}, 32, 5, STOP)
-DROPPING = Member("adam", {"optimizer": "adam", "dropout": 0.3}, 24, 6, STOP)
+DROPPING = Member("adam", {"optimizer": "adam", "dropout": 0.3, "overlaps": 1}, 24, 6, STOP)
 ORDERS = {
     "sgd": ((2, 0, 3, 1), (0, 1, 2, 3), (1, 2, 0, 3), (3, 2, 1, 0), (0, 3, 1, 2), (2, 0, 3, 1)),
     "adam": ((0, 1, 2, 3), (3, 1, 0, 2), (3, 0, 2, 1), (1, 0, 3, 2), (2, 1, 3, 0), (0, 1, 2, 3)),
@@ -68,7 +71,7 @@ def ranks():
     yield start
     for rank in started:
         rank.process.kill()
-        rank.process.wait()
+        rank.end()
 
 
 # In several processes
@@ -160,7 +163,7 @@ def test_a_killed_visit_is_repeated_with_equal_bits(tmp_path, path, ranks):
     done.unlink()
     victim = ranks(tasks, 0)
     victim.start(member, others[0])
-    assert victim.process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert victim.end() == -signal.SIGKILL
     assert states_in(survivor.store) == ["adam-0"]
     assert digest_in(survivor.store, "adam-0") == before
     assert survivor.visit(member, others[0])
@@ -197,7 +200,7 @@ def test_a_visit_that_is_stopped_leaves_no_trace(tmp_path, path, ranks, state, e
     if how == "stop":
         rank.stop()
     elif how == "signal":
-        rank.process.send_signal(signal.SIGTERM)
+        rank.process.terminate()
     assert rank.finish() is None
     assert (states_in(rank.store), sorted(tasks.checkpoints(SLOW).iterdir())) == files
     assert any("signalled" in message for message in rank.messages) is (how == "signal")
@@ -233,9 +236,83 @@ def test_an_idle_rank_ends_if_a_checkpoint_fails(tmp_path, path, ranks):
     tasks.checkpoints(DROPPING).write_text("no folder")
     rank = ranks(tasks)
     assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
-    assert rank.process.wait(PATIENCE_S) == EXIT_CODES[ExitReason.PROGRAM_ERROR]
+    assert rank.end() == EXIT_CODES[ExitReason.PROGRAM_ERROR]
     (event,) = read_folder(tmp_path / "run/events")
     assert (event.kind, event.source) == ("failed", "adam")
+
+
+# In groups
+
+GROUPS = (3, 3, 1, 3) * 4
+"""GPUs of each visit: groups, and one GPU alone."""
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_groups_equal_one_process_with_the_same_batches(tmp_path, path, ranks, framework):
+    """A group of three ranks, whose leader also makes visits alone; with PyTorch, one keeps no networks."""
+    how = {"optimizer": "momentum", "decay": framework == "pytorch", "noted": str(tmp_path / "noted")}
+    member = Member("sgd", {**how, "learning_rate": 0.02}, 12, 5, STOP)
+    ensemble = ensemble_of(framework, path, "noted_train_fn")
+    tasks = Visits(tmp_path, ensemble)
+    kept = [2**30, 0 if framework == "pytorch" else 2**30, 2**30]
+    group = VisitedGroup(*(ranks(tasks, gpu, networks_bytes=size) for gpu, size in enumerate(kept)))
+    visits = tuple(hops(member, ORDERS["sgd"][:4]))
+    makers = [group if gpus == 3 else group.ranks[0] for gpus in GROUPS]
+    reports = [maker.visit(member, one) for maker, one in zip(makers, visits, strict=True)]
+    assert [report.samples for report in reports] == [PARTS[v.partition][v.evaluates] for v in visits]
+    assert [r.result.gpus for r in reports if r.result] == [3, 3]
+    expected, metrics = trained_alone(tmp_path, ensemble, member, order_of(visits, GROUPS))
+    arrays, state = state_file.read(group.ranks[0].store, reports[-1].state)
+    assert state.gpus == 3
+    assert_near(arrays, expected)
+    for result, own in zip((r.result for r in reports if r.result), metrics, strict=True):
+        assert {name: result.metrics[name] for name in own} == pytest.approx(own, rel=1e-5)
+    noted = [(tmp_path / f"noted-{gpu}").read_text().split() for gpu in range(3)]
+    together = [gpus == 3 for one, gpus in zip(visits, GROUPS, strict=True) if not one.evaluates]
+    assert noted[1] == noted[2] == [line for line, at in zip(noted[0], together, strict=False) if at]
+
+
+def assert_near(arrays, expected):
+    """Assert that arrays are equal but for the order in which gradients were added up."""
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_killed_rank_costs_its_group_one_visit(tmp_path, path, ranks):
+    tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
+    quick = Member("adam", {"optimizer": "adam"}, 16, 6, STOP)
+    slow = replace(quick, config={**quick.config, "pause_s": 1.5})
+    one, two, *_ = hops(quick, ORDERS["adam"][:1])
+    survivor, first, second = (ranks(tasks, gpu) for gpu in (2, 0, 1))
+    assert survivor.visit(quick, one)
+    VisitedGroup(first, second).start(slow, two)
+    first.wait_for("heartbeat")
+    second.process.kill()
+    first.process.join(PATIENCE_S)
+    assert first.process.exitcode == LOST_PEER
+    again = VisitedGroup(ranks(tasks, 0), ranks(tasks, 1))
+    assert states_in(survivor.store) == ["adam-0"]
+    assert again.visit(quick, two)
+    assert again.visit(quick, replace(two, number=9))
+    assert digest_in(survivor.store, "adam-9") == digest_in(survivor.store, "adam-1")
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_group_that_is_told_to_stop_leaves_no_trace(tmp_path, path, ranks, evaluates):
+    tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
+    slow = replace(DROPPING, config={**DROPPING.config, "pause_s": 0.2})
+    group = VisitedGroup(ranks(tasks, 0), ranks(tasks, 1))
+    assert group.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    files = states_in(group.ranks[0].store)
+    group.start(slow, VisitSpec(1, 1, 1, evaluates, "adam-9" if evaluates else "adam-0"))
+    time.sleep(0.5)
+    for rank in group.ranks:
+        rank.stop()
+    assert [rank.finish() for rank in group.ranks] == [None, None]
+    assert states_in(group.ranks[0].store) == files
+    assert group.visit(DROPPING, VisitSpec(2, 1, 1, False, "adam-0"))
 
 
 # In this process
@@ -291,6 +368,7 @@ def test_members_change_between_modes_at_the_end_of_an_epoch(here):
     assert report.result.epoch == 2
     trained = train(DROPPING, here.tasks, epochs=3)
     assert [epoch.epoch for epoch in trained.state.epochs] == [1, 2, 3]
+    assert trained.state.visit == report.number
 
 
 def test_the_middle_of_an_epoch_in_parallel_is_refused(here):
@@ -380,7 +458,7 @@ def test_a_visit_that_does_not_fit_the_state_is_refused(state, one):
 def test_metrics_are_means_over_all_samples(here):
     """Of partitions of unequal sizes."""
     reports = [here(DROPPING, one) for one in hops(DROPPING, ORDERS["adam"][:2])]
-    network = here.context.build_alone(DROPPING, (np.zeros((1, 8, 8, 1), "f4"), np.zeros(1, int)))
+    network = here.context.build_network(DROPPING, (np.zeros((1, 8, 8, 1), "f4"), np.zeros(1, int)))
     here.context.finish_saving()
     network.restore(CheckpointFolder(here.tasks.checkpoints(DROPPING)).load().arrays)
     opened = here.context.open_hops("r", here.tasks.ensemble).partitions

@@ -1,0 +1,186 @@
+"""Sums over the visits of members that hop; only the newest visits are kept one by one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.run_visit import DONE, LOST, RunHopPlan, RunVisit
+from hetctl.storage.snapshot import Row, row_of
+from hetctl.storage.visit_fold import STATES, VisitFold
+
+Interval = tuple[float, float]
+"""Start and end in seconds since the epoch."""
+
+
+@dataclass
+class WorkerTotals:
+    """Visits of a member at one worker.
+
+    Parameters
+    ----------
+    done, repeated : int
+        Visits that were done, and those that were lost or undone.
+    worked_s, waited_s : float
+        Times of training or evaluation, and of waiting for states, in seconds.
+    hops : int
+        States that came from another node.
+    hops_s : float
+        Time of their transfers in seconds.
+    """
+
+    done: int = 0
+    repeated: int = 0
+    worked_s: float = 0.0
+    waited_s: float = 0.0
+    hops: int = 0
+    hops_s: float = 0.0
+
+    def add(self, visit: RunVisit) -> None:
+        """Count a visit."""
+        if visit.state != DONE:
+            self.repeated += 1
+            return
+        self.done += 1
+        self.worked_s += visit.ended_at - visit.began_at - visit.waited_s
+        self.waited_s += visit.waited_s
+        self.hops += visit.bytes > 0
+        self.hops_s += visit.hop_s if visit.bytes else 0.0
+
+
+@dataclass
+class VisitTotals:
+    """Visits of one member.
+
+    Parameters
+    ----------
+    lost, undone : int
+        Visits that count no more, by the reason.
+    newest_pass : int
+        Epoch of the hopper's state machine, as in `RunVisit.hopper_epoch`, of the newest visit that is done.
+    visited : set of int
+        Partitions visited in this pass.
+    last : tuple of (int, str)
+        Number of the newest visit, and its worker.
+    workers : dict of str to WorkerTotals
+        Its visits by worker.
+    rounds : dict of int to Interval
+        Start of the first and end of the last visit of each round.
+    """
+
+    lost: int = 0
+    undone: int = 0
+    newest_pass: int = 0
+    visited: set[int] = field(default_factory=set)
+    last: tuple[int, str] = (-1, "")
+    workers: dict[str, WorkerTotals] = field(default_factory=lambda: defaultdict(WorkerTotals))
+    rounds: dict[int, Interval] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Number of visits that count."""
+        return sum(worker.done for worker in self.workers.values())
+
+    def add(self, visits: Iterable[RunVisit]) -> None:
+        """Count visits, in whatever order."""
+        for visit in visits:
+            self._add(visit)
+
+    def _add(self, visit: RunVisit) -> None:
+        self.workers[visit.worker].add(visit)
+        self.last = max(self.last, (visit.number, visit.worker))
+        began, ended = self.rounds.get(visit.round, (math.inf, -math.inf))
+        self.rounds[visit.round] = min(began, visit.began_at), max(ended, visit.ended_at)
+        if visit.state != DONE:
+            self.lost += visit.state == LOST
+            self.undone += visit.state != LOST
+            return
+        if visit.hopper_epoch > self.newest_pass:
+            self.newest_pass, self.visited = visit.hopper_epoch, set()
+        if visit.hopper_epoch == self.newest_pass:
+            self.visited.add(visit.partition)
+
+    def rows(self) -> Row:
+        """Return the argument of `from_rows`."""
+        workers = [[name, row_of(totals)] for name, totals in self.workers.items()]
+        counts = [self.lost, self.undone, self.newest_pass, sorted(self.visited), self.last]
+        return [*counts, workers, list(self.rounds.items())]
+
+    @classmethod
+    def from_rows(cls, rows: Row) -> VisitTotals:
+        """Return the totals of which these are the rows."""
+        lost, undone, newest_pass, visited, last, workers, rounds = rows
+        found = cls(lost, undone, newest_pass, set(visited), tuple(last))
+        found.workers |= {name: WorkerTotals(*row) for name, row in workers}
+        found.rounds = {index: (began, ended) for index, (began, ended) in rounds}
+        return found
+
+
+def totals_of(visits: Iterable[RunVisit]) -> Mapping[str, VisitTotals]:
+    """Return the totals of visits, by member."""
+    found: defaultdict[str, VisitTotals] = defaultdict(VisitTotals)
+    for visit in visits:
+        found[visit.member].add([visit])
+    return found
+
+
+class TotalsFold:
+    """Totals of the visits of each member, derived from its events in their order, and the plans of the run.
+
+    An epoch is reported once it is in a checkpoint; its visits are then only counted, so that they need not
+    be kept one by one.
+
+    Attributes
+    ----------
+    is_exact : bool
+        False if a visit was undone that was only counted, as its checkpoint was lost: the totals are wrong.
+    """
+
+    def __init__(self) -> None:
+        self.is_exact = True
+        self._counted: defaultdict[str, VisitTotals] = defaultdict(VisitTotals)
+        self._newest: defaultdict[str, VisitFold] = defaultdict(VisitFold)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Fold more events."""
+        for event in events:
+            if event.kind in STATES or event.kind == "hop_plan":
+                self._newest[event.source].add([event])
+            elif event.kind == "visits_undone":
+                fold = self._newest[event.source]
+                self.is_exact = self.is_exact and fold.has(event.data["numbers"])
+                fold.add([event])
+            elif event.kind == "epoch" and event.source in self._newest:
+                counted = self._newest[event.source].take(int(event.data["epoch"]))
+                self._counted[event.source].add(counted)
+
+    @property
+    def totals(self) -> Mapping[str, VisitTotals]:
+        """Totals of all visits, by member."""
+        found = deepcopy(self._counted)
+        for member, fold in self._newest.items():
+            if member != DRIVER:
+                found[member].add(fold.visits)
+        return found
+
+    @property
+    def plans(self) -> tuple[RunHopPlan, ...]:
+        """All plans, in the order of their times."""
+        return self._newest[DRIVER].plans
+
+    def rows(self) -> list[Any]:
+        """Return the argument of `restore`."""
+        counted = {member: totals.rows() for member, totals in self._counted.items()}
+        return [self.is_exact, counted, {source: fold.rows() for source, fold in self._newest.items()}]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Continue from an earlier state; to be called before any event is added."""
+        self.is_exact, counted, newest = rows
+        self._counted |= {member: VisitTotals.from_rows(own) for member, own in counted.items()}
+        for source, own in newest.items():
+            self._newest[source].restore(own)
