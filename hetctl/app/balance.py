@@ -80,9 +80,11 @@ class BalanceReplay:
     Parameters
     ----------
     iterations, segments : int
-        Iterations that count, and starts of managers: one for each start of the member.
+        Iterations in the log that count, and starts of managers: one for each start of the member.
+    repeated : int
+        Iterations that a new manager repeats: those before any that a long log has left out.
     equal : bool
-        True if a new manager sets all batches as the log has them.
+        True if it sets all their batches as the log has them.
     difference : AnswerDifference or None
         First difference, with the number of its iteration.
     first_batches, last_batches : tuple of int
@@ -99,6 +101,7 @@ class BalanceReplay:
     workers: tuple[str, ...]
     iterations: int
     segments: int
+    repeated: int
     equal: bool
     difference: AnswerDifference | None
     first_batches: tuple[int, ...]
@@ -132,6 +135,7 @@ def replay_balancing(log: Path) -> BalanceReplay:
         workers=newest.workers,
         iterations=len(found.iterations),
         segments=len(found.segments),
+        repeated=found.repeated,
         equal=found.difference is None,
         difference=found.difference,
         first_batches=found.iterations[0].batches,

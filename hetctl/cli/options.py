@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from hetctl.model.balance_settings import BALANCE_MODES
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import HOP_SCHEDULERS
+from hetctl.model.plan import HOP_SCHEDULERS, PIPELINE_POLICIES, PS_PLACEMENTS
 from hetctl.model.site import MEMBERS, NODES
 
 if TYPE_CHECKING:
@@ -241,6 +241,30 @@ def planner_options(command: F) -> F:
             type=click.Choice(HOP_SCHEDULERS),
             help="Scheduler of members that hop.  [default: best]",
         ),
+        click.option(
+            "--policy",
+            type=click.Choice(PIPELINE_POLICIES),
+            help="Virtual workers of pipelines: of one node (np), equal parts of all (ed), two types (hd), or"
+            " the best.  [default: best]",
+        ),
+        click.option(
+            "--in-flight",
+            metavar="N",
+            type=click.IntRange(1),
+            help="Minibatches in each virtual worker at a time.  [default: the best number]",
+        ),
+        click.option(
+            "--clock-distance",
+            metavar="N",
+            type=click.IntRange(0),
+            help="Waves by which a virtual worker may be ahead of the slowest.  [default: 0]",
+        ),
+        click.option(
+            "--ps-placement",
+            type=click.Choice(PS_PLACEMENTS),
+            help="Node whose parameter server holds a layer: where it is trained, or one after the other."
+            "  [default: local]",
+        ),
         click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
     ]
     return _add(options, command)
@@ -260,11 +284,11 @@ def mode_option(command: F) -> F:
     """Add ``--mode``."""
     return click.option(
         "--mode",
-        type=click.Choice(["data-parallel", "hopper", "auto"]),
+        type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
         default="data-parallel",
         show_default=True,
-        help="Mode of training: all members data-parallel, or all hopping over partitions; auto: for each"
-        " member the one that suits it: pipeline, hopper or data-parallel.",
+        help="Mode of training: all members data-parallel, all hopping over partitions, or all as pipelines;"
+        " auto: for each member the one that suits it.",
     )(command)
 
 
@@ -347,9 +371,9 @@ def _who_and_where(
             f"ensemble {members.name} is an imported rate table: it has no networks to train",
             f"`hetctl simulate {members.name} --gpus N` simulates it; --ensemble names another",
         )
-    if members.partitions and members.partitions.source and machine.launch == MEMBERS:
+    if members.partitions and members.partitions.sources() and machine.launch == MEMBERS:
         raise BadInputError(
-            f"`partitions: source` of ensemble {members.name} does not go with --launch {MEMBERS}:"
+            f"`source` in the partitions of ensemble {members.name} does not go with --launch {MEMBERS}:"
             " the agents of several steps would copy the same parts",
             f"use --launch {NODES}, or place the parts on the nodes yourself and leave out source",
         )

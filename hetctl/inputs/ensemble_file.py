@@ -12,7 +12,7 @@ from typing import Any
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
-from hetctl.inputs.placed_partitions import read_partition_table
+from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
@@ -99,6 +99,7 @@ def _partitions(model: PartitionsModel, folder: Path) -> Partitions:
         len(placed),
         files=tuple(partition.path for partition in placed),
         nodes=tuple(partition.nodes for partition in placed),
+        source_files=tuple(partition.source for partition in placed),
     )
 
 
@@ -118,8 +119,8 @@ def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
     if model.partitions:
         yield from _file_problems(model.partitions, model.samples_per_epoch)
     path, source = (model.partitions.path, model.partitions.source) if model.partitions else ("", "")
-    if source and not source.startswith(("/", "$")):
-        yield ("partitions", "source"), f"must be absolute, or begin with a variable, got '{source}'"
+    if rule := wrong_source(source):
+        yield ("partitions", "source"), rule
     if source and "{partition}" not in Path(source).name:
         rule = "must have {partition} for the number of a part in its last component"
         yield ("partitions", "source"), f"{rule}, got '{source}'"

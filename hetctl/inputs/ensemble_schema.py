@@ -280,8 +280,8 @@ class PartitionsModel(Strict):
     count: int | None = Field(default=None, ge=1, description="Number of parts; null: as many as in file.")
     file: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="CSV file partition,path,nodes with a line for each part, instead of count and path;"
-        " relative to the ensemble file.",
+        description="CSV file partition,path,nodes with a line for each part, instead of count and path; a"
+        " column source says from where nodes copy it. Relative to the ensemble file.",
     )
     path: str = Field(
         default="",
@@ -291,7 +291,7 @@ class PartitionsModel(Strict):
         default="",
         description="Path on a shared file system from which nodes copy their parts to path in each job.",
     )
-    replicas: int = Field(default=1, ge=1, description="Number of nodes that copy each part.")
+    replicas: int = Field(default=1, ge=1, description="Number of nodes that have, or copy, each part.")
 
     @model_validator(mode="before")
     @classmethod

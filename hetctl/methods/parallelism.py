@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.methods.hopper.modes import modes
@@ -72,20 +72,42 @@ def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
     return next((left[n - 1] for n in range(1, len(left) + 1) if modes(n, gpus)[0] == HOPPER), 0)
 
 
-def choose_modes(demands: Sequence[Demand], limits: ModeLimits) -> tuple[ModeChoice, ...]:
+@dataclass(frozen=True)
+class HopChoice:
+    """For how many epochs the networks that fit a GPU hop, and what the alternatives take.
+
+    Parameters
+    ----------
+    prices : mapping of int to float
+        Simulated seconds until all of them are trained, by epochs of hopping before data-parallel training;
+        0 is data-parallel training alone. Only alternatives that have a plan.
+    """
+
+    prices: Mapping[int, float]
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of hopping in the cheapest alternative; of equal ones the one with the fewest."""
+        return min(self.prices, key=lambda epochs: (self.prices[epochs], epochs), default=0)
+
+    @property
+    def hopping_s(self) -> float | None:
+        """Seconds of the cheapest alternative with hops; None if there is none."""
+        return min((seconds for epochs, seconds in self.prices.items() if epochs), default=None)
+
+
+def choose_modes(demands: Sequence[Demand], limits: ModeLimits, hops: HopChoice) -> tuple[ModeChoice, ...]:
     """Return the mode of each network with its reason.
 
     A network that does not fit one GPU is split into a pipeline. The others hop if the data is partitioned
-    over the nodes and there are enough of them; otherwise they train data-parallel.
+    over the nodes and the simulator finds that cheaper; otherwise they train data-parallel.
     """
-    fitting = [demand for demand in demands if not too_large(demand, limits)]
-    hops = hopper_epochs([demand.epochs for demand in fitting], limits.gpus) if limits.partitions else 0
     return tuple(
         _pipeline(demand, limits)
         if too_large(demand, limits)
-        else _hopper(demand, len(fitting), hops, limits)
-        if hops
-        else _data_parallel(demand, len(fitting), limits)
+        else _hopper(demand, hops, limits)
+        if hops.epochs
+        else _data_parallel(demand, hops, limits)
         for demand in demands
     )
 
@@ -95,24 +117,33 @@ def _pipeline(demand: Demand, limits: ModeLimits) -> ModeChoice:
     return ModeChoice(demand.member, PIPELINE, why)
 
 
-def _hopper(demand: Demand, configs: int, hops: int, limits: ModeLimits) -> ModeChoice:
-    why = (
-        f"the data lies in {limits.partitions} partitions, and {configs} configurations are more than half of"
-        f" {limits.gpus} GPUs: each trains on one, and hops"
-    )
-    if demand.epochs > hops:
-        why += f"; after {hops} of its {demand.epochs} epochs too few are left, and it goes on data-parallel"
+def _hopper(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
+    why = f"hopping over {limits.partitions} partitions is priced at {_time(hops.prices[hops.epochs])}"
+    parallel_s = hops.prices.get(0)
+    why += "" if parallel_s is None else f", data-parallel training at {_time(parallel_s)}"
+    if demand.epochs > hops.epochs:
+        why += f"; after {hops.epochs} of its {demand.epochs} epochs it goes on data-parallel"
     return ModeChoice(demand.member, HOPPER, why)
 
 
-def _data_parallel(demand: Demand, configs: int, limits: ModeLimits) -> ModeChoice:
+def _data_parallel(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
     fits = "it fits one GPU"
     if limits.memory_bytes is None:
         fits = "it is taken to fit one GPU, as the site does not say how much memory they have"
-    data = "the data is not partitioned"
-    if limits.partitions:
-        data = f"{configs} configurations are too few to hop: no more than half of {limits.gpus} GPUs"
-    return ModeChoice(demand.member, DATA_PARALLEL, f"{fits}, and {data}")
+    return ModeChoice(demand.member, DATA_PARALLEL, f"{fits}, and {_no_hops(hops, limits)}")
+
+
+def _no_hops(hops: HopChoice, limits: ModeLimits) -> str:
+    if not limits.partitions:
+        return "the data is not partitioned"
+    if hops.hopping_s is None:
+        return "hopping has no plan"
+    priced = _time(hops.prices[0])
+    return f"data-parallel training is priced at {priced}, hopping at {_time(hops.hopping_s)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def _gigabytes(size: int | None) -> str:

@@ -12,7 +12,8 @@ from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.epoch_visits import planned_visits
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.methods.hopper.visit_times import HopWorker, visit_times
+from hetctl.methods.hopper.visit_times import visit_times
+from hetctl.methods.hopper.worker_groups import group_size, hop_workers
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
@@ -93,10 +94,11 @@ def in_turn(nodes: Sequence[Node], partitions: int) -> Homes:
 def unit_times(
     members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
 ) -> UnitTimes:
-    """Return the training time of each member on each partition, by GPU.
+    """Return the training time of each member on each partition, by worker: GPU, or group of GPUs.
 
-    Every GPU of a node reads the partitions there. A unit consists of a partition's share of an epoch, and a
-    hop: a checkpoint is written, then read on the next GPU, which is assumed to take as long as the writing.
+    Every GPU of a node reads the partitions there. Groups are those that a job would form. A unit consists of
+    a partition's share of an epoch, and a hop: a checkpoint is written, then read on the next GPU, which is
+    assumed to take as long as the writing.
 
     Parameters
     ----------
@@ -116,7 +118,7 @@ def unit_times(
 def evaluation_times(
     members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
 ) -> UnitTimes:
-    """Return the evaluation time of each member on each partition, by GPU, with the hop that follows.
+    """Return the evaluation time of each member on each partition, by worker, with the hop that follows.
 
     Parameters and errors are those of `unit_times`.
     """
@@ -126,17 +128,26 @@ def evaluation_times(
 def _times(
     members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None, *, evaluates: bool
 ) -> UnitTimes:
-    found = in_turn(cluster.nodes, partitions) if homes is None else homes
-    workers = {
-        f"{node.name}:{gpu}": HopWorker(
-            node.gpu_type or "", {f"p{number}" for number in found.get(node.name, ())}
-        )
-        for node in cluster.nodes
-        for gpu in node.gpus
-    }
     names = [f"p{number}" for number in range(partitions)]
+    at = _names_at(cluster, partitions, homes)
+    size = size_of_groups(members, partitions, cluster, homes)
+    workers = hop_workers(cluster.nodes, at, size)
     hop_s = {member.name: 2 * member.checkpoint_s for member in members}
     return visit_times(members, names, workers, hop_s, evaluates=evaluates)
+
+
+def size_of_groups(
+    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
+) -> int:
+    """Return the number of GPUs that train a member of a job together while all of `members` are left."""
+    names = [f"p{number}" for number in range(partitions)]
+    return group_size(members, names, cluster.nodes, _names_at(cluster, partitions, homes))
+
+
+def _names_at(cluster: Cluster, partitions: int, homes: Homes | None) -> dict[str, set[str]]:
+    """Return the names of the partitions of each node."""
+    found = in_turn(cluster.nodes, partitions) if homes is None else homes
+    return {node.name: {f"p{number}" for number in found.get(node.name, ())} for node in cluster.nodes}
 
 
 def hop_phase(

@@ -170,11 +170,13 @@ class Partitions:
     source : str
         Path from which nodes copy their parts to `path` at the start of a job. Empty: the parts are there.
     replicas : int
-        Number of nodes that copy each part.
+        Number of nodes that have each part, where `nodes` does not name them.
     files : tuple of str
         Path of each part, with environment variables, in place of `path`; empty: as `path` says.
     nodes : tuple of tuple of str
-        Names of the nodes on which each part is said to be, for plans only; empty if unknown.
+        Names of the nodes on which each part is said to be; empty if unknown. Plans go by them, and copying.
+    source_files : tuple of str
+        Path from which each part is copied, in place of `source`, or "" if it is there.
     """
 
     count: int
@@ -183,11 +185,15 @@ class Partitions:
     replicas: int = 1
     files: tuple[str, ...] = ()
     nodes: tuple[tuple[str, ...], ...] = ()
+    source_files: tuple[str, ...] = ()
 
     def paths(self) -> tuple[str, ...]:
         """Return the path of each part on its nodes, with variables; empty if they are only planned with."""
-        numbers = range(self.count if self.path else 0)
-        return self.files or tuple(self.path.replace(PARTITION, str(number)) for number in numbers)
+        return self.files or self._numbered(self.path)
+
+    def sources(self) -> tuple[str, ...]:
+        """Return the path from which each part is copied, "" if it is there; empty if none is copied."""
+        return (self.source_files if any(self.source_files) else ()) or self._numbered(self.source)
 
     @property
     def described(self) -> str:
@@ -198,16 +204,20 @@ class Partitions:
         """Return the parts that each node of a job is expected to have.
 
         Before a job runs, the names of its nodes are unknown. A name that is not among them stands for the
-        node at the same place: the first name for the first node, and so on. A part without names is assigned
-        to the nodes in turn.
+        node at the same place: the first name for the first node, and so on. A part p without names is
+        assigned to the nodes p, p + 1, .. p + replicas - 1 modulo their number.
         """
         found: dict[str, set[int]] = {node: set() for node in nodes}
         named = dict.fromkeys(name for names in self.nodes for name in names)
         at = {name: name if name in found else nodes[i % len(nodes)] for i, name in enumerate(named)}
         for number, names in enumerate(self.nodes or ((),) * self.count):
-            for node in map(at.__getitem__, names) if names else (nodes[number % len(nodes)],):
+            in_turn = (nodes[(number + i) % len(nodes)] for i in range(min(self.replicas, len(nodes))))
+            for node in map(at.__getitem__, names) if names else in_turn:
                 found[node].add(number)
         return {node: frozenset(numbers) for node, numbers in found.items()}
+
+    def _numbered(self, path: str) -> tuple[str, ...]:
+        return tuple(path.replace(PARTITION, str(number)) for number in range(self.count if path else 0))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.model.pipeline_layout import PipelineLayout
+
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
 HOP_SCHEDULERS = ("best", "randomized", "milp", "approximate")
 """Schedulers of hops, as in `hetctl.methods.hopper.SCHEDULERS`."""
+PIPELINE_POLICIES = ("np", "ed", "hd", "best")
+"""Policies of virtual workers, as in `hetctl.methods.pipeline.pipeline_plan.POLICIES`."""
+PS_PLACEMENTS = ("local", "round-robin")
+"""Placements of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost.PLACEMENTS`."""
 BALANCED = "balanced"
 """Mode of data-parallel training over all GPU types, with batch sizes that give all GPUs equal step times."""
 
@@ -31,6 +37,8 @@ class Allocation:
         Predicted rate in samples/s.
     batch_sizes : tuple of int
         Samples per GPU and step, in the order of the placement; empty: the member's own on each GPU.
+    pipeline : PipelineLayout or None
+        Stages by rank, that is, by GPU in the order of the placement, in the mode ``pipeline``; else None.
     """
 
     member: str
@@ -39,6 +47,7 @@ class Allocation:
     rate: float
     placement: tuple[Placement, ...]
     batch_sizes: tuple[int, ...] = ()
+    pipeline: PipelineLayout | None = None
 
 
 @dataclass(frozen=True)

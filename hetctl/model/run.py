@@ -48,10 +48,12 @@ class RunSpec:
         ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once per
         node, for all members.
     mode : str
-        Requested mode of training: ``data-parallel``, ``hopper``, or ``auto``, of which jobs train hops and
-        the data-parallel or balanced phase after them.
+        Requested mode of training: ``data-parallel``, ``hopper``, ``pipeline``, or ``auto``, of which jobs
+        train pipelines, hops, and the data-parallel or balanced phase one after another.
     phases : tuple of str
         Modes of the plan's phases, in their order.
+    pipelines : mapping of str to Any
+        Members that train as pipelines, each with its encoded `methods.pipeline.layouts.PipelineProblem`.
     replay : str
         Absolute path of the trace whose visits are repeated by members that hop; empty: they are planned.
     preprocess : tuple of PreprocessPoint
@@ -78,6 +80,7 @@ class RunSpec:
     sharing: str = NONE
     mode: str = DATA_PARALLEL
     phases: tuple[str, ...] = (DATA_PARALLEL,)
+    pipelines: Mapping[str, Any] = field(default_factory=dict)
     replay: str = ""
     preprocess: tuple[PreprocessPoint, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)

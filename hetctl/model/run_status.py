@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetctl.model.hop_status import HopStatus
 from hetctl.model.job import Job
+from hetctl.model.pipeline_status import PipelineStatus
 from hetctl.model.training_progress import EpochResult, Heartbeat
 
 FOREMOST = ("failed", "training", "waiting", "converged")
@@ -222,6 +223,8 @@ class RunStatus:
         Courses of balanced batches, the largest gain first, if requested.
     hops : HopStatus or None
         Hops of its members; None if they do not hop.
+    pipelines : tuple of PipelineStatus
+        Pipelines of the members that train, or trained, in that mode.
     """
 
     run: str
@@ -245,3 +248,4 @@ class RunStatus:
     comparison: Comparison | None = None
     balances: tuple[BalanceCourse, ...] = ()
     hops: HopStatus | None = None
+    pipelines: tuple[PipelineStatus, ...] = ()

@@ -140,12 +140,19 @@ USUAL_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True)
 class SiteKey:
-    """Effective value of a key of a site, and its place; no file for a default."""
+    """Effective value of a key of a site, and its place; no file for a default.
+
+    Parameters
+    ----------
+    measured_at : float or None
+        Time of a measurement that stands for a missing value, in seconds since the epoch; else None.
+    """
 
     key: str
     value: Any
     file: str | None = None
     line: int | None = None
+    measured_at: float | None = None
 
 
 OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")

@@ -130,6 +130,9 @@ class Core:
 
     def _on_node_joined(self, event: events.NodeJoined) -> None:
         self._pool.add([event.node])
+        # A group that lost its ranks on a node which is back at once holds the GPUs until it has ended.
+        for step in self.running.values():
+            self._pool.take(step.task.allocation)
         self._changed = True
 
     def _on_node_lost(self, event: events.NodeLost) -> None:

@@ -55,10 +55,10 @@ class Pool:
         )
 
     def take(self, allocation: Allocation) -> None:
-        """Take the GPUs of an allocation; they must be free."""
+        """Take the GPUs of an allocation; those of lost nodes cannot be taken."""
         for part in allocation.placement:
-            left = set(self._free[part.node].gpus).difference(part.gpus)
-            self._set_free(part.node, left)
+            if part.node in self._free:
+                self._set_free(part.node, set(self._free[part.node].gpus).difference(part.gpus))
 
     def release(self, allocation: Allocation) -> None:
         """Release the GPUs of an allocation."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.exit_reason import ExitReason
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipeline_status import StageReport
 from hetctl.model.plan import Placement
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import decode
@@ -37,6 +39,14 @@ class NodeFailed:
 
 
 @dataclass(frozen=True)
+class NodeBack:
+    """Use of a node that was lost, or whose agent connects late."""
+
+    job: int
+    node: str
+
+
+@dataclass(frozen=True)
 class RoundStarted:
     """Common start of the members of a round."""
 
@@ -58,6 +68,8 @@ class StepStartedRecord:
     member: str
     gpus: int
     placement: tuple[Placement, ...]
+    rate: float = 0.0
+    pipeline: PipelineLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,15 @@ class BatchSizes:
     """Parts of all ranks after a change of the batch sizes."""
 
     ranks: tuple[RankShare, ...]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Times of the stages of a pipeline in a part of an epoch."""
+
+    epoch: int
+    seconds: float
+    stages: tuple[StageReport, ...]
 
 
 @dataclass(frozen=True)
@@ -218,6 +239,7 @@ FORMS: dict[str, type] = {
     "job_started": JobStarted,
     "job_ended": JobEnded,
     "node_failed": NodeFailed,
+    "node_joined": NodeBack,
     "parts_staged": PartsStagedRecord,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
@@ -228,6 +250,7 @@ FORMS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "balance_started": BalanceStarted,
     "batch_sizes": BatchSizes,
+    "stages": Stages,
     "straggler": Straggler,
     "migration": MigrationRecord,
     "sample_visits": SampleVisitsRecord,

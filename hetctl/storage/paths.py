@@ -132,6 +132,11 @@ class RunFolder:
         return self.path / "balance"
 
     @property
+    def waves(self) -> Path:
+        """Folder of the logs of pipelines, one for each member and rank."""
+        return self.path / "waves"
+
+    @property
     def replay(self) -> Path:
         """Trace of the visits that the run repeats, if it repeats any."""
         return self.path / "replay.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.storage.snapshot import Row, row_of
 
-OF_JOBS = frozenset({"job_started", "job_ended", "node_failed"})
+OF_JOBS = frozenset({"job_started", "job_ended", "node_failed", "node_joined"})
 """Kinds of event about jobs."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hopping_run import course_of, write_run
+from hopping_run import course_of, write_events, write_run
 from workbench import new_project
 
 ENSEMBLE = """\
@@ -58,6 +58,24 @@ def test_status_shows_members_workers_and_the_plan(project):
     assert "hops planned by best for 4 workers (start): predicted 50 s, bound 40 s, so far" in text
     tables = text[text.index("that hop") :]
     assert [line for line in tables.splitlines()[:-1] if len(line) > 80] == []
+
+
+def test_visits_undone_after_their_epoch_are_counted_too(project):
+    """The checkpoint of an epoch is lost: its visits were only counted in the run's state."""
+    events = project.home.run("hopping-001").events
+    write_run(events, COURSE.records)
+    own = [record.visit.number for record in COURSE.records if record.visit.config == "m0"]
+    epoch = {
+        **{"kind": "epoch", "time": 3e6, "round": 0, "epoch": 2, "metrics": {"val_loss": 1.0}},
+        **{"seconds": 1.0, "gpus": 1, "finished_at": 3e6, "rate": 9.0, "evaluate_s": 0.0},
+    }
+    write_events(events, "m0", [epoch])
+    before = project.here("status", "--json").json["hops"]
+    undone = {"kind": "visits_undone", "time": 4e6, "round": 0, "numbers": own[-1:], "reason": "lost"}
+    write_events(events, "m0", [undone])
+    after = project.here("status", "--json").json["hops"]
+    assert [(hops["visits"], hops["undone"]) for hops in (before, after)] == [(24, 0), (23, 1)]
+    assert after["members"][0]["visited"] == 1
 
 
 def test_a_run_before_its_first_visit_has_no_hops_yet(project):

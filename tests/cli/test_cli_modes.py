@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from workbench import new_project
 
 from hetctl.catalog.catalog import Catalog
+from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.run_file import read_spec
 
@@ -88,20 +91,32 @@ def modes(plan):
     return {choice["member"]: choice["mode"] for choice in plan["choices"]}
 
 
+ONE_TYPE = (SITE + LINKS).replace("gpu_type: P100", "gpu_type: V100")
+"""All GPUs are alike, so that members that hop need not visit slow ones."""
+LONG = "  - {name: long, stop: {max_epochs: 9}}\n"
+ALL_GPUS = ("--planner", "fixed-8")
+"""Data-parallel training on all GPUs at a time, which scale badly (0.5) where hops are to be cheaper."""
+
+
 def test_each_network_gets_the_mode_that_suits_it(tmp_path):
-    plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").auto()
+    plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n", ONE_TYPE, 0.5).auto(*ALL_GPUS)
     assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}
     why = {choice["member"]: choice["reason"] for choice in plan["choices"]}
-    assert why["giant"].startswith("it needs 28.9 GB of memory, and a P100 of mini has 16 GB")
-    assert why["m0"].startswith("the data lies in 4 partitions, and 6 configurations are more than half of 8")
+    assert why["giant"].startswith("it needs 28.9 GB of memory, and a V100 of mini has 16 GB")
+    pattern = r"hopping over 4 partitions is priced at (\d+) s, data-parallel training at (\d+) s"
+    hopping, parallel = map(int, re.fullmatch(pattern, why["m0"]).groups())
+    assert hopping < parallel
     assert [phase["mode"] for phase in plan["phases"]] == ["pipeline", "hopper"]
-    assert plan["rounds"] == []
+    (only,) = plan["rounds"]
+    (giant,) = only["allocations"]
+    assert (giant["member"], giant["mode"]) == ("giant", "pipeline")
+    ranks = [stage["rank"] for stages in giant["pipeline"]["workers"] for stage in stages]
+    assert sorted(ranks) == list(range(giant["gpus"]))
 
 
 def test_phases_follow_one_another_and_have_their_prices(tmp_path):
-    plan = Mini(
-        tmp_path, small(5) + "  - {name: long, stop: {max_epochs: 9}}\n" + GIANT, "partitions: 8\n"
-    ).auto()
+    mini = Mini(tmp_path, small(5) + LONG + GIANT, "partitions: 8\n", ONE_TYPE, 0.5)
+    plan = mini.auto(*ALL_GPUS)
     first, second, third = plan["phases"]
     assert (first["members"], third["members"]) == (["giant"], ["long"])
     assert set(second["members"]) == {"m0", "m1", "m2", "m3", "m4", "long"}
@@ -110,13 +125,23 @@ def test_phases_follow_one_another_and_have_their_prices(tmp_path):
     assert plan["predicted_makespan_s"] == pytest.approx(third["start_s"] + third["predicted_s"])
     for phase in plan["phases"]:
         assert phase["prices"][phase["mode"]] == phase["predicted_s"]
-    assert set(second["prices"]) == {"hopper", "data-parallel", "balanced"}
-    assert set(third["prices"]) == {"data-parallel", "balanced", "hopper"}
-    assert plan["rounds"][0]["start_s"] == third["start_s"]
+    assert set(second["prices"]) == set(third["prices"]) == {"hopper", "data-parallel"}
+    starts = {each["allocations"][0]["member"]: each["start_s"] for each in reversed(plan["rounds"])}
+    assert (starts["giant"], starts["long"]) == (first["start_s"], third["start_s"])
     done = {forecast["member"]: forecast["done_s"] for forecast in plan["members"]}
     assert max(done.values()) == done["long"] == pytest.approx(plan["predicted_makespan_s"])
     assert plan["lower_bound_s"] <= plan["predicted_makespan_s"]
     assert plan["ratio"] == pytest.approx(plan["predicted_makespan_s"] / plan["lower_bound_s"])
+
+
+def test_members_hop_only_if_that_is_priced_lower(tmp_path):
+    """On two types of GPU every member that hops visits the slow ones."""
+    plan = Mini(tmp_path, small(6), "partitions: 4\n").auto()
+    (phase,) = plan["phases"]
+    assert phase["mode"] in ("data-parallel", "balanced")
+    assert phase["prices"][phase["mode"]] < phase["prices"]["hopper"]
+    pattern = r"it fits one GPU, and data-parallel training is priced at \d+ s, hopping at \d+ s"
+    assert all(re.fullmatch(pattern, choice["reason"]) for choice in plan["choices"])
 
 
 def test_few_members_or_unpartitioned_data_are_data_parallel(tmp_path):
@@ -178,6 +203,21 @@ def test_all_members_hop_if_that_is_asked_for(tmp_path, count):
     assert phase["prices"]["hopper"] == plan["predicted_makespan_s"]
 
 
+@pytest.mark.parametrize(
+    ("count", "more", "words"),
+    [
+        (2, "", "each trains on 2 GPUs of a node together"),
+        (2, ", max_gpus: 1", "each trains on one GPU, as groups would not be faster"),
+        (8, "", "each trains on one GPU"),
+    ],
+)
+def test_a_plan_says_how_many_gpus_train_a_member(tmp_path, count, more, words):
+    members = small(count).replace("}}", "}" + more + "}")
+    plan = Mini(tmp_path, members, READ).plan("--mode", "hopper", "--json").json
+    reasons = {choice["reason"] for choice in plan["choices"]}
+    assert reasons == {f"the mode was given: {words}, and hops over 4 partitions"}
+
+
 def test_a_randomized_plan_takes_longer_than_the_best(tmp_path):
     mini = Mini(tmp_path, small(9), READ)
     times = [
@@ -198,8 +238,8 @@ def test_a_run_that_hops_has_its_mode_and_phases(tmp_path):
 
 @pytest.mark.usefixtures("queued")
 def test_auto_lets_hops_and_the_rest_through(tmp_path):
-    long = "  - {name: long, stop: {max_epochs: 9}}\n"
-    spec = submitted(Mini(tmp_path, small(5) + long, READ).project, "--mode", "auto")
+    project = Mini(tmp_path, small(5) + LONG, READ, ONE_TYPE, 0.5).project
+    spec = submitted(project, "--mode", "auto", *ALL_GPUS)
     assert spec.mode == "auto"
     assert spec.phases[0] == "hopper"
     assert spec.phases[1] in ("data-parallel", "balanced")
@@ -218,11 +258,24 @@ def test_auto_lets_hops_and_the_rest_through(tmp_path):
     ],
 )
 def test_what_cannot_hop_is_refused_and_nothing_kept(tmp_path, keys, options, words):
-    mini = Mini(tmp_path, small(6), keys)
+    mini = Mini(tmp_path, small(8), keys)
     before = mini.project.tree()
     for command in ("plan", "submit"):
         done = mini.project.here(command, *ON_8_GPUS, "--mode", "hopper", *options)
         assert (done.code, words in done.stderr) == (2, True), done.stderr
+    assert mini.project.tree() == before
+
+
+def test_auto_plans_no_hops_with_a_step_for_each_member(tmp_path):
+    mini = Mini(tmp_path, small(6), READ, ONE_TYPE, 0.5)
+    before = mini.project.tree()
+    for command in ("plan", "submit"):
+        done = mini.project.here(
+            command, "--site", "mini", *ALL_GPUS, "--mode", "auto", "--launch", "members", "--json"
+        )
+        assert done.code == 2
+        assert "members cannot hop with --launch members at site mini: each visit" in done.error["message"]
+        assert done.error["hint"] == "use --launch nodes, or --mode data-parallel"
     assert mini.project.tree() == before
 
 
@@ -273,7 +326,11 @@ def test_a_trace_is_copied_into_the_folder_of_its_run(tmp_path):
     [
         (trace_line(config="m9"), "hopper", "hops.jsonl:1: there is no config 'm9'"),
         (trace_line(partition="p4"), "hopper", "hops.jsonl:1: there is no partition 'p4'"),
-        (trace_line(worker="w0"), "hopper", "hops.jsonl:1: worker must be NODE:GPU, got 'w0'"),
+        (
+            trace_line(worker="w0"),
+            "hopper",
+            "hops.jsonl:1: worker must be NODE:GPU or NODE:GPU+GPU, got 'w0'",
+        ),
         (trace_line() * 2, "hopper", "hops.jsonl:2: the same unit is already done in line 1"),
         (trace_line(lost=True), "hopper", "hops.jsonl:1: has no visit that was done"),
         (trace_line(), "auto", "--replay repeats visits of members that hop, but the mode is auto"),
@@ -303,15 +360,26 @@ def test_a_run_keeps_its_mode_and_scheduler_of_hops(tmp_path):
         assert (done.code, words in done.stderr) == (2, True), done.stderr
 
 
-def test_submit_refuses_phases_in_which_jobs_do_not_train(tmp_path):
-    project = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").project
+def test_submit_refuses_pipelines_with_a_step_for_each_member(tmp_path):
+    project = Mini(tmp_path, small(6) + GIANT).project
     before = project.tree()
     for how in ((), ("--dry-run",)):
-        done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--json", *how)
+        done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--launch", "members", "--json", *how)
         assert done.code == 2
-        assert "has phases in mode pipeline, in which jobs do not train yet" in done.error["message"]
-        assert done.error["hint"] == "submit with --mode data-parallel"
+        assert "members cannot train as pipelines with --launch members" in done.error["message"]
+        assert done.error["hint"] == "use --launch nodes"
     assert project.tree() == before
+
+
+def test_all_are_pipelines_only_if_their_layers_are_known(tmp_path):
+    project = Mini(tmp_path, small(1) + GIANT).project
+    done = project.here("plan", *ON_8_GPUS, "--mode", "pipeline", "--json")
+    assert done.code == 2
+    assert "the layers of m0 are unknown, so that it cannot be cut into stages" in done.error["message"]
+    alone = Mini(tmp_path / "alone", GIANT).project
+    plan = alone.here("plan", *ON_8_GPUS, "--mode", "pipeline", "--policy", "ed", "--json").json
+    assert [phase["mode"] for phase in plan["phases"]] == ["pipeline"]
+    assert modes(plan) == {"giant": "pipeline"}
 
 
 def test_without_the_mode_nothing_is_chosen(tmp_path):
@@ -325,7 +393,8 @@ def test_a_person_sees_the_phases_and_the_reasons(tmp_path):
     assert "Phases" in text
     assert "m0, m1, m2 +3" in text
     assert "its layers go to" in text
-    assert "--mode data-parallel plans for that" in text
+    hopping = Mini(tmp_path / "hopping", small(6), READ).plan("--mode", "hopper").stdout
+    assert "--mode data-parallel plans for that" in hopping
 
 
 def test_a_member_may_have_fewer_gpus_for_its_pipeline(tmp_path):
@@ -375,9 +444,48 @@ def test_a_network_larger_than_the_gpus_needs_a_layer_profile(tmp_path):
     done = mini.plan("--mode", "auto")
     assert done.code == 3
     assert "m1 needs 3 GB of memory, and a P100 of mini has 1 GB" in done.stderr
-    assert "give a profile of its layers" in done.stderr
+    assert "hetctl profile --layers m1" in done.stderr
 
 
 def large(points, member):
     """Return a member's points as if it took 3 GB."""
     return [replace(p, peak_memory_bytes=3 * 10**9) for p in points if p.member == member]
+
+
+def save_measured(mini, *gpu_types):
+    """Store what `hetctl profile --layers giant` would: 24 layers of 600 MB of weights, on these types."""
+    ensemble = read_ensemble(mini.project.path / "ensemble.yaml")
+    layer = MeasuredLayer("l", 0.004, 0.008, 4_000_000, 600_000_000, 4_000_000, 0)
+    layers = tuple(replace(layer, name=f"l{number}") for number in range(24))
+    giant = ensemble.member("giant")
+    points = [
+        LayerPoint(
+            *("giant", giant.fingerprint, giant.batch_size, 1.0, Hardware(name, "1", "fake")),
+            6400,
+            10**9,
+            layers,
+        )
+        for name in gpu_types
+    ]
+    between = ((1e6, 2e-4), (1e8, 1.1e-2))
+    links = [LinkPoint(kind, ("a0", "a1"), 1.0, between) for kind in (INTRA_NODE, INTER_NODE)]
+    with Catalog.open(mini.project.home.catalog) as catalog:
+        catalog.save_layers("trio", "mini", points)
+        catalog.save_links("mini", links)
+
+
+def test_measured_layers_and_links_stand_for_files(tmp_path):
+    mini = Mini(tmp_path, small(2) + GIANT.replace(", layers: giant.csv", ""), site=SITE)
+    save_measured(mini, "V100", "P100")
+    plan = mini.auto()
+    assert modes(plan)["giant"] == "pipeline"
+    # With the gigabyte that the framework takes.
+    assert "it needs 29.9 GB of memory" in {c["member"]: c["reason"] for c in plan["choices"]}["giant"]
+
+
+def test_layers_of_one_type_are_none_for_nodes_of_two(tmp_path):
+    mini = Mini(tmp_path, small(2) + GIANT.replace(", layers: giant.csv", ""), site=SITE)
+    save_measured(mini, "V100")
+    done = mini.plan("--mode", "auto")
+    assert done.code == 2
+    assert "giant" in done.stderr

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.parallelism import Demand, ModeLimits, choose_modes, hopper_epochs, too_large
+from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, hopper_epochs, too_large
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
 
 GIB = 2**30
@@ -11,8 +11,12 @@ ROOM = ModeLimits(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partiti
 PARTITIONED = ModeLimits(gpus=8, gpu="a V100 of summit", memory_bytes=16 * GIB, partitions=8)
 
 
-def modes(demands, room):
-    return [choice.mode for choice in choose_modes(demands, room)]
+PARALLEL = HopChoice({0: 100.0, 10: 700.0})
+HOPS = HopChoice({0: 1000.0, 10: 300.0, 12: 400.0})
+
+
+def modes(demands, room, hops):
+    return [choice.mode for choice in choose_modes(demands, room, hops)]
 
 
 def many(count, epochs=10, memory_bytes=GIB):
@@ -20,7 +24,7 @@ def many(count, epochs=10, memory_bytes=GIB):
 
 
 def test_a_network_too_large_for_a_gpu_is_a_pipeline():
-    (small, large) = choose_modes([Demand("s", GIB), Demand("l", 20 * 10**9)], ROOM)
+    (small, large) = choose_modes([Demand("s", GIB), Demand("l", 20 * 10**9)], ROOM, PARALLEL)
     assert (small.mode, large.mode) == (DATA_PARALLEL, PIPELINE)
     assert large.why.startswith("it needs 20 GB of memory, and a V100 of summit has 17.2 GB")
 
@@ -31,32 +35,49 @@ def test_a_network_that_just_fits_is_no_pipeline():
 
 
 def test_without_partitions_all_train_data_parallel():
-    choices = choose_modes(many(50), ROOM)
+    choices = choose_modes(many(50), ROOM, HopChoice({0: 1.0}))
     assert {choice.mode for choice in choices} == {DATA_PARALLEL}
     assert {choice.why for choice in choices} == {"it fits one GPU, and the data is not partitioned"}
 
 
-def test_more_configurations_than_half_of_the_gpus_hop():
-    """CEREBRO, appendix 12: the hopper while p/2 < |S|."""
-    assert modes(many(5), PARTITIONED) == [HOPPER] * 5
-    assert modes(many(4), PARTITIONED) == [DATA_PARALLEL] * 4
+def test_the_cheapest_alternative_is_chosen():
+    assert modes(many(5), PARTITIONED, HOPS) == [HOPPER] * 5
+    assert modes(many(5), PARTITIONED, PARALLEL) == [DATA_PARALLEL] * 5
+    assert (HOPS.epochs, PARALLEL.epochs, HopChoice({}).epochs) == (10, 0, 0)
+    assert HopChoice({12: 5.0, 0: 5.0}).epochs == 0
 
 
-def test_pipelines_do_not_count_as_configurations():
+def test_reasons_name_the_prices():
+    (hops,) = choose_modes(many(1), PARTITIONED, HOPS)
+    assert hops.why == "hopping over 8 partitions is priced at 300 s, data-parallel training at 17 min"
+    (parallel,) = choose_modes(many(1), PARTITIONED, PARALLEL)
+    assert parallel.why == (
+        "it fits one GPU, and data-parallel training is priced at 100 s, hopping at 12 min"
+    )
+
+
+def test_reasons_name_alternatives_that_have_no_plan():
+    (hops,) = choose_modes(many(1), PARTITIONED, HopChoice({10: 5.0}))
+    (parallel,) = choose_modes(many(1), PARTITIONED, HopChoice({0: 5.0}))
+    assert hops.why == "hopping over 8 partitions is priced at 5 s"
+    assert parallel.why == "it fits one GPU, and hopping has no plan"
+
+
+def test_pipelines_do_not_hop():
     demands = [*many(4), Demand("large", 20 * GIB, 10)]
-    assert modes(demands, PARTITIONED) == [DATA_PARALLEL] * 4 + [PIPELINE]
+    assert modes(demands, PARTITIONED, HOPS) == [HOPPER] * 4 + [PIPELINE]
 
 
 def test_the_reason_names_epochs_that_remain_data_parallel():
-    choices = choose_modes([*many(4, epochs=3), Demand("a", GIB, 10), Demand("b", GIB, 12)], PARTITIONED)
-    assert [choice.mode for choice in choices] == [HOPPER] * 6
+    choices = choose_modes([*many(4, epochs=3), Demand("b", GIB, 12)], PARTITIONED, HOPS)
+    assert [choice.mode for choice in choices] == [HOPPER] * 5
     assert "after" not in choices[0].why
-    assert choices[4].why.endswith("after 3 of its 10 epochs too few are left, and it goes on data-parallel")
+    assert choices[4].why.endswith("; after 10 of its 12 epochs it goes on data-parallel")
 
 
 def test_unknown_memory_counts_as_enough_with_a_reason():
     unknown = ModeLimits(gpus=8, gpu="a slot of local", memory_bytes=None, partitions=0)
-    (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown)
+    (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown, HopChoice({0: 1.0}))
     assert choice.mode == DATA_PARALLEL
     assert "does not say how much memory" in choice.why
 

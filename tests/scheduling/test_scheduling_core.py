@@ -253,6 +253,22 @@ def test_a_job_continues_until_its_last_node_is_lost() -> None:
     assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
 
 
+def test_a_returned_node_is_used_once_its_last_group_has_ended() -> None:
+    def widest_first(request: Request) -> Decision:
+        """Give the first member all free nodes."""
+        places = tuple(Placement(node.name, node.gpus) for node in request.nodes)
+        name, gpus = request.workloads[0].name, sum(len(place.gpus) for place in places)
+        return Decision((Allocation(name, gpus, "data-parallel", 10.0, places),))
+
+    bench = Bench(Planner("p", "local", widest_first), "ab", Cluster.of(2, 1).nodes)
+    first, second = bench.nodes
+    assert placed(bench.at(0.0))["a"].gpus == 2
+    assert bench.at(1.0, NodeLost(1.0, first.name)) == []
+    assert bench.at(1.5, NodeJoined(1.5, first)) == []
+    commands = bench.at(2.0, StepEnded(2.0, "a", ExitReason.NODE_FAILURE))
+    assert {p.node for p in placed(commands)["a"].placement} == {first.name, second.name}
+
+
 def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
     bench.at(0.0)
@@ -327,7 +343,7 @@ def test_a_member_without_room_restarts_on_more_gpus_only() -> None:
 @given(
     st.sampled_from([GLOBAL, LOCAL, GROUP, Planner("p", "elastic", one_each)]),
     st.integers(1, 9),
-    st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["done", "told", "failed", "lost"]))),
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from(["done", "told", "failed", "lost", "away"]))),
 )
 def test_no_gpu_is_given_twice_and_every_job_comes_to_its_end(
     planner: Planner, members: int, happenings: list[tuple[int, str]]
@@ -354,14 +370,16 @@ def test_no_gpu_is_given_twice_and_every_job_comes_to_its_end(
 def ended(
     bench: Bench, up: set[str], held: dict[str, Allocation], name: str, what: str, now_s: float
 ) -> list[Event]:
-    """Let a step end, or its node fail with all that trains on it."""
-    if what == "lost":
+    """Let a step end, or its node fail with all that trains on it; one that is away returns at once."""
+    if what in ("lost", "away"):
         (node,) = {part.node for part in held[name].placement}
-        up.discard(node)
+        if what == "lost":
+            up.discard(node)
         there = [n for n, a in held.items() if a.placement[0].node == node]
         for other in there:
             del held[other]
-        return [*(StepEnded(now_s, n, ExitReason.NODE_FAILURE) for n in there), NodeLost(now_s, node)]
+        back = [NodeJoined(now_s, each) for each in bench.nodes if each.name == node and what == "away"]
+        return [*(StepEnded(now_s, n, ExitReason.NODE_FAILURE) for n in there), NodeLost(now_s, node), *back]
     del held[name]
     if what == "done":
         return [bench.done(now_s, name)]

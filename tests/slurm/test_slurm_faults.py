@@ -47,7 +47,7 @@ while waits and not os.path.exists({awake!r}):
     time.sleep(0.1)
 """
 RUN = "quartet-001"
-TRAINED_S = 120
+TRAINED_S = 300
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
 
     def in_training(self):
         """Wait until every member has finished an epoch; return the job."""
-        wait_for(lambda: self.epochs().keys() == set(MEMBERS), seconds=60)
+        wait_for(lambda: self.epochs().keys() == set(MEMBERS), seconds=TRAINED_S)
         return self.jobs()[-1].batch_id
 
     def epochs(self):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.run import NONE
 from hetctl.model.site import MEMBERS, NODES, Site
 
@@ -27,6 +28,7 @@ def refuse_without_hops(
     BadInputError
         If a condition is not met.
     """
+    refuse_hops_by_launch(site)
     rules = (
         (
             ensemble.partitions is not None,
@@ -39,11 +41,6 @@ def refuse_without_hops(
             "add `path` or `file` to `partitions` in the ensemble file",
         ),
         (
-            site.launch != MEMBERS,
-            f"members cannot hop with --launch {MEMBERS}, which starts each of them in its own step",
-            f"use --launch {NODES}",
-        ),
-        (
             sharing in allowed,
             f"members that hop cannot share samples: sharing is {sharing}",
             "leave out --sharing, or use --sharing none",
@@ -52,3 +49,22 @@ def refuse_without_hops(
     for holds, message, hint in rules:
         if not holds:
             raise BadInputError(message, hint)
+
+
+def refuse_hops_by_launch(site: Site) -> None:
+    """Refuse jobs with a step for each member.
+
+    A visit takes seconds, as does a step with its import of the framework; and the states of members that
+    hop are kept by agents that stay, one on each node.
+
+    Raises
+    ------
+    BadInputError
+        If the site has such jobs.
+    """
+    if site.launch == MEMBERS:
+        raise BadInputError(
+            f"members cannot hop with --launch {MEMBERS} at site {site.name}: each visit would wait for a"
+            " step of its own and an import of the framework, and no agent would stay to keep their states",
+            f"use --launch {NODES}, or --mode {DATA_PARALLEL}",
+        )

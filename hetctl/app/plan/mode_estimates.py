@@ -11,11 +11,12 @@ from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
+from hetctl.methods.pipeline.layouts import allocation_of
 from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
-from hetctl.model.profile import MemberProfile
+from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.site import Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
@@ -37,6 +38,8 @@ class PlanContext:
         A function that plans workloads for data-parallel training.
     progress : mapping of str to Progress
         Progress of the members, for members that hop.
+    layers : mapping
+        Measured layers of members that name no layer profile, one measurement for each type of GPU.
     """
 
     ensemble: Ensemble
@@ -47,6 +50,7 @@ class PlanContext:
     planner: str
     data_parallel: Callable[[Sequence[Workload], Options], Plan]
     progress: Mapping[str, Progress] = field(default_factory=dict)
+    layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -75,6 +79,8 @@ class PhaseDraft:
     ----------
     prices : mapping of str to float
         Simulated times by mode, as in `Phase`.
+    rounds : tuple of Round
+        Its rounds, with times from the start of the phase; empty for hops.
     plan : Plan or None
         Plan of a data-parallel phase.
     """
@@ -82,6 +88,7 @@ class PhaseDraft:
     mode: str
     run: PhaseRun
     prices: Mapping[str, float]
+    rounds: tuple[Round, ...] = ()
     plan: Plan | None = None
 
 
@@ -93,7 +100,11 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
     BadInputError
         If the number of samples in an epoch is unknown.
     """
-    known = [question.ensemble.samples_per_epoch, *(p.samples_per_epoch for p in question.profiles.values())]
+    known = [
+        question.ensemble.samples_per_epoch,
+        *(profile.samples_per_epoch for profile in question.profiles.values()),
+        *(point.samples_per_epoch for points in question.layers.values() for point in points),
+    ]
     samples_per_epoch = next((samples for samples in known if samples), None)
     if samples_per_epoch is None:
         raise BadInputError(
@@ -107,11 +118,20 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
 
 def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
     """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
-    site, cluster = question.site, question.world.cluster
-    each_s = question.options.plan_seconds / len(pipes)
-    seconds = {pipe.member.name: pipe.simulated_s(site, cluster, each_s) for pipe in pipes}
+    cluster = question.world.cluster
+    options = replace(question.options, plan_seconds=question.options.plan_seconds / len(pipes))
+    found = {
+        pipe.member.name: pipe.laid_out(pipe.problem(question.site, cluster, options), cluster)
+        for pipe in pipes
+    }
+    seconds = {pipe.member.name: pipe.seconds(found[pipe.member.name].rate) for pipe in pipes}
     run = pipeline_phase(seconds, question.world.clock)
-    return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds})
+    starts_s = [0.0, *run.done_s.values()]
+    rounds = tuple(
+        Round(index, seconds[name], (allocation_of(name, laid_out),), start_s)
+        for index, ((name, laid_out), start_s) in enumerate(zip(found.items(), starts_s, strict=False))
+    )
+    return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds}, rounds)
 
 
 def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
@@ -152,7 +172,7 @@ def data_parallel(
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
     prices = {**_makespans(plans), **_other_prices(question, rest, layers)}
-    return PhaseDraft(mode, run, prices, replace(plan, rounds=_balanced(question, plan.rounds, rest)))
+    return PhaseDraft(mode, run, prices, _balanced(question, plan.rounds, rest), plan)
 
 
 def _data_parallel_plans(question: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
 from hetctl.app.plan.mode_estimates import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
 from hetctl.methods.parallelism import (
     Demand,
+    HopChoice,
     ModeLimits,
     choose_modes,
     does_not_fit,
     hopper_epochs,
     too_large,
 )
+from hetctl.methods.phase_costs import size_of_groups
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.plan import HOPPER, Forecast, ModeChoice, Phase, Plan
+from hetctl.model.plan import HOPPER, PIPELINE, Forecast, ModeChoice, Phase, Plan
+from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import EpochTimeline
@@ -42,14 +47,11 @@ def plan_modes(question: PlanContext) -> Plan:
     _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
     members = _candidates(question, without=large)
     epochs = _epochs(members)
-    choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room)
-    hopping, rest = _split(question, members)
+    drafts = _drafts(question, members, layers)
+    chosen = HopChoice({most: _seconds(question, parts) for most, parts in drafts.items()})
+    choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
     pipes = [pipe_of(question, name, layers[name]) for name in large]
-    parts = [
-        *([pipelines(question, pipes)] if pipes else []),
-        *([hops(question, hopping)] if hopping else []),
-        *([data_parallel(question, rest, layers)] if rest else []),
-    ]
+    parts = [*([pipelines(question, pipes)] if pipes else []), *drafts.get(chosen.epochs, [])]
     bound_s = fluid_bound([*members, *(pipe.ideal(question.gpus) for pipe in pipes)], question.gpus)
     return _assembled(question, parts, choices, bound_s)
 
@@ -74,10 +76,55 @@ def plan_hopper(question: PlanContext) -> Plan:
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
     members = _candidates(question, without=())
-    why = f"the mode was given: each trains on one GPU, and hops over {question.partitions} partitions"
+    why = (
+        f"the mode was given: {_together(question, members)}, and hops over {question.partitions} partitions"
+    )
     choices = tuple(ModeChoice(member.name, HOPPER, why) for member in members)
     parts = [hops(question, members)] if members else []
     return _assembled(question, parts, choices, fluid_bound(members, question.gpus))
+
+
+def plan_pipelined(question: PlanContext) -> Plan:
+    """Plan one phase, in which all members train as pipelines, one after another.
+
+    Raises
+    ------
+    BadInputError
+        If the layers of a member are unknown, or the site does not give its links or memory.
+    InfeasibleError
+        If the GPUs have no room for a member.
+    """
+    layers = _layers(question)
+    for member in question.ensemble.members:
+        if member.name not in layers:
+            raise BadInputError(
+                f"the layers of {member.name} are unknown, so that it cannot be cut into stages",
+                f"run `hetctl profile --layers {member.name}`, or give `layers` in the ensemble file",
+            )
+    unfinished = [
+        member.name
+        for member in question.ensemble.members
+        if question.progress.get(member.name, Progress(member.name)).active
+    ]
+    pipes = [pipe_of(question, name, layers[name]) for name in unfinished]
+    why = "the mode was given: its layers go to several GPUs"
+    choices = tuple(ModeChoice(name, PIPELINE, why) for name in unfinished)
+    parts = [pipelines(question, pipes)] if pipes else []
+    bound_s = fluid_bound([pipe.ideal(question.gpus) for pipe in pipes], question.gpus)
+    return _assembled(question, parts, choices, bound_s)
+
+
+def _together(question: PlanContext, members: Sequence[Workload]) -> str:
+    """Return a clause on the GPUs that train each of the members that hop."""
+    cluster = question.world.cluster
+    if not 0 < len(members) < question.gpus:
+        return "each trains on one GPU"
+    size = size_of_groups(members, question.partitions, cluster, question.homes)
+    if size > 1:
+        return f"each trains on {size} GPUs of a node together"
+    if cluster.gpus_per_node == 1:
+        return "each trains on one GPU, as groups are formed within a node"
+    return "each trains on one GPU, as groups would not be faster"
 
 
 def _refuse_bare_nodes(question: PlanContext) -> None:
@@ -98,9 +145,11 @@ def _refuse_bare_nodes(question: PlanContext) -> None:
 
 
 def _layers(question: PlanContext) -> dict[str, MemberLayers]:
-    """Return the layers of the members that name a layer profile."""
+    """Return the layers of the members that name a layer profile, or whose layers were measured."""
     found = {
-        member.name: layers_of(member, question.site, question.world.cluster)
+        member.name: layers_of(
+            member, question.site, question.world.cluster, question.layers.get(member.name, ())
+        )
         for member in question.ensemble.members
     }
     return {name: layers for name, layers in found.items() if layers is not None}
@@ -131,8 +180,9 @@ def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], roo
         if demand.member not in layers:
             raise InfeasibleError(
                 does_not_fit(demand.member, demand, room),
-                "give a profile of its layers (`layers` in the ensemble file), lower its batch_size, or use"
-                " GPUs with more memory",
+                f"measure its layers on each type of GPU (`hetctl profile --layers {demand.member}`), give a"
+                " profile of them (`layers` in the ensemble file), lower its batch_size, or use GPUs with"
+                " more memory",
             )
 
 
@@ -149,14 +199,61 @@ def _epochs(members: Iterable[Workload]) -> dict[str, int]:
     return {member.name: EpochTimeline(member, 1.0).count for member in members}
 
 
-def _split(question: PlanContext, members: Sequence[Workload]) -> tuple[list[Workload], list[Workload]]:
-    """Return the work for hops, while there are enough configurations, and the work left after that."""
+def _drafts(
+    question: PlanContext, members: Sequence[Workload], layers: Mapping[str, MemberLayers]
+) -> dict[int, list[PhaseDraft]]:
+    """Return the alternatives for members that fit a GPU, by epochs of hopping before data-parallel training.
+
+    None hops; all hop while there are enough configurations; or, if that is cheaper still, to their end.
+
+    Raises
+    ------
+    InfeasibleError
+        If no alternative has a plan: the reason that data-parallel training has none.
+    """
+    if not members:
+        return {}
+    drafts: dict[int, list[PhaseDraft]] = {}
+    refusal = None
+    try:
+        drafts[0] = [data_parallel(question, members, layers)]
+    except InfeasibleError as error:
+        refusal = error
+    for most in _hop_epochs(question, members, drafts):
+        with suppress(InfeasibleError):
+            hopping, rest = _split(members, most)
+            parallel = [data_parallel(question, rest, layers)] if rest else []
+            drafts[most] = [hops(question, hopping), *parallel]
+    if refusal and not drafts:
+        raise refusal
+    return drafts
+
+
+def _hop_epochs(
+    question: PlanContext, members: Sequence[Workload], drafts: Mapping[int, Sequence[PhaseDraft]]
+) -> list[int]:
+    """Return the epochs of hopping that are worth a simulation."""
+    if not question.partitions:
+        return []
+    epochs = list(_epochs(members).values())
+    enough, longest = hopper_epochs(epochs, question.gpus), max(epochs)
+    priced = drafts[0][0] if drafts else None
+    to_their_end = priced is None or priced.prices.get(HOPPER, math.inf) < priced.run.seconds
+    return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
+
+
+def _seconds(question: PlanContext, parts: Sequence[PhaseDraft]) -> float:
+    """Return the length of phases that follow one another."""
+    overhead_s = question.world.clock.job_overhead_s * (len(parts) - 1)
+    return sum(part.run.seconds for part in parts) + overhead_s
+
+
+def _split(members: Sequence[Workload], most: int) -> tuple[list[Workload], list[Workload]]:
+    """Return the work of the first epochs, for hops, and the work left after that."""
     epochs = _epochs(members)
-    most = hopper_epochs(list(epochs.values()), question.gpus) if question.partitions else 0
     hopping, rest = [], []
     for member in members:
         later = float(max(epochs[member.name] - most, 0) * (member.samples_per_epoch or 0))
-        later = later if most else member.samples_left
         if member.samples_left > later:
             hopping.append(replace(member, samples_left=member.samples_left - later))
         if later:
@@ -176,8 +273,7 @@ def _assembled(
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)
         for part, start_s in begun
-        if part.plan
-        for planned in part.plan.rounds
+        for planned in part.rounds
     ]
     last = next((part.plan for part in parts if part.plan), None)
     return Plan(
@@ -188,7 +284,7 @@ def _assembled(
         predicted_makespan_s=makespan_s,
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
-        rounds=tuple(rounds),
+        rounds=tuple(replace(planned, index=index) for index, planned in enumerate(rounds)),
         members=_forecasts(question.ensemble, begun),
         options=asdict(question.options),
         why=last.why if last else "",

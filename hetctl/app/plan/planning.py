@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
-from hetctl.app.plan.hop_rules import refuse_without_hops
+from hetctl.app.pipeline.measured import links_between
+from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
 from hetctl.app.plan.mode_estimates import PlanContext
-from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes
+from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
 from hetctl.app.profile.known import member_profiles
+from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
@@ -23,8 +25,8 @@ from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER, Plan
-from hetctl.model.profile import MemberProfile
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
+from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
@@ -39,6 +41,8 @@ from hetctl.scheduling.simulate.select_planner import PlannerChoice, choose
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
+PLANS_OF_ONE_MODE = {HOPPER: plan_hopper, PIPELINE: plan_pipelined}
+"""Functions that plan all members in one mode other than data-parallel."""
 ROUND_OVERHEAD_S = 0.5
 """Seconds from the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
@@ -60,7 +64,10 @@ class PlanRequest:
     sharing : str
         Sharing of data, as in `RunSpec`.
     mode : str
-        ``data-parallel`` or ``hopper`` for all members, or ``auto`` for the mode that suits each.
+        ``data-parallel``, ``hopper`` or ``pipeline`` for all members, or ``auto`` for the mode that suits
+        each.
+    layers : mapping
+        Measured layers of members that name no layer profile, one measurement for each type of GPU.
     """
 
     ensemble: Ensemble
@@ -71,6 +78,7 @@ class PlanRequest:
     explain: bool = False
     sharing: str = CACHED
     mode: str = DATA_PARALLEL
+    layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
@@ -83,7 +91,7 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
     There may be no catalog yet if no member needs a profile, because none fits a GPU.
     """
     first = None
-    if request.mode == AUTO and not project.home.catalog.exists():
+    if request.mode in (AUTO, PIPELINE) and not project.home.catalog.exists():
         # Planned before the catalog is created: an infeasible plan leaves no catalog behind.
         first = plan_from({}, request)
     with project.writing(create=first is not None) as catalog:
@@ -96,7 +104,8 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     """Make a plan from the profiles in the catalog; errors are those of `plan_from`."""
-    return _plan_from(member_profiles(catalog, request.ensemble, request.site), request)
+    profiles = member_profiles(catalog, request.ensemble, request.site)
+    return _plan_from(profiles, with_measurements(catalog, request))
 
 
 def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
@@ -105,8 +114,22 @@ def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     What a user has seen is then what is submitted, even if the planner searches for a given time.
     """
     profiles = member_profiles(catalog, request.ensemble, request.site)
+    request = with_measurements(catalog, request)
     saved = catalog.latest_plan(request.ensemble.name, request.site.name)
     return saved if saved and saved.inputs == _digest(profiles, request) else _plan_from(profiles, request)
+
+
+def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
+    """Return the request with the measured layers and links in the catalog, where the files give none."""
+    if request.mode not in (AUTO, PIPELINE):
+        return request
+    ensemble, site = request.ensemble, request.site
+    without_file = [member.name for member in ensemble.members if member.layers is None]
+    layers: dict[str, list[LayerPoint]] = {}
+    for point in current_layers(catalog.layers(ensemble.name, site.name), ensemble, without_file, site):
+        layers.setdefault(point.member, []).append(point)
+    links = site.links or links_between(catalog.links(site.name), site)
+    return replace(request, site=replace(site, links=links), layers=layers)
 
 
 def _plan_from(profiles: Sequence[MemberProfile], request: PlanRequest) -> Plan:
@@ -146,9 +169,13 @@ def plan_from(
     data_parallel = partial(_data_parallel, request, world)
     question = PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
     if request.mode == AUTO:
-        return plan_modes(question)
-    if request.mode == HOPPER:
-        return plan_hopper(replace(question, progress=progress or {}))
+        plan = plan_modes(replace(question, layers=request.layers, progress=progress or {}))
+        if any(phase.mode == HOPPER for phase in plan.phases):
+            refuse_hops_by_launch(site)
+        return plan
+    if request.mode in PLANS_OF_ONE_MODE:
+        question = replace(question, layers=request.layers, progress=progress or {})
+        return PLANS_OF_ONE_MODE[request.mode](question)
     members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 

@@ -116,8 +116,13 @@ def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
 
 
 def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:
-    """Return the nodes that ended the job or one of its steps."""
-    seen = [str(node) for event in events if event.kind == "node_failed" for node in event.data["nodes"]]
+    """Return the nodes that ended the job or one of its steps, without those that were used after it."""
+    seen: dict[str, None] = {}
+    for event in events:
+        if event.kind == "node_failed":
+            seen |= dict.fromkeys(map(str, event.data["nodes"]))
+        elif event.kind == "node_joined":
+            seen.pop(str(event.data["node"]), None)
     return tuple(dict.fromkeys([*status.failed_nodes, *seen]))
 
 

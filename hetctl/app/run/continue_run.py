@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.job_request import job_size
-from hetctl.app.plan.planning import PlanRequest, plan_from
+from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
 from hetctl.app.run.replay import replay_now
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
@@ -177,9 +177,16 @@ def _as_stored(value: T) -> T:
     return decode(type(value), json.loads(json.dumps(encode(value))))
 
 
+def _mode_of(spec: RunSpec) -> str:
+    """Return the mode of plans that go by the same rule as the run's jobs."""
+    if len(spec.phases) == 1:
+        return spec.phases[0] if spec.phases[0] in (HOPPER, PIPELINE) else DATA_PARALLEL
+    return AUTO
+
+
 def _refuse_what_gets_nothing_done(project: Project, spec: RunSpec, size: JobSize) -> None:
     """Plan the remaining work to check that it is possible in such jobs."""
-    mode = HOPPER if spec.mode == HOPPER else DATA_PARALLEL
+    mode = _mode_of(spec)
     request = PlanRequest(
         spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing, mode=mode
     )

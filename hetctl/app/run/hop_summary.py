@@ -8,14 +8,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hetctl.model.hop_status import HopForecast, HopMember, HopSpan, HopStatus, HopWorkerUse
-from hetctl.model.run_visit import DONE, LOST, UNDONE, RunHopPlan, RunVisit
-
-Interval = tuple[float, float]
-"""Start and end in seconds since the epoch."""
+from hetctl.model.hop_worker import slots_in
+from hetctl.model.run_visit import DONE, RunHopPlan, RunVisit
+from hetctl.storage.visit_totals import Interval, VisitTotals, WorkerTotals
 
 
 def hop_status(
-    visits: Sequence[RunVisit],
+    totals: Mapping[str, VisitTotals],
     plans: Sequence[RunHopPlan],
     partitions: int,
     start: float,
@@ -28,8 +27,8 @@ def hop_status(
 
     Parameters
     ----------
-    visits : sequence of RunVisit
-        All visits of the run.
+    totals : mapping of str to VisitTotals
+        Visits of the run by member.
     start : float
         Time from which seconds count, in seconds since the epoch.
     members : iterable of str
@@ -39,19 +38,18 @@ def hop_status(
     at : mapping of str to str or None
         Workers of the visits in progress, by member.
     """
-    by_member = _grouped((visit.member, visit) for visit in visits)
-    states = [visit.state for visit in visits]
+    rounds = _intervals(totals.values())
     return HopStatus(
         partitions=partitions,
-        visits=states.count(DONE),
-        lost=states.count(LOST),
-        undone=states.count(UNDONE),
+        visits=sum(own.done for own in totals.values()),
+        lost=sum(own.lost for own in totals.values()),
+        undone=sum(own.undone for own in totals.values()),
         members=tuple(
-            _member(name, by_member.get(name, []), partitions, name in ended, (at or {}).get(name))
+            _member(name, totals.get(name, VisitTotals()), partitions, name in ended, (at or {}).get(name))
             for name in members
         ),
-        workers=_workers(visits, plans),
-        plans=tuple(_forecast(plan, visits, start) for plan in plans),
+        workers=_workers(totals.values(), plans, sum(end - start for start, end in rounds.values())),
+        plans=tuple(_forecast(plan, rounds, start) for plan in plans),
     )
 
 
@@ -72,10 +70,8 @@ def hop_spans(visits: Iterable[RunVisit], start: float) -> tuple[HopSpan, ...]:
     )
 
 
-def _member(name: str, own: Sequence[RunVisit], partitions: int, ended: bool, at: str | None) -> HopMember:
-    done = [visit for visit in own if visit.state == DONE]
-    present = max((visit.hopper_epoch for visit in done), default=0)
-    visited = len({visit.partition for visit in done if visit.hopper_epoch == present})
+def _member(name: str, own: VisitTotals, partitions: int, ended: bool, at: str | None) -> HopMember:
+    present, visited = own.newest_pass, len(own.visited)
     if visited == partitions and not ended:
         present, visited = present + 1, 0
     return HopMember(
@@ -84,19 +80,24 @@ def _member(name: str, own: Sequence[RunVisit], partitions: int, ended: bool, at
         evaluating=present % 2 == 1,
         visited=visited,
         partitions=partitions,
-        worker=at or (own[-1].worker if own else None),
-        visits=len(done),
-        repeated=len(own) - len(done),
+        worker=at or own.last[1] or None,
+        visits=own.done,
+        repeated=own.lost + own.undone,
     )
 
 
-def _workers(visits: Sequence[RunVisit], plans: Sequence[RunHopPlan]) -> tuple[HopWorkerUse, ...]:
-    """Return all workers that a plan or a visit names; `node-10` comes after `node-9`."""
-    by_worker = _grouped((visit.worker, visit) for visit in visits)
-    names = by_worker.keys() | {worker for plan in plans for worker in plan.workers}
-    whole_s = sum(end - start for start, end in _intervals(visits).values())
+def _workers(
+    totals: Iterable[VisitTotals], plans: Sequence[RunHopPlan], whole_s: float
+) -> tuple[HopWorkerUse, ...]:
+    """Return the GPUs of all workers that a plan or a visit names; `node-10` comes after `node-9`."""
+    by_gpu: defaultdict[str, list[WorkerTotals]] = defaultdict(list)
+    for own in totals:
+        for name, each in own.workers.items():
+            for slot in slots_in(name):
+                by_gpu[slot].append(each)
+    names = by_gpu.keys() | {slot for plan in plans for worker in plan.workers for slot in slots_in(worker)}
     return tuple(
-        _worker(name, by_worker.get(name, []), whole_s) for name in sorted(names, key=_numbers_by_value)
+        _worker(name, by_gpu.get(name, []), whole_s) for name in sorted(names, key=_numbers_by_value)
     )
 
 
@@ -107,32 +108,29 @@ def _numbers_by_value(name: str) -> list[tuple[int, str]]:
     ]
 
 
-def _worker(name: str, own: Sequence[RunVisit], whole_s: float) -> HopWorkerUse:
-    done = [visit for visit in own if visit.state == DONE]
-    waited_s = math.fsum(visit.waited_s for visit in done)
-    worked_s = math.fsum(visit.ended_at - visit.began_at for visit in done) - waited_s
-    hops_s = [visit.hop_s for visit in done if visit.bytes]
+def _worker(name: str, own: Sequence[WorkerTotals], whole_s: float) -> HopWorkerUse:
+    hops = sum(each.hops for each in own)
     return HopWorkerUse(
         worker=name,
-        visits=len(done),
-        repeated=len(own) - len(done),
-        busy=worked_s / whole_s if whole_s else 0.0,
-        waiting=waited_s / whole_s if whole_s else 0.0,
-        hop_s=math.fsum(hops_s) / len(hops_s) if hops_s else None,
+        visits=sum(each.done for each in own),
+        repeated=sum(each.repeated for each in own),
+        busy=math.fsum(each.worked_s for each in own) / whole_s if whole_s else 0.0,
+        waiting=math.fsum(each.waited_s for each in own) / whole_s if whole_s else 0.0,
+        hop_s=math.fsum(each.hops_s for each in own) / hops if hops else None,
     )
 
 
-def _intervals(visits: Iterable[RunVisit]) -> dict[int, Interval]:
+def _intervals(totals: Iterable[VisitTotals]) -> dict[int, Interval]:
     """Return the time from the first to the last visit of each round: a job has one for all its visits."""
     found: dict[int, Interval] = {}
-    for visit in visits:
-        began, ended = found.get(visit.round, (math.inf, -math.inf))
-        found[visit.round] = min(began, visit.began_at), max(ended, visit.ended_at)
+    for index, (began, ended) in (entry for own in totals for entry in own.rounds.items()):
+        first, last = found.get(index, (began, ended))
+        found[index] = min(first, began), max(last, ended)
     return found
 
 
-def _forecast(plan: RunHopPlan, visits: Iterable[RunVisit], start: float) -> HopForecast:
-    last = max((v.ended_at for v in visits if v.round == plan.round and v.ended_at > plan.time), default=None)
+def _forecast(plan: RunHopPlan, rounds: Mapping[int, Interval], start: float) -> HopForecast:
+    _, last = rounds.get(plan.round, (0.0, -math.inf))
     return HopForecast(
         start_s=plan.time - start,
         scheduler=plan.scheduler,
@@ -140,12 +138,5 @@ def _forecast(plan: RunHopPlan, visits: Iterable[RunVisit], start: float) -> Hop
         workers=len(plan.workers),
         predicted_s=plan.predicted_s,
         lower_bound_s=plan.lower_bound_s,
-        measured_s=None if last is None else last - plan.time,
+        measured_s=last - plan.time if last > plan.time else None,
     )
-
-
-def _grouped(pairs: Iterable[tuple[str, RunVisit]]) -> Mapping[str, list[RunVisit]]:
-    found: defaultdict[str, list[RunVisit]] = defaultdict(list)
-    for name, visit in pairs:
-        found[name].append(visit)
-    return found

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.plan.planning import saved_or_new_plan
+from hetctl.app.plan.planning import saved_or_new_plan, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
@@ -75,7 +75,8 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
         plan = saved_or_new_plan(catalog, request.plan)
-        spec = as_planned(new_spec(project, catalog, request), plan)
+        measured = with_measurements(catalog, request.plan)
+        spec = as_planned(new_spec(project, catalog, request), plan, measured)
         return _begin(project, catalog, spec, plan, request.replay)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.app.plan.hop_rules import refuse_without_hops
-from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan
+from hetctl.app.plan.pipeline_problems import with_pipelines
+from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_measurements
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
@@ -25,8 +26,6 @@ from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.progress_fold import events_in
 
-TRAINED = frozenset({DATA_PARALLEL, BALANCED, HOPPER})
-"""Modes of phases in which jobs train."""
 USUAL_PLANNER = "fluid"
 """Planner of a run whose plan has no rounds, by which one could have been chosen."""
 
@@ -77,7 +76,8 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
         plan = saved_or_new_plan(catalog, request.plan)
-        spec = as_planned(new_spec(project, catalog, request), plan)
+        measured = with_measurements(catalog, request.plan)
+        spec = as_planned(new_spec(project, catalog, request), plan, measured)
         first = plan.rounds[0].allocations if plan.rounds else ()
         return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
 
@@ -138,28 +138,28 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     )
 
 
-def as_planned(spec: RunSpec, plan: Plan) -> RunSpec:
+def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     """Return a specification with the planner that the plan chose; balanced phases mix types of GPU.
+
+    Parameters
+    ----------
+    request : PlanRequest
+        Input of the plan, with the measured layers and links.
 
     Raises
     ------
     BadInputError
-        If the plan has phases in which jobs do not train.
+        If members cannot hop, or train as pipelines, in such jobs.
     """
     phases = tuple(phase.mode for phase in plan.phases) or (DATA_PARALLEL,)
     modes = set(phases)
-    if untrained := modes - TRAINED:
-        raise BadInputError(
-            f"the plan of ensemble {spec.ensemble.name} has phases in mode {', '.join(sorted(untrained))}, in"
-            " which jobs do not train yet",
-            "submit with --mode data-parallel",
-        )
     if HOPPER in modes:
         # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
         refuse_without_hops(spec.ensemble, spec.site, spec.sharing, (NONE, CACHED))
     mixed = {"mix_types": True} if BALANCED in modes else {}
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
-    return replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
+    spec = replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
+    return with_pipelines(spec, plan, request)
 
 
 def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:

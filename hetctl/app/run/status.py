@@ -12,6 +12,7 @@ from hetctl.app.run.balance_courses import balance_courses
 from hetctl.app.run.collect import current_jobs, ended_by_files
 from hetctl.app.run.hop_summary import hop_spans, hop_status
 from hetctl.app.run.select_run import record_of
+from hetctl.app.run.stage_summary import pipeline_statuses
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
@@ -19,6 +20,7 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.hop_status import HopStatus
+from hetctl.model.hop_worker import worker_named
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
@@ -26,7 +28,9 @@ from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.storage.heartbeats import read_heartbeats
 from hetctl.storage.run_state import without_collections
+from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
+from hetctl.storage.visit_totals import totals_of
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
@@ -67,6 +71,7 @@ class RunWatch:
         self._stamp: Stamp | None = None
         self._view: RunView | None = None
         self._visits: VisitLog | None = None
+        self._stages: StageLog | None = None
         self._seen: tuple[Sequence[Job], int] = ((), 0)
         self._answer: tuple[Sequence[Job], str] = ((), "")
         self._asked_at = -math.inf
@@ -90,28 +95,31 @@ class RunWatch:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.facts.jobs)
         status = _status(record, *self._answer, view, most)
+        if self._stages:
+            status = replace(status, pipelines=pipeline_statuses(self._stages.look(), status.history))
         return replace(status, hops=self._hops(status, record.spec, view)) if self._visits else status
 
     def with_visits(self, status: RunStatus) -> RunStatus:
         """Return a status with all visits of members that hop, if they do."""
         if self._visits is None or status.hops is None:
             return status
-        spans = hop_spans(self._visits.fold.visits, self._start(self._stored()[0]))
+        spans = hop_spans(self._visits.look().visits, self._start(self._stored()[0]))
         return replace(status, hops=replace(status.hops, spans=spans))
 
     def _hops(self, status: RunStatus, spec: RunSpec, view: RunView) -> HopStatus:
         assert self._visits is not None
         assert spec.ensemble.partitions is not None
-        fold = self._visits.look()
+        # Each event is read once, unless visits were undone that the run's state has only counted.
+        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.look().visits)
         open_steps = [step for step in status.steps if step.end_s is None and step.gpus]
         return hop_status(
-            fold.visits,
-            fold.plans,
+            totals,
+            view.hops.plans,
             spec.ensemble.partitions.count,
             self._start(self._stored()[0]),
             members=[member.member for member in status.members],
             ended=[name for name, progress in view.progress.items() if not progress.active],
-            at={step.member: f"{step.node}:{step.gpus[0]}" for step in open_steps},
+            at={step.member: worker_named(step.node, step.gpus) for step in open_steps},
         )
 
     def _start(self, record: RunRecord) -> float:
@@ -124,8 +132,9 @@ class RunWatch:
         from hetctl.app.run.baseline import comparison_of
 
         record, _ = self._stored()
-        if HOPPER in record.spec.phases:
-            return status  # The simulations know no hops.
+        if HOPPER in record.spec.phases or record.spec.pipelines:
+            # The simulations know no hops, and would give members one GPU that do not fit one.
+            return status
         view = self._view_of(record)
         first = [view.facts.first_step] if view.facts.first_step else []
         return replace(status, comparison=comparison_of(record.spec, view.progress, first))
@@ -148,6 +157,7 @@ class RunWatch:
             self._view = RunView(folder, record.spec, record.plan)
             names = [member.name for member in record.spec.ensemble.members]
             self._visits = VisitLog(folder, names) if HOPPER in record.spec.phases else None
+            self._stages = StageLog(folder, record.spec.pipelines) if record.spec.pipelines else None
         return self._view
 
     def _ask(

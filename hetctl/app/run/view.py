@@ -22,6 +22,7 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_facts import RunFacts
 from hetctl.storage.run_state import RunState
 from hetctl.storage.step_fold import StepRecord
+from hetctl.storage.visit_totals import TotalsFold
 
 TRAINING = "training"
 
@@ -50,6 +51,11 @@ class RunView:
     def facts(self) -> RunFacts:
         """Jobs and rounds of the run, its first and its last event."""
         return self._state.facts
+
+    @property
+    def hops(self) -> TotalsFold:
+        """Totals of the visits of members that hop."""
+        return self._state.hops
 
     @property
     def progress(self) -> Mapping[str, Progress]:

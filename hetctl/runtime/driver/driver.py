@@ -6,14 +6,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hetctl.methods.hopper.hop_commands import HopCommand, OpenHops, StartVisit
 from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
 from hetctl.methods.hopper.hop_events import HopEvents
+from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.plan import HOPPER
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
@@ -22,7 +24,14 @@ from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
-from hetctl.runtime.driver.hop_job import HOP_RECORDS, HopJob, hop_core, newest_states, store_order
+from hetctl.runtime.driver.hop_job import (
+    HOP_RECORDS,
+    HopJob,
+    hop_core,
+    newest_states,
+    store_order,
+    undone_visits,
+)
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.phased_core import PhasedCore
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
@@ -44,7 +53,7 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.scheduling.planners.base import Options, Planner, options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import RunFolder
@@ -87,6 +96,7 @@ class Driver:
         batch_id: str = "",
         signal_delay_s: float = SIGNAL_DELAY_S,
     ) -> None:
+        self._folder = folder
         self._files = folder.job(job)
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
@@ -100,6 +110,7 @@ class Driver:
         options = options_from(self._spec.options)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._nodes = [node.name for node in nodes]
+        self._returned: list[str] = []
         self._workers = WorkerPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
@@ -129,31 +140,41 @@ class Driver:
             *(self._workers, self._exchanges, self._end_by_disk),
         )
         self._open: dict[int, ActiveRound] = {}
-        self._core: Any = self._hop_core(options) if self._hops else self._round_core(options)
+        self._core: Any = self._first_core(options)
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
 
+    def _first_core(self, options: Options) -> Any:
+        makers = [partial(_CORES[phase], self, options) for phase in self._spec.phases]
+        return PhasedCore(makers) if len(makers) > 1 else makers[0]()
+
     def _round_core(self, options: Options) -> Core:
-        return Core(self._planner, options, JobOptions(), self._observer(options))
+        return Core(self._planner, options, JobOptions(), self._observer(self._planner, options))
 
-    def _hop_core(self, options: Options) -> HopCore | PhasedCore:
+    def _pipeline_core(self, options: Options) -> Core:
+        planner = pipeline_planner(Layouts(self._spec.pipelines).find)
+        return Core(planner, options, JobOptions(), self._observer(planner, options, pipelines=True))
+
+    def _hop_core(self, options: Options) -> HopCore:
         assert self._hops is not None
-        left = self._members.left()
-        states = newest_states(self._spec, left)
+        observer = self._observer(self._planner, options)
+        left = observer.left(self._now_s())
+        states = newest_states(self._spec, left, undone_visits(self._folder))
         number = self._hops.reconcile(states, self._members.epochs(left))
-        active = {member.name: member for member in self._members.as_they_are(left)}
-        hops = hop_core(self._spec, options, active, number, states, self._observer(options))
-        if self._spec.phases[-1] == HOPPER:
-            return hops
-        return PhasedCore(hops, lambda: self._round_core(options))
+        # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
+        fit = [name for name in left if not states[name].is_within_epoch]
+        active = {member.name: member for member in self._members.as_they_are(fit)}
+        return hop_core(self._spec, options, active, number, states, observer)
 
-    def _observer(self, options: Options) -> RunObserver:
+    def _observer(self, planner: Planner, options: Options, *, pipelines: bool = False) -> RunObserver:
         def order(workload: Workload) -> Any:
-            return self._planner.order(workload, options)
+            return planner.order(workload, options)
 
-        return RunObserver(self._spec.budget, self._members, self._workers, self._open, order)
+        piped = frozenset(self._spec.pipelines)
+        only = piped if pipelines else frozenset(m.name for m in self._spec.ensemble.members) - piped
+        return RunObserver(self._spec.budget, self._members, self._workers, self._open, order, only)
 
     def run(self) -> str:
         """Run rounds until no work is left or the job has to end; return the reason of the end."""
@@ -216,13 +237,15 @@ class Driver:
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
+        self._report_joined_nodes()
         self._report_hops()
         self._watch_for_the_end()
         for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
             self._send(StepSignalled(self._now_s(), name))
         for step in ended:
             self._close_step(step)
-        self._watch_the_nodes()
+        self._report_lost_nodes()
+        self._record_returns()
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
@@ -232,15 +255,27 @@ class Driver:
         if self._end_reason and not self._core.ending:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
-    def _watch_the_nodes(self) -> None:
-        """Report lost nodes to the scheduling, and those whose agents have connected late."""
-        present = {node.name: node for node in self._workers.nodes}
+    def _report_joined_nodes(self) -> None:
+        """Report nodes whose agents connect late or again to the scheduling, before what these agents report.
+
+        A node whose agent has died and is back at once was never lost to the scheduling.
+        """
+        for node in [node for node in self._workers.nodes if node.name not in self._nodes]:
+            self._nodes.append(node.name)
+            self._send(NodeJoined(self._now_s(), node))
+
+    def _report_lost_nodes(self) -> None:
+        """Report lost nodes to the scheduling, after the ends of the steps on them."""
+        present = {node.name for node in self._workers.nodes}
         for name in [name for name in self._nodes if name not in present]:
             self._nodes.remove(name)
             self._send(NodeLost(self._now_s(), name))
-        for name in [name for name in present if name not in self._nodes]:
-            self._nodes.append(name)
-            self._send(NodeJoined(self._now_s(), present[name]))
+
+    def _record_returns(self) -> None:
+        """Record the nodes that are used again, after the ends of the steps that were lost with them."""
+        for node in dict.fromkeys((*self._workers.take_returned(), *self._returned)):
+            self._events.write("node_joined", job=self._job, node=node)
+        self._returned = []
 
     def _close_step(self, step: EndedGroup) -> None:
         """Report the end of a step to the scheduling, and nodes that failed with it."""
@@ -261,6 +296,8 @@ class Driver:
         placed = (place.node for place in step.placement)
         nodes = step.lost_nodes or failed_nodes(step.output, placed)
         self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+        # A group on several nodes may end after one of them has returned.
+        self._returned += [node.name for node in self._workers.nodes if node.name in step.lost_nodes]
 
     def _report_hops(self) -> None:
         """Report what agents and ranks say of visits: their ends come before those of their steps."""
@@ -323,7 +360,7 @@ class Driver:
         name, opened = command.visit.config, self._open[command.round]
         (member,) = self._members.as_they_are([name])
         try:
-            self._launcher.visit(opened, *self._hops.start(command, self._members.rate(name)), member)
+            self._launcher.visit(opened, *self._hops.start(command, self._members.rates(name)), member)
         except OSError as error:
             self._end_by_disk(error)
         now_s = self._now_s()
@@ -385,6 +422,13 @@ class Driver:
                     self._workers.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
 
 
+_CORES: Mapping[str, Callable[[Driver, Options], Core | HopCore]] = {
+    PIPELINE: Driver._pipeline_core,
+    HOPPER: Driver._hop_core,
+    DATA_PARALLEL: Driver._round_core,
+    BALANCED: Driver._round_core,
+}
+"""Scheduling of each phase by its mode."""
 _EXECUTORS: Mapping[type, Callable[[Driver, Any], None]] = {
     Start: Driver._start,
     Stop: Driver._stop,

@@ -26,7 +26,7 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
-from hetctl.runtime.worker.messages import TRAIN, VISIT, TaskMessage, TrainingSpec, VisitSpec
+from hetctl.runtime.worker.messages import STAGE, TRAIN, VISIT, TaskMessage, TrainingSpec, VisitSpec
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
@@ -144,9 +144,10 @@ class RoundLauncher:
             rate=allocation.rate,
             placement=encode(allocation.placement),
             batch_size=member.batch_size,
+            **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
         training = replace(self._training(opened.index, allocation, member, shares), visit=visit)
-        kind = TRAIN if visit is None else VISIT
+        kind = VISIT if visit else STAGE if allocation.pipeline else TRAIN
         # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
@@ -163,7 +164,7 @@ class RoundLauncher:
     ) -> TrainingSpec:
         site = self.spec.site
         balance = replace(self.spec.ensemble.balance, mode=options_from(self.spec.options).balance)
-        if balance.mode != OFF:
+        if balance.mode != OFF and allocation.pipeline is None:
             allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
         return TrainingSpec(
             run=self.spec.run,

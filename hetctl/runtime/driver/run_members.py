@@ -97,9 +97,9 @@ class RunMembers:
         """Return the numbers of finished epochs of members."""
         return {name: len(self._state.progress[name].epochs) for name in names}
 
-    def rate(self, name: str) -> float:
-        """Return the member's expected rate on one GPU, in samples/s."""
-        return self._workloads.left[name].rates[1]
+    def rates(self, name: str) -> Mapping[int, float]:
+        """Return the member's expected rates in samples/s, by number of GPUs."""
+        return self._workloads.left[name].rates
 
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
@@ -162,6 +162,8 @@ class RunObserver:
     ----------
     open_rounds : mapping of int to ActiveRound
         Running rounds by index; the mapping changes as rounds start and end.
+    only : frozenset of str
+        Members of the phase.
     order : callable
         Sort key of waiting workloads.
     """
@@ -171,16 +173,21 @@ class RunObserver:
     workers: WorkerPool
     open_rounds: Mapping[int, ActiveRound]
     order: Any
+    only: frozenset[str]
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         """Return all members that need training, by their finished epochs and checkpoints."""
-        return self.members.left()
+        return self._of_phase(self.members.left())
 
     def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
         """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
-        waiting = (workload for workload in seen.waiting if workload.name not in deferred)
-        return replace(seen, waiting=tuple(sorted(waiting, key=self.order)))
+        left = self._of_phase(seen.left)
+        waiting = (each for each in seen.waiting if each.name not in deferred and each.name in left)
+        return replace(seen, left=left, waiting=tuple(sorted(waiting, key=self.order)))
+
+    def _of_phase(self, left: Mapping[str, Workload]) -> Mapping[str, Workload]:
+        return {name: workload for name, workload in left.items() if name in self.only}
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes with their free GPUs; GPUs of ranks that are about to end are not free."""

@@ -10,7 +10,14 @@ from typing import Any, Literal
 
 from hetctl.model.balance_settings import AUTO, BALANCE_MODES
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import DATA_PARALLEL, HOP_SCHEDULERS, Allocation, Placement
+from hetctl.model.plan import (
+    DATA_PARALLEL,
+    HOP_SCHEDULERS,
+    PIPELINE_POLICIES,
+    PS_PLACEMENTS,
+    Allocation,
+    Placement,
+)
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -46,6 +53,14 @@ class Options:
         GPU are sized for equal times, and the rates of the types add up; else the slowest type sets the pace.
     hop_scheduler : str
         Scheduler of members that hop.
+    policy : str
+        Policy by which the GPUs of a pipeline form virtual workers.
+    clock_distance : int
+        Waves by which a virtual worker may be ahead of the slowest, D.
+    ps_placement : str
+        Placement of layers on parameter servers.
+    in_flight : int or None
+        Minibatches of a virtual worker in flight, N_m; None: the best number.
     """
 
     delta: float | None = None
@@ -59,6 +74,10 @@ class Options:
     mix_types: bool = False
     balance: str = AUTO
     hop_scheduler: str = HOP_SCHEDULERS[0]
+    policy: str = PIPELINE_POLICIES[-1]
+    clock_distance: int = 0
+    ps_placement: str = PS_PLACEMENTS[0]
+    in_flight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -284,5 +303,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
     "balance": (lambda v: v in BALANCE_MODES, f"one of: {', '.join(BALANCE_MODES)}"),
     "hop_scheduler": (lambda v: v in HOP_SCHEDULERS, f"one of: {', '.join(HOP_SCHEDULERS)}"),
+    "policy": (lambda v: v in PIPELINE_POLICIES, f"one of: {', '.join(PIPELINE_POLICIES)}"),
+    "clock_distance": (lambda v: _is_whole(v) and v >= 0, "a whole number, at least 0"),
+    "ps_placement": (lambda v: v in PS_PLACEMENTS, f"one of: {', '.join(PS_PLACEMENTS)}"),
+    "in_flight": (lambda v: v is None or (_is_whole(v) and v >= 1), "a whole number, at least 1"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}

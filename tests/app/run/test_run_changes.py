@@ -21,7 +21,7 @@ SPEC = RunSpec("e-001", ENSEMBLE, SITE, "fluid", 4, "gpu", 3600, 180, (), "/shar
 # Fields that are compared elsewhere, or that nobody can ask to be otherwise.
 ELSEWHERE = {
     RunSpec: {"run", "ensemble", "site", "options", "budget", "wall_s"}
-    | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases"},
+    | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases", "pipelines"},
     Ensemble: {"members"},
     Member: {"stop"},
 }

@@ -12,6 +12,7 @@ from hetctl.app.run.hop_trace import lines_of
 from hetctl.methods.hopper.visit_trace import visits_to_repeat
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.visit_fold import VisitFold
+from hetctl.storage.visit_totals import totals_of
 
 MEMBERS = ("m0", "m1", "m2")
 COURSE = course_of(MEMBERS, lost=True)
@@ -27,7 +28,7 @@ def fold():
 
 
 def status_of(visits, **options):
-    return hop_status(visits, fold().plans, 2, BEGAN_AT, members=MEMBERS, **options)
+    return hop_status(totals_of(visits), fold().plans, 2, BEGAN_AT, members=MEMBERS, **options)
 
 
 def test_a_member_is_in_the_pass_of_its_newest_visit():
@@ -41,6 +42,15 @@ def test_a_member_is_in_the_pass_of_its_newest_visit():
     assert seen == [*first, *second, (3, False, 0, 8)]
     ended = status_of(own, ended=["m1"]).members[1]
     assert (ended.epoch, ended.evaluating, ended.visited) == (2, True, 2)
+
+
+def test_a_visit_to_a_group_counts_for_each_of_its_gpus():
+    together = [replace(visit, worker="a:0+1") for visit in fold().visits if visit.worker == "a:0"]
+    used = {worker.worker: worker for worker in status_of(together).workers}
+    assert used.keys() == {"a:0", "a:1", "b:0", "b:1"}
+    assert replace(used["a:0"], worker="a:1") == used["a:1"]
+    assert used["a:0"].visits > used["b:0"].visits == 0
+    assert status_of(together).members[0].worker == "a:0+1"
 
 
 def test_a_member_without_visits_is_at_its_beginning():

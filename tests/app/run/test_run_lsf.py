@@ -106,7 +106,7 @@ def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_p
 
 @pytest.mark.training
 def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
-    """All nine networks, for two epochs each, one of them on two slots."""
+    """All nine networks, an eighth as wide, for two epochs each, one of them on two slots."""
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     project = new_project(tmp_path, environment=environment, timeout_s=600)
@@ -116,6 +116,8 @@ def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
     text = ensemble.read_text()
     assert text.count(EPOCHS) == text.count("mlp-small") == 1
     text = re.sub(r"^( +)config:", r"\1max_gpus: 1\n\1config:", text.replace(EPOCHS, FEW_EPOCHS), flags=re.M)
+    text = re.sub(r"(?<=units: )\d+|(?<=filters: )\d+", lambda width: str(int(width[0]) // 8), text)
+    text = text.replace("[96, 128, 160]", "[12, 16, 20]")
     ensemble.write_text(text.replace("mlp-small\n    max_gpus: 1", "mlp-small\n    max_gpus: 2"))
     describe_site(project, "jsrun")
 

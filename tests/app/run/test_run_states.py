@@ -324,6 +324,20 @@ def test_a_job_is_as_the_batch_system_says(before, after):
     assert (job.state, job.ended_at is not None) == (after, after.over)
 
 
+def test_a_node_that_is_used_again_is_not_a_failed_one():
+    def told(number, kind, **data):
+        return Event(DRIVER, 0, kind, float(number), {"job": 0, **data})
+
+    lost = [told(n, "node_failed", member="a", nodes=[f"n{n}"]) for n in (1, 2)]
+    back = told(3, "node_joined", node="n1")
+    again = told(4, "node_failed", member="b", nodes=["n1"])
+    seen = [
+        current_jobs([a_job(JobState.RUNNING)], Answer(JobState.RUNNING), events)[0].failed_nodes
+        for events in (lost, [*lost, back], [*lost, back, again])
+    ]
+    assert seen == [("n1", "n2"), ("n2",), ("n2", "n1")]
+
+
 @pytest.mark.parametrize("before", [JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN])
 def test_a_forgotten_job_vanishes_when_its_time_is_over(before):
     late = time.time() - 2 * START_PATIENCE_S

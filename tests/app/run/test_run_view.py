@@ -7,9 +7,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from pipelined_run import stages, step_started
 
 from hetctl.app.project import Project
-from hetctl.app.run.status import RunWatch
+from hetctl.app.run.select_run import record_of
+from hetctl.app.run.status import RunWatch, compared_status
 from hetctl.app.run.view import _held, _seconds, rate_warnings, rates_of, wrong_rates
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import stamp_of
@@ -236,3 +238,33 @@ def test_a_member_holds_one_gpu_in_a_round_of_many_visits():
     assert _held([*visits, *group]) == {0: 1, 1: 4}
     assert _seconds([*visits, *group]) == 3 * 2.0 + 5.0
     assert _seconds([]) is None
+
+
+def with_pipelines(project):
+    """Have member a of the run train as a pipeline."""
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_spec(replace(record_of(catalog, RUN).spec, pipelines={"a": {}}))
+
+
+def test_runs_with_pipelines_are_compared_with_no_simulation(project):
+    for name in NAMES:
+        writer = EventWriter(project.home.run(RUN).events, name, 0)
+        result = {"epoch": 1, "metrics": {"loss": 0.5}, "seconds": 1.0, "gpus": 1, "finished_at": 1.0}
+        writer.write("epoch", **result, rate=10.0, batch_size=32, evaluate_s=0.1)
+        writer.write("converged", reason="loss reached 0.5")
+    assert compared_status(project, RUN).comparison.epochs == 3
+    with_pipelines(project)
+    assert compared_status(project, RUN).comparison is None
+
+
+def test_pipelines_of_a_run_are_shown_while_they_train(project):
+    run = project.home.run(RUN)
+    with_pipelines(project)
+    watch = RunWatch(project, RUN)
+    assert watch.look().pipelines == ()
+    EventWriter(run.events, DRIVER, 0).write("step_started", **step_started())
+    assert [(one.member, one.last) for one in watch.look().pipelines] == [("a", None)]
+    EventWriter(run.events, "a", 0).write("stages", **stages())
+    seen = watch.look().pipelines
+    assert [one.last.epoch for one in seen] == [1]
+    assert RunWatch(project, RUN).look().pipelines == seen

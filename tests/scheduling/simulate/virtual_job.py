@@ -209,6 +209,9 @@ class VirtualPool:
     def take_staged(self) -> list[tuple[str, StagedParts]]:
         return []
 
+    def take_returned(self) -> list[str]:
+        return []
+
     def signalled(self) -> tuple[str, ...]:
         return ()
 

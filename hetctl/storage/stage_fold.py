@@ -1,0 +1,62 @@
+"""Layouts and stages of a run's members that train as pipelines, derived from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetctl.model.events import DRIVER, Event
+from hetctl.model.serialization import decode
+from hetctl.storage.event_log import EventFile
+from hetctl.storage.event_schema import Stages, StepStartedRecord
+from hetctl.storage.paths import RunFolder
+
+
+class StageFold:
+    """Newest step and newest stages of each member, derived from events in whatever order they are read."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Event] = {}
+        self._stages: dict[str, Event] = {}
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Fold more events; an event that was folded before changes nothing."""
+        for event in events:
+            if event.kind == "stages":
+                _keep_newest(self._stages, event.source, event)
+            elif event.source == DRIVER and event.kind == "step_started" and event.data.get("pipeline"):
+                _keep_newest(self._steps, str(event.data["member"]), event)
+
+    def step_of(self, member: str) -> StepStartedRecord | None:
+        """Return the newest step of a member as a pipeline; None before the first."""
+        event = self._steps.get(member)
+        return None if event is None else decode(StepStartedRecord, event.data)
+
+    def stages_of(self, member: str) -> Stages | None:
+        """Return the newest report of a member's stages; None before the first."""
+        event = self._stages.get(member)
+        return None if event is None else decode(Stages, event.data)
+
+
+def _keep_newest(found: dict[str, Event], member: str, event: Event) -> None:
+    if member not in found or found[member].order < event.order:
+        found[member] = event
+
+
+class StageLog:
+    """Reader of the stages of a run; each call reads only what was appended since the last one.
+
+    Parameters
+    ----------
+    members : iterable of str
+        Members that train as pipelines.
+    """
+
+    def __init__(self, folder: RunFolder, members: Iterable[str]) -> None:
+        self._fold = StageFold()
+        self._files = [EventFile(str(folder.events_of(name)), name) for name in (DRIVER, *members)]
+
+    def look(self) -> StageFold:
+        """Return the fold of all events so far."""
+        for file in self._files:
+            self._fold.add(file.fresh())
+        return self._fold
