@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetctl.model.hop_status import HopSpan, HopStatus
+from hetctl.model.hop_worker import slots_in
 from hetctl.model.run_status import StepSpan
 from hetctl.report.gantt import HOPS, gantt_svg
 from hetctl.report.summary import Spans, one_round
@@ -18,17 +19,17 @@ def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
     if not 0 < len(hops.spans) <= MOST_DRAWN:
         return None
     end_s = max(span.end_s for span in hops.spans)
-    steps = [_step(span) for span in hops.spans]
-    # The word for GPUs does not occur in this chart: its rows are workers.
+    steps = [_step(span, slot) for span in hops.spans for slot in slots_in(span.worker)]
+    # A visit to a group is in the row of each of its GPUs.
     spans = Spans("slot", len(hops.workers), end_s, steps, one_round(end_s))
     return gantt_svg(spans, colours, HOPS)
 
 
-def _step(span: HopSpan) -> StepSpan:
+def _step(span: HopSpan, slot: str) -> StepSpan:
     return StepSpan(
         member=span.member,
         round=span.epoch,
-        node=span.worker,
+        node=slot,
         gpus=(0,),
         start_s=span.start_s,
         end_s=span.end_s,

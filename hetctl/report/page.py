@@ -9,8 +9,16 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from hetctl.report.palette import ink_on
+from hetctl.report.pipeline_tables import describe_layout
 from hetctl.report.summary import gpus_by_round
-from hetctl.report.units import format_metric, format_percent, format_rate, format_seconds, printable
+from hetctl.report.units import (
+    format_bytes,
+    format_metric,
+    format_percent,
+    format_rate,
+    format_seconds,
+    printable,
+)
 
 LEGEND = 40
 ROUNDS_WIDTH = 31
@@ -142,6 +150,8 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
         "percent": format_percent,
         "rate": format_rate,
         "metric": format_metric,
+        "bytes": format_bytes,
+        "layout": describe_layout,
         "rounds": lambda counts: gpus_by_round(counts, ROUNDS_WIDTH),
     }
     return environment.from_string(template).render(

@@ -13,6 +13,7 @@ from rich.text import Text
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan, Round
 from hetctl.report.palette import colours_of, ink_on
+from hetctl.report.stage_tables import stage_tables
 from hetctl.report.summary import IDLE_MARK
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import device_word, format_rate, format_seconds, printable
@@ -23,7 +24,7 @@ GAINS_SHOWN = 4
 
 
 def plan_table(plan: Plan, device: str) -> RenderableType:
-    """Return tables of a plan's first rounds: members, times, GPUs, and the quality of the plan.
+    """Return tables of a plan's first rounds: members, times, GPUs, stages, and the quality of the plan.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def plan_table(plan: Plan, device: str) -> RenderableType:
     if keys:
         title = f"Member on each {device_word(device, 1)} of a node, by round ({IDLE_MARK} idle)"
         parts += [Text(), Text(title, "bold"), *_maps(plan.rounds[:ROUNDS_SHOWN], keys)]
-    return Group(*parts)
+    return Group(*parts, *stage_tables(plan, device))
 
 
 def _letters() -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus
 from hetctl.model.run_status import RunStatus
 from hetctl.report.balance_chart import MOST_COURSES, balance_svg
 from hetctl.report.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
@@ -13,6 +14,7 @@ from hetctl.report.gantt import gantt_svg
 from hetctl.report.hop_chart import hop_svg
 from hetctl.report.page import fill
 from hetctl.report.palette import colours_of
+from hetctl.report.stage_chart import MOST_PIPELINES, PARTS, stage_svg
 from hetctl.report.summary import (
     STATES,
     busy_fraction,
@@ -123,6 +125,77 @@ split of the batch, dashed.{{ gains }}</p>
 </section>
 {% endif %}
 
+{% if stage_charts %}
+<section>
+<h2>Stages of pipelines</h2>
+<p>Shares of each stage's time in the last epoch, by virtual worker and stage, with node and {{ device }}, and
+layers. The last stage runs both passes of a minibatch in one, drawn as forward. First stages
+wait for waves of other virtual workers (the clock distance D); idle is all other time without a pass: the
+pipeline fills or drains, or another stage is slower.{{ undrawn }}</p>
+{% for one, chart in stage_charts %}
+<p><b>{{ one.member }}</b>: {{ one.layout | layout }}; epoch {{ one.last.epoch }},
+{{ one.last.seconds | seconds }}</p>
+<div class="wide">{{ chart }}</div>
+{% endfor %}
+<ul class="legend">
+{% for part, colour in stage_colours.items() %}
+<li><i style="background:{{ colour }}"></i>{{ part }}</li>
+{% endfor %}
+<li><i class="idle"></i>idle</li>
+</ul>
+</section>
+{% endif %}
+
+{% if status.pipelines %}
+<section>
+<h2>Pipelines, predicted and measured</h2>
+<p>Rates in samples/s: simulated for the layout, and measured in the last epoch. In that epoch: the slowest
+stage and its busy share; shares of time in which first stages waited for waves, and in which stages were
+idle.</p>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th>member</th><th>layout</th><th class="number">predicted</th><th class="number">measured</th>
+<th>slowest stage</th><th class="number">busy</th><th class="number">waits</th>
+<th class="number">idle</th></tr></thead>
+<tbody>
+{% for one in status.pipelines %}
+{% set use = one.last.use if one.last else none %}
+<tr><td>{{ swatches[one.member] }}{{ one.member }}</td><td>{{ one.layout | layout }}</td>
+<td class="number">{{ one.predicted_rate | rate }}</td>
+<td class="number">{{ (one.last.rate if one.last else none) | rate }}</td>
+<td>{{ use.slowest if use else "no epoch yet" }}</td>
+<td class="number">{{ (use.busy if use else none) | percent }}</td>
+<td class="number">{{ (use.wave_wait if use else none) | percent }}</td>
+<td class="number">{{ (use.idle if use else none) | percent }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</section>
+
+{% if stage_charts %}
+<section>
+<h2>Bytes between stages</h2>
+<p>Sent in the last epoch: passes are activations and gradients, parameters are updates and weights.</p>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th>member</th><th class="number">within nodes: passes</th><th class="number">parameters</th>
+<th class="number">between nodes: passes</th><th class="number">parameters</th></tr></thead>
+<tbody>
+{% for one in status.pipelines if one.last %}
+<tr><td>{{ swatches[one.member] }}{{ one.member }}</td>
+{% for link in (one.last.use.within_node, one.last.use.between_nodes) %}
+<td class="number">{{ link.passes | bytes }}</td><td class="number">{{ link.parameters | bytes }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+</section>
+{% endif %}
+{% endif %}
+
 {% if accuracy %}
 <section>
 <h2>Predicted against measured time</h2>
@@ -222,6 +295,9 @@ def render_page(status: RunStatus) -> str:
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
         balance=Markup(balance_svg(status.balances[:MOST_COURSES])) if status.balances else None,
         gains=_gains(status),
+        stage_charts=_stage_charts(status),
+        stage_colours={part: colour for part, (colour, _) in PARTS.items() if part != "idle"},
+        undrawn=_undrawn(status),
         accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
     )
 
@@ -229,6 +305,24 @@ def render_page(status: RunStatus) -> str:
 def _hopping(status: RunStatus, colours: Mapping[str, str]) -> Markup | None:
     drawn = hop_svg(status.hops, colours) if status.hops else None
     return None if drawn is None else Markup(drawn)
+
+
+def _trained(status: RunStatus) -> list[tuple[PipelineStatus, PipelineEpoch]]:
+    """Return the pipelines that have trained, with their last epochs."""
+    return [(one, one.last) for one in status.pipelines if one.last]
+
+
+def _stage_charts(status: RunStatus) -> list[tuple[PipelineStatus, Markup]]:
+    return [
+        (one, Markup(stage_svg(number, one.member, last)))
+        for number, (one, last) in enumerate(_trained(status)[:MOST_PIPELINES])
+    ]
+
+
+def _undrawn(status: RunStatus) -> str:
+    """Return a sentence about pipelines that are not drawn."""
+    rest = len(_trained(status)) - MOST_PIPELINES
+    return f" Of {rest + MOST_PIPELINES} members the first {MOST_PIPELINES} are drawn." if rest > 0 else ""
 
 
 def _gains(status: RunStatus) -> str:

@@ -13,6 +13,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.hop_tables import hop_tables
+from hetctl.report.pipeline_tables import pipeline_tables
 from hetctl.report.summary import describe_states, describe_time, gpus_by_round
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
@@ -56,6 +57,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         note,
         *warnings,
         *_live_table(status),
+        *pipeline_tables(status.pipelines),
         *(hop_tables(status.hops) if status.hops else ()),
         *failures,
     )
@@ -66,7 +68,8 @@ def _status_header(status: RunStatus) -> Text:
     devices = f"{status.gpus} {device_word(status.device, status.gpus)}"
     where = [f"round {status.rounds[-1].index}"] if status.rounds else ["no round yet"]
     for job in status.jobs[-1:]:
-        where.append(f"job {job.number} ({', '.join(filter(None, (job.batch_id, job.state.value)))})")
+        lost = f"without {', '.join(job.failed_nodes)}" if job.failed_nodes and not job.state.over else ""
+        where.append(f"job {job.number} ({', '.join(filter(None, (job.batch_id, job.state.value, lost)))})")
     reason = f": {status.reason}" if status.reason else ""
     return Text.assemble(
         (printable(f"{names} · {devices}\n"), "bold"),

@@ -30,6 +30,11 @@ def format_seconds(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
+def format_ms(seconds: float) -> str:
+    """Return a time in milliseconds with three digits and no unit, for a column that names it."""
+    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
+
+
 def format_rate(rate: float | None) -> str:
     """Return samples/s with three digits at least and no unit, for a column that names it."""
     if rate is None:

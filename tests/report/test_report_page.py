@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import matplotlib
 import pytest
+from pipelined_run import status as pipeline
 
 from hetctl.model.run_status import BalanceCourse, BalancePoint, Comparison, MemberRate, RunStatus
 from hetctl.report.palette import COLOURS, colours_of, ink_on
@@ -212,3 +213,33 @@ def test_of_many_balanced_members_six_are_drawn(make_run: MakeRun) -> None:
     assert "and 3 more members" in page
     assert "m5: samples of each worker" in page
     assert "m6: samples of each worker" not in page
+
+
+def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun) -> None:
+    run = make_run(("mlp", "<cnn>"))
+    assert "Pipelines" not in render_page(run)
+    page = render_page(replace(run, pipelines=(pipeline("mlp"), pipeline("<cnn>", trained=False))))
+    outline = Outline(page)
+    assert outline.figures[2] == "shares of time of mlp, by stage"
+    assert {"forward", "backward", "waiting for waves", "idle"} <= set(outline.texts["li"])
+    assert "n1:0 · waiting for waves 10 %, 1.0 s" in outline.texts["title"]
+    assert "1.1 · n2:1 · layers 3..6" in outline.texts["text"]
+    cells = outline.texts["td"]
+    at = cells.index("2 x 2 stages, 3 in flight, D = 1")
+    assert cells[at + 1 : at + 7] == ["100", "80.0", "n1:1", "80 %", "20 %", "32 %"]
+    assert "no epoch yet" in cells
+    assert cells[cells.index("3.7 KiB") :][:4] == ["3.7 KiB", "5 B", "8 B", "100 B"]
+
+
+def test_a_page_with_pipelines_before_their_first_epoch(make_run: MakeRun) -> None:
+    page = render_page(replace(make_run(), pipelines=(pipeline("mlp", trained=False),)))
+    assert "Stages of pipelines" not in page
+    assert "Bytes between stages" not in page
+    assert "no epoch yet" in Outline(page).texts["td"]
+
+
+def test_of_many_pipelines_six_are_drawn(make_run: MakeRun) -> None:
+    names = tuple(f"m{i}" for i in range(8))
+    page = render_page(replace(make_run(names), pipelines=tuple(map(pipeline, names))))
+    assert "Of 8 members the first 6 are drawn." in page
+    assert page.count("by stage") == 6

@@ -9,10 +9,19 @@ from rich.console import Console, RenderableType
 
 from hetctl.model.job import JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Forecast, Placement, Plan, Round
-from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
+from hetctl.model.profile import (
+    INTRA_NODE,
+    Hardware,
+    LayerPoint,
+    LinkPoint,
+    MeasuredLayer,
+    PreprocessPoint,
+    ProfilePoint,
+)
 from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.report.layer_tables import layers_table
 from hetctl.report.plan_tables import plan_table
 from hetctl.report.profile_table import profile_table
 from hetctl.report.site_tables import sites_table
@@ -204,6 +213,14 @@ def test_jobs_that_ended_early_are_named_with_their_cause(make_run: MakeRun) -> 
     assert not any(line.startswith("ended early") for line in show(status_table(status)))
 
 
+def test_lost_nodes_are_named_beside_the_running_job(make_run: MakeRun) -> None:
+    status = make_run(("mlp", "cnn-residual"))
+    running = replace(status.jobs[0], state=JobState.RUNNING)
+    for nodes, text in (((), "running)"), (("n2", "n3"), "running, without n2, n3)")):
+        shown = show(status_table(replace(status, jobs=(replace(running, failed_nodes=nodes),))))
+        assert any(line.endswith(text) for line in shown[:4])
+
+
 def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> None:
     run = make_run()
     assert "just now" not in "\n".join(show(status_table(run)))
@@ -240,3 +257,17 @@ def test_equal_ranks_are_not_shown_and_many_are_cut(make_run: MakeRun) -> None:
     assert "and 12 faster ones" in text
     assert "n19:0" in text
     assert "n3:0" not in text
+
+
+def test_layers_are_added_up_and_share_one_workspace() -> None:
+    mib = 2**20
+    layer = MeasuredLayer("conv\x1b[31m", 0.001, 0.002, mib, 2 * mib, 3 * mib, 4 * mib)
+    machine = Hardware("V100", "1", "fake")
+    point = LayerPoint("m", "f", 16, 0.0, machine, 100, 300 * mib, (layer, replace(layer, name="fc")))
+    link = LinkPoint(INTRA_NODE, ("n0", "n0"), 0.0, ((65536.0, 0.00025),))
+    lines = [line.split() for line in show(layers_table([point], [link]))]
+    sizes = ["2.0", "MiB", "3.0", "MiB", "4.0", "MiB"]
+    assert ["conv", "1", "2", "1.0", "MiB", *sizes] in lines
+    assert ["all", "2", "4", "4.0", "MiB", "6.0", "MiB", "4.0", "MiB"] in lines
+    assert ["within", "a", "node", "0.25", "n0"] in lines
+    assert any("300" in line and "GPU" in line for line in lines)
