@@ -239,7 +239,10 @@ def replay(quick: bool = False) -> Table:  # noqa: ARG001
         "LB-BSP, section 5.2: four types of GPU, Inception-V3",
         ("iteration", *(head for name in names for head in (f"{name}: {', '.join(PAPER)}", "seconds"))),
         tuple(rows),
-        note="Times by batch are derived from the paper's text, not measured. Best splits: "
+        note="Assumed: times by batch, which the paper does not list. Rates and fixed times are such that"
+        " its one split is balanced, and that the K520 saves 2 s and the V100 needs 0.5 s more, as its text"
+        " says; those of M60 and K80 lie between. So the split is input here, and how the managers come to"
+        " it is simulated. Best splits: "
         f"{start.best_batches} (paper: {PAPER_SPLIT}), and {changed.best_batches} once the M60 has "
         f"2.5 Gbit/s; t* is {start.t_star_s:.3f} s and {changed.t_star_s:.3f} s, equal batches take "
         f"{start.equal_s:.2f} s. Mean iteration: gpu {mean_s['gpu']:.3f} s, curve {mean_s['curve']:.3f} s.",

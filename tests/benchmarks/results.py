@@ -41,6 +41,7 @@ def main() -> None:
         totals=replay.table4(),
         checkpoint=f"{replay.CHECKPOINT_S:g}",
         scheduling=replay.scheduling(),
+        rescaling=replay.rescaling(),
         hours=replay.capes3(),
         peaks=replay.peaks(),
     )

@@ -87,15 +87,16 @@ class Hopping:
         Length of the visits that train.
     numbers : int
         Numbers of each network beside those that it trains.
-    homes : sequence of str
-        Node of each partition.
+    homes : sequence of sequences of str
+        Nodes of each partition.
     """
 
     seconds: np.ndarray
-    homes: Sequence[str]
+    homes: Sequence[Sequence[str]]
     gpus_per_node: int
     numbers: int = 0
     epochs: int = 1
+    nodes: int = NODES
 
     def run(self, cluster: SlurmCluster, folder: Path, *options: str) -> list[Event]:
         """Submit the run and wait for its end; return its events."""
@@ -117,27 +118,30 @@ class Hopping:
             f"m{k},1,{ROWS * partitions / row.sum():.6f},{ROWS * partitions * self.epochs}\n"
             for k, row in enumerate(self.seconds)
         ]
-        environment = prepared(folder, cluster, self.gpus_per_node, rates)
-        size = ("--mode", "hopper", "--gpus", str(NODES * self.gpus_per_node), "--time", "20m")
+        environment = prepared(folder, cluster, self.gpus_per_node, rates, self.nodes)
+        size = ("--mode", "hopper", "--gpus", str(self.nodes * self.gpus_per_node), "--time", "20m")
         hetctl(folder, environment, "submit", *size, *options, "--wait")
         return events_in(Home(folder / ".hetctl").run("visits-001"))
 
     def _place(self, disks: Path) -> None:
         rng = np.random.default_rng(0)
-        for number, node in enumerate(self.homes):
-            (disks / node).mkdir(parents=True, exist_ok=True)
+        for number, nodes in enumerate(self.homes):
             x = rng.random((ROWS + BATCH, 16), dtype=np.float32)
             x[:, 0] = number
             y = rng.integers(0, 4, len(x))
             arrays = {"x": x[:ROWS], "y": y[:ROWS], "x_validation": x[ROWS:], "y_validation": y[ROWS:]}
-            np.savez(disks / node / f"{number}.npz", **arrays)
+            for node in nodes:
+                (disks / node).mkdir(parents=True, exist_ok=True)
+                np.savez(disks / node / f"{number}.npz", **arrays)
 
 
-def prepared(folder: Path, cluster: SlurmCluster, gpus_per_node: int, rates: Sequence[str]) -> dict[str, str]:
+def prepared(
+    folder: Path, cluster: SlurmCluster, gpus_per_node: int, rates: Sequence[str], nodes: int = NODES
+) -> dict[str, str]:
     """Write the site of a project and import its rates; return the environment of its commands."""
     (folder / "site-configs").mkdir()
     own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-    site = SITE.format(nodes=NODES, gpus=gpus_per_node, environment=json.dumps(own))
+    site = SITE.format(nodes=nodes, gpus=gpus_per_node, environment=json.dumps(own))
     (folder / "site-configs" / "lab.yaml").write_text(site)
     (folder / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
@@ -173,7 +177,8 @@ def table(quick: bool = False) -> Table:
     bounds = []
     with tempfile.TemporaryDirectory(prefix="hetctl-visits-", dir="/tmp") as name, running() as cluster:
         for seed in range(1 if quick else 3):
-            hopping = Hopping(times(seed), [f"n{k // 2 + 1}" for k in range(WORKERS)], WORKERS // NODES)
+            homes = [(f"n{k // 2 + 1}",) for k in range(WORKERS)]
+            hopping = Hopping(times(seed), homes, WORKERS // NODES)
             bounds.append(bound_s(hopping))
             for scheduler, ratios in found.items():
                 folder = Path(name) / f"{scheduler}-{seed}"
@@ -201,8 +206,8 @@ def table(quick: bool = False) -> Table:
 def bound_s(hopping: Hopping) -> float:
     """Return the lower bound of the makespan of one epoch."""
     members, partitions = hopping.seconds.shape
-    workers = [(f"n{node + 1}", gpu) for node in range(NODES) for gpu in range(hopping.gpus_per_node)]
-    has = np.array([[home == node for node, _ in workers] for home in hopping.homes])
+    workers = [(f"n{node + 1}", gpu) for node in range(hopping.nodes) for gpu in range(hopping.gpus_per_node)]
+    has = np.array([[node in homes for node, _ in workers] for homes in hopping.homes])
     return lower_bound(
         UnitTimes(
             tuple(f"m{k}" for k in range(members)),
@@ -219,7 +224,7 @@ def hops(quick: bool = False) -> Table:
     if missing := missing_programs():
         return Table(title, (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
     seconds = np.full((HOPPING, NODES), HOP_VISIT_S)
-    homes = [f"n{k + 1}" for k in range(NODES)]
+    homes = [(f"n{k + 1}",) for k in range(NODES)]
     hopping = Hopping(seconds, homes, 1, STATE_MB * 250_000, epochs=1 if quick else 2)
     with tempfile.TemporaryDirectory(prefix="hetctl-visits-", dir="/tmp") as name, running() as cluster:
         visits = visits_in(hopping.run(cluster, Path(name) / "run"))
@@ -247,11 +252,14 @@ PARTS = {
 
 
 class running:  # noqa: N801
-    """A Slurm cluster while the context is open."""
+    """A Slurm cluster while the context is open; `size` are arguments of `SlurmCluster`."""
+
+    def __init__(self, **size: int) -> None:
+        self._size = size
 
     def __enter__(self) -> SlurmCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="hetctl-slurm-", dir="/tmp")
-        self._cluster = SlurmCluster(Path(self._folder.name))
+        self._cluster = SlurmCluster(Path(self._folder.name), **self._size)
         self._cluster.start()
         return self._cluster
 
