@@ -25,19 +25,25 @@ settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "people")
 
 
+LONGEST = ("test_slurm_faults", "test_slurm_training", "test_slurm_tutorial")
+"""Files of half of the time on Slurm, of tests that train and of others alike."""
+
+
 def _on_slurm(nodeid: str) -> bool:
     return "slurm" in nodeid.lower()
 
 
 class Lanes(LoadFileScheduling):
-    """Of several processes one runs all tests on Slurm, as they share a cluster; others go file by file."""
+    """Tests on Slurm, which mostly wait, go in two processes, each with a cluster; others go file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "slurm" if _on_slurm(nodeid) else super()._split_scope(nodeid)
+        if not _on_slurm(nodeid):
+            return super()._split_scope(nodeid)
+        return "slurm, longest" if any(name in nodeid for name in LONGEST) else "slurm"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests are spread, begin with those on Slurm: no other lane takes as long."""
+    """Where tests are spread, begin with those on Slurm: no other lanes take as long."""
     if hasattr(config, "workerinput"):  # the processes collect; the one that spreads tests does not
         items.sort(key=lambda item: not _on_slurm(item.nodeid))
 

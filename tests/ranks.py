@@ -1,21 +1,83 @@
-"""Places of ranks that ``mpirun`` has started, for the code that they run."""
+"""Ranks in processes of their own, forked as by agents: from a process that has imported the frameworks.
+
+The import takes seconds of each core, and so tests with many ranks share it.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from workbench import wait_for
 
+from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.runtime.agent.binding import THREAD_VARIABLES
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import read_address, write_address
 
+PATIENCE_S = 180.0
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    [module for entry in FRAMEWORKS.values() for module in (entry.module, *entry.preloaded)]
+)
 
-def place_in(folder, size):
-    """Return this rank's place in a group, and what it announces its address with if it leads."""
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+def fork(work: Callable[..., object], *arguments, log: Path | None = None) -> BaseProcess:
+    """Start a function in a process of its own, with one thread of the numerical libraries, as in ranks.
+
+    Parameters
+    ----------
+    work : callable
+        Function of a module; its result is the process's exit code, None for 0.
+    log : Path, optional
+        File for what the process prints.
+    """
+    process = FORKED.Process(target=_run, args=(work, arguments, log), daemon=True)
+    with _environment(dict.fromkeys(THREAD_VARIABLES, "1")):  # of the process that forks: its first start
+        process.start()
+    return process
+
+
+def run_ranks(work: Callable[..., object], ranks: int, folder: Path, *arguments) -> None:
+    """Run a function in so many processes; each gets its rank first, then the arguments."""
+    logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+    processes = [fork(work, rank, *arguments, log=log) for rank, log in enumerate(logs)]
+    for process in processes:
+        process.join(PATIENCE_S)
+        process.kill()
+        process.join()
+    printed = "".join(log.read_text() for log in logs if log.exists())
+    assert [process.exitcode for process in processes] == [0] * ranks, printed
+
+
+def place_in(folder: Path | str, rank: int, size: int):
+    """Return a rank's place in a group, and what it announces its address with if it leads."""
     master = Path(folder) / f"master-of-{size}.json"
     if rank == 0:
         return RankInfo(0, size, "key"), lambda address: write_address(master, address)
     wait_for(master.exists)
     return RankInfo(rank, size, "key", read_address(master)), None
+
+
+@contextmanager
+def _environment(variables: dict[str, str]):
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(work, arguments, log: Path | None) -> None:
+    if log:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    sys.exit(work(*arguments))

@@ -293,6 +293,8 @@ class SlurmCluster:
             "--no-defaults",
             f"--user={USER}",
             f"--datadir={folder}/data",
+            # A server that starts deletes the temporary tables in its folder, also those of others.
+            f"--tmpdir={folder}",
             "--innodb-log-file-size=8M",
             "--innodb-buffer-pool-size=32M",
             "--innodb-flush-log-at-trx-commit=0",
@@ -301,9 +303,7 @@ class SlurmCluster:
         )
         self.run("mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db")
         listen = (f"--socket={folder}/socket", "--bind-address=127.0.0.1", f"--port={port}")
-        self._spawn(
-            "mariadbd", "mariadbd", *options, *listen, f"--tmpdir={folder}", f"--pid-file={folder}/pid"
-        )
+        self._spawn("mariadbd", "mariadbd", *options, *listen, f"--pid-file={folder}/pid")
         client = ("mariadb", "--no-defaults", "--user=root", f"--socket={folder}/socket", "-e")
         self._wait_for(*client, "select 1")
         self.run(*client, GRANT)

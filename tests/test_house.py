@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "methods.pipeline": {"model", "scheduling.planners"},
     "methods.automl": {"model"},
     "methods": DECIDING | METHODS | {"scheduling.simulate"},
-    "runtime": IN_A_JOB | {"methods.balance", "methods.hopper"},
+    "runtime": IN_A_JOB | {"methods.balance", "methods.hopper", "methods.pipeline"},
     "report": {"model"},
     "app": IN_A_JOB
     | METHODS

@@ -1,9 +1,4 @@
-"""A workbench for tests of whole commands: projects, the command line, and a stand-in for training.
-
-As a program this file is a Python that runs every module of hetctl as it is, but for what ranks do: in
-place of training and of measuring a point they run `train` and `measure`, which write the events and obey
-the driver as those do, without TensorFlow.
-"""
+"""A workbench for tests of whole commands: projects, the command line, and a stand-in for training."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
-from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import SingleRank, join_group
-from hetctl.runtime.worker.messages import MEASURE, TRAIN, TaskMessage
-from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.messages import TaskMessage
+from hetctl.runtime.worker.reporting import report_failure, reporter
 from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
 from hetctl.storage.progress_fold import events_in
@@ -35,9 +30,6 @@ if TYPE_CHECKING:
     from hetctl.app.project import Waits
 
 TINY = Path(__file__).parent / "ensembles"
-AGENT, DRIVER_MODULE = "hetctl.runtime.agent", "hetctl.runtime.driver"
-SIGNAL_DELAY = "TEST_SIGNAL_DELAY_S"
-"""Variable with the `signal_delay_s` of the driver, for tests on slow machines."""
 TIMEOUT_S = 240
 
 ENSEMBLE = """\
@@ -55,10 +47,10 @@ MODULE = "def input_fn(path): ...\ndef model_fn(config): ...\n"
 
 
 def python_without_training(folder: Path) -> Path:
-    """Write an executable that stands for Python, in this process and those it starts."""
+    """Write an executable that stands for Python, in this process and those it starts: see `trainless`."""
     path = folder / "python"
     here = os.fspath(Path(__file__).parent)
-    text = f"import sys\nsys.path.insert(0, {here!r})\nimport workbench\nworkbench.main(__file__)\n"
+    text = f"import sys\nsys.path.insert(0, {here!r})\nimport trainless\ntrainless.main(__file__)\n"
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
     return path
@@ -204,24 +196,14 @@ def ranks_of(folder: Path, node: str | None = None) -> list[int]:
     return sorted(found, key=lambda pid: found[pid])
 
 
-def main(executable: str) -> None:
-    """Run ``[-u] -m MODULE ARGUMENTS`` as Python would, but for the trainer."""
-    sys.executable = executable
-    arguments = [argument for argument in sys.argv[1:] if argument != "-u"]
-    assert arguments.pop(0) == "-m", sys.argv
-    sys.argv = arguments
-    if arguments[0] == AGENT:
-        from hetctl.runtime import frameworks
-        from hetctl.runtime.worker import worker
-
-        frameworks.preload_framework = lambda _name: None
-        worker.WORK |= {TRAIN: led(train), MEASURE: led(measure)}
-    if arguments[0] == DRIVER_MODULE:
-        from hetctl.runtime.driver.__main__ import SIGNAL_DELAY_S
-        from hetctl.runtime.driver.__main__ import main as drive
-
-        sys.exit(drive(float(os.environ.get(SIGNAL_DELAY, SIGNAL_DELAY_S))))
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+def processes_on(folder: Path, node: str) -> list[int]:
+    """The agent's and the ranks' processes on a node, which is not the driver's, of a run in a folder."""
+    found = []
+    for pid in alive(str(folder)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found += [pid] if f"SLURMD_NODENAME={node}".encode() in environment else []
+    return found
 
 
 def led(pretend):
@@ -278,6 +260,23 @@ def measure(task: TaskMessage, events, _told) -> int:
         Hardware(task.gpu_type or "fake", "fake", "fake"), samples_per_epoch=100,
     )  # fmt: skip
     events.write("point", **encode(result))
+    return 0
+
+
+def measure_layers(task: TaskMessage, events, _told) -> int:
+    """Report so many `layers` of equal size; without any the network cannot be cut."""
+    measurements = read_measurements(Path(task.folder))
+    member = measurements.ensemble.member(measurements.target(task.name).member)
+    if not (count := member.config.get("layers", 3)):
+        error = BadInputError(f"{member.name} cannot be cut", "return a sequence")
+        return report_failure(error, events)
+    mib = 2**20
+    layers = tuple(MeasuredLayer(f"l{i}", 0.001, 0.002, mib, 4 * mib, 2 * mib, 3 * mib) for i in range(count))
+    machine = Hardware(task.gpu_type or "fake", "fake", "fake")
+    result = LayerPoint(
+        *(member.name, member.fingerprint, member.batch_size, time.time(), machine, 100), 5 * mib, layers
+    )
+    events.write("layers", **encode(result))
     return 0
 
 
