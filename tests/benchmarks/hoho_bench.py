@@ -130,7 +130,10 @@ def table(quick: bool = False) -> Table:
     found: dict[tuple[str, int], float] = {}
     sizes: dict[int, str] = {}
     meet_s: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="hetctl-hoho-", dir="/tmp") as name, running(GPUS) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="hetctl-hoho-", dir="/tmp") as name,
+        running(nodes=1, gpus=GPUS) as cluster,
+    ):
         for members in MEMBERS:
             for number, (what, way) in enumerate(WAYS.items()):
                 events = way.run(cluster, Path(name) / f"{members}-{number}", members, visit_s)

@@ -50,6 +50,8 @@ from hetctl.storage.processes import Process
 END_S = 10.0
 """Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
 LOOK_S = 0.01
+CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
+"""Pauses after attempts to cancel a job; after ten minutes nobody is likely to answer."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
 """Variables that show which GPUs a batch system has given to a step."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
@@ -327,9 +329,15 @@ def _set_variables(threads: int) -> None:
 
 
 def end_orphaned_job(patience_s: float) -> None:
-    """End the job if its script does not, which would end this process: the script's node may be lost."""
+    """End the job if its script does not, which would end this process: the script's node may be lost.
+
+    The batch system may be busy with the loss of the node: a refused command is given again.
+    """
     if command := cancel_command(os.environ):
         # Agents ignore SIGTERM, but now it is how the batch system ends this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(patience_s)
-        subprocess.run(command, check=False)
+        for pause_s in CANCEL_PAUSES_S:
+            if subprocess.run(command, check=False).returncode == 0:
+                return
+            time.sleep(pause_s)
