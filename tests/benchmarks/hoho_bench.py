@@ -149,7 +149,7 @@ def table(quick: bool = False) -> Table:
     figures = (
         Figure("groups over hops alone, 1 member", found[GROUPS, 1] / found[ALONE, 1], 0.4),
         Figure("groups over hops alone, 2 members", found[GROUPS, 2] / found[ALONE, 2], 0.65),
-        Figure("groups over the faster of the two others, worst", most, 1.25),
+        Figure("groups over the faster of the two others, worst", most, 1.1),
     )
     note = (
         f"An epoch of {PARTITIONS} partitions on a node of a real Slurm; a visit takes one GPU {visit_s:g} "

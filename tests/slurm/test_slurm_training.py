@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"
 RUN = "crew-001"
 WALL_S = 60
-WHOLE_RUN_S = 420
+WHOLE_RUN_S = 900
 
 SITE = """\
 extends: slurm
