@@ -20,6 +20,8 @@ from hetctl.storage.atomic_io import write_json
 from hetctl.storage.processes import die_with_parent
 
 STDERR = 2
+NODE_PATH = f"$TMPDIR/parts/{PART_FILE}"
+"""Path of parts that are copied to nodes, in a folder that batch systems remove after the job."""
 FULL_MEMORY = "if memory was full, raise --count, or let input_fn return arrays mapped from disk"
 
 
@@ -49,7 +51,9 @@ class PartitionedFolder:
     partitions: Partitions
 
 
-def partition_data(ensemble: Ensemble, folder: Path, count: int | None, seed: int) -> PartitionedFolder:
+def partition_data(
+    ensemble: Ensemble, folder: Path, count: int | None, seed: int, replicas: int | None = None
+) -> PartitionedFolder:
     """Divide the data of an ensemble into parts.
 
     Parameters
@@ -58,6 +62,8 @@ def partition_data(ensemble: Ensemble, folder: Path, count: int | None, seed: in
         Folder of the parts.
     count : int or None
         Number of parts; None: that of the ensemble file.
+    replicas : int or None
+        Nodes to whose own disks a job copies each part; None: the nodes read the parts where they are.
 
     Raises
     ------
@@ -79,8 +85,14 @@ def partition_data(ensemble: Ensemble, folder: Path, count: int | None, seed: in
     made = answer.manifest
     return PartitionedFolder(
         *(ensemble.name, str(where), seed, made.samples, made.validation_samples, made.parts),
-        *(answer.written, Partitions(parts, str(where / PART_FILE))),
+        *(answer.written, _partitions(parts, str(where / PART_FILE), replicas)),
     )
+
+
+def _partitions(count: int, path: str, replicas: int | None) -> Partitions:
+    if replicas is None:
+        return Partitions(count, path)
+    return Partitions(count, NODE_PATH, path, replicas)
 
 
 def _ask(request: PartsRequest) -> PartsAnswer:

@@ -29,8 +29,16 @@ MOST_PARTS = 10_000
     show_default=True,
     help="Seed of random choices.",
 )
+@click.option(
+    "--replicas",
+    metavar="K",
+    type=click.IntRange(1),
+    help="Have each job copy each part to the own disks of K nodes.",
+)
 @json_option
-def command(folder: Path, ensemble: str | None, count: int | None, seed: int, as_json: bool) -> None:
+def command(
+    folder: Path, ensemble: str | None, count: int | None, seed: int, replicas: int | None, as_json: bool
+) -> None:
     """Shuffle the samples of input_fn(data), and divide them into parts in FOLDER.
 
     \b
@@ -40,7 +48,7 @@ def command(folder: Path, ensemble: str | None, count: int | None, seed: int, as
     """
     from hetctl.app.partition_data import partition_data
 
-    made = partition_data(this_project().ensemble(ensemble), folder, count, seed)
+    made = partition_data(this_project().ensemble(ensemble), folder, count, seed, replicas)
     if as_json:
         print_json(made)
         return

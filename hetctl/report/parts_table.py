@@ -35,5 +35,9 @@ def parts_table(parts: Sequence[PartFile], written: Collection[int]) -> Renderab
 def ensemble_lines(samples: int, partitions: Partitions) -> str:
     """Return the lines of an ensemble file with which it trains on the parts."""
     # A JSON text is a YAML text too, whatever characters the path has.
-    path = json.dumps(partitions.path, ensure_ascii=False)
-    return f"samples_per_epoch: {samples}\npartitions:\n  count: {partitions.count}\n  path: {path}"
+    values = {"path": json.dumps(partitions.path, ensure_ascii=False)}
+    if partitions.source:
+        source = json.dumps(partitions.source, ensure_ascii=False)
+        values = {"source": source, **values, "replicas": str(partitions.replicas)}
+    lines = "".join(f"\n  {key}: {value}" for key, value in values.items())
+    return f"samples_per_epoch: {samples}\npartitions:\n  count: {partitions.count}{lines}"

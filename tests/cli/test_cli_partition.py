@@ -100,6 +100,17 @@ def test_people_see_parts_and_lines_for_their_file(tmp_path):
     assert sum(len(source) for source in data.training.values()) == SAMPLES
 
 
+def test_replicas_are_lines_that_copy_to_so_many_nodes(tmp_path):
+    project = project_of(tmp_path)
+    done = project.hetctl("partition", "parts", "--count", "4", "--replicas", "2")
+    lines = done.stdout.partition("for the ensemble file:\n")[2]
+    (tmp_path / "ensemble.yaml").write_text((tmp_path / "ensemble.yaml").read_text() + lines)
+    partitions = read_ensemble(tmp_path / "ensemble.yaml").partitions
+    assert (partitions.count, partitions.replicas) == (4, 2)
+    assert partitions.sources() == tuple(str(tmp_path / "parts" / f"{n}.npz") for n in range(4))
+    assert partitions.paths() == tuple(f"$TMPDIR/parts/{n}.npz" for n in range(4))
+
+
 def test_what_is_there_is_kept_and_damage_repaired(tmp_path):
     project = project_of(tmp_path, more="partitions: 4")
     assert project.here("partition", "parts").code == 0
