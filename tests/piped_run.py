@@ -11,11 +11,13 @@ from hetctl.methods.pipeline.wave_log import violations
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.model.serialization import decode
+from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -64,6 +66,17 @@ class FollowedRun:
         sample = self.samples[0][:1], self.samples[1][:1]
         return self.framework.chain(self.member, self.functions).build(layers, sample)
 
+    def network(self):
+        """Return the whole network, as a rank builds it that trains without others."""
+        self.framework.prepare((0,), None, self.member.seed)
+        sample = self.samples[0][:1], self.samples[1][:1]
+        return self.framework.build(self.member, self.functions, SingleRank(), sample)
+
+    def all_batches(self, epoch):
+        """Return the batches of an epoch of the whole network."""
+        loader = self._loader(0, 1)
+        return Batches(loader, epoch, 0, SingleRank(), lambda: False)
+
     def assert_within_bounds(self):
         for (round_index, *_), records in self.parts:
             layout = self.layouts[round_index]
@@ -92,11 +105,28 @@ class FollowedRun:
         minibatches = -(-(end - position) // (self.member.batch_size * workers))
         batches = [self._batches(worker, workers, epoch, position)[:minibatches] for worker in range(workers)]
         self.program.train(limited(records, minibatches), batches)
+        if is_whole:
+            self.program.end_epoch()
 
     def _batches(self, worker, workers, epoch, position):
-        stream, _ = streams_of(self.member, len(self.samples[0]), 1, worker, workers)
-        loader = ArrayLoader(ArraySource(*self.samples, "training"), stream)
+        loader = self._loader(worker, workers)
         return [samples for samples, chunk in loader.batches(epoch, position) if len(chunk.numbers)]
+
+    def _loader(self, worker, workers):
+        stream, _ = streams_of(self.member, len(self.samples[0]), 1, worker, workers)
+        return ArrayLoader(ArraySource(*self.samples, "training"), stream)
+
+
+def by_layer(network):
+    """Return weights and slots of a PyTorch network under the names that stages save."""
+    modules = dict(network._model.named_parameters())
+    found = {}
+    for name, parameter in modules.items():
+        layer, _, place = name.partition(".")
+        found[f"layer-{layer}/model/{place}"] = parameter.detach().numpy()
+        for slot, value in network._parts.optimizer.state[parameter].items():
+            found[f"layer-{layer}/slots/model.{place}/{slot}"] = value.numpy()
+    return found
 
 
 def follow_to(spec, folder, name, out):

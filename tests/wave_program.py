@@ -57,6 +57,12 @@ class WaveProgram:
             for at, stage in enumerate(stages):
                 set_weights(stage, self.weights(worker, at, 0, waves))
 
+    def end_epoch(self):
+        """Advance the learning rates of all virtual workers."""
+        for stages in self.stages:
+            for stage in stages:
+                stage.end_epoch()
+
     def weights(self, worker, stage, completed, pulled):
         """Return the weights with own minibatches and waves of all; None if some are not known yet."""
         wave = self.layout.in_flight

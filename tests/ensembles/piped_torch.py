@@ -37,4 +37,7 @@ def model_fn(config):
         optimizer = torch.optim.Adam(model.parameters(), config["learning_rate"])
     else:
         optimizer = torch.optim.SGD(model.parameters(), config["learning_rate"], momentum=0.5)
-    return {"model": model, "optimizer": optimizer, "loss": nn.CrossEntropyLoss()}
+    parts = {"model": model, "optimizer": optimizer, "loss": nn.CrossEntropyLoss()}
+    if "decay" in config:
+        parts["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, config["decay"])
+    return parts

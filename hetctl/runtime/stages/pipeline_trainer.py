@@ -123,6 +123,8 @@ class PipelineTrainer(MemberTrainer):
         if self.state.part_samples < part.samples:
             self._save(self._report_checkpoint)
             return False
+        # Before the checkpoint of the epoch, with which the next one begins.
+        self.stage.network.end_epoch()
         self._finish_epoch(number, clock.rate, last_s)
         return True
 

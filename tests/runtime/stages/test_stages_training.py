@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from driven_job import Job
-from piped_run import FollowedRun, differences, follow_to, layouts_of, newest
+from piped_run import FollowedRun, by_layer, differences, follow_to, layouts_of, newest
 from ranks import fork
 from tiny_networks import ENSEMBLES
 from workbench import ranks_of, wait_for
@@ -73,8 +73,16 @@ def followed(job):
     return run
 
 
-SGD = {"optimizer": "momentum", "learning_rate": 0.02}
+SGD = {"optimizer": "momentum", "learning_rate": 0.02, "decay": 0.5}
 ADAM = {"optimizer": "adam", "learning_rate": 0.005}
+
+
+def in_one_process(run, epochs):
+    """Return the weights and slots of plain training with the whole network, as a pipeline names them."""
+    whole = run.network()
+    for epoch in range(1, epochs + 1):
+        whole.train(run.all_batches(epoch))
+    return by_layer(whole)
 
 
 @pytest.mark.parametrize("config", [SGD, ADAM], ids=["momentum", "adam"])
@@ -86,14 +94,25 @@ def test_one_minibatch_in_flight_equals_one_process(tmp_path, config):
     assert len(state.epochs) == 2
     run = followed(job)
     assert [len(stages) for stages in run.layouts[0].workers] == [4]
-    whole = run.build(range(6))
-    for epoch in (1, 2):
-        for number, (x, y) in enumerate(run._batches(0, 1, epoch, 0)):
-            whole.both(number, whole.version(), x, y)
-            whole.update(number)
-    expected = whole.save()
-    assert differences(expected, arrays, 0.0) == []
+    assert differences(in_one_process(run, 2), arrays, 0.0) == []
     assert state.epochs[-1].metrics["loss"] < state.epochs[0].metrics["loss"]
+
+
+def test_learning_rates_go_on_in_other_stages(tmp_path):
+    config = {**SGD, "pause_s": 0.02}
+    job = job_of(tmp_path, config, "np", 1, epochs=3)
+    process = job.start()
+    wait_for(lambda: job.events("epoch", "m"), 60)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    _, state = newest(checkpoint_folder(job.spec, "m"))
+    assert len(state.epochs) in (1, 2)
+    later = job_of(tmp_path, config, "np", 1, slots=2, epochs=3)
+    later.drive(number=1)
+    arrays, _ = newest(checkpoint_folder(later.spec, "m"))
+    run = followed(later)
+    assert [len(layout.workers[0]) for layout in run.layouts.values()] == [4, 2]
+    assert differences(in_one_process(run, 3), arrays, 0.0) == []
 
 
 @pytest.mark.parametrize(("policy", "in_flight", "distance"), [("np", 4, 0), ("ed", 2, 1)])
