@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -32,6 +31,7 @@ from hetctl.methods.hopper.hop_events import (
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
+from hetctl.methods.hopper.visit_trace import visits_to_repeat
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.frameworks import FRAMEWORKS
@@ -265,7 +265,7 @@ def hop_core(
     rules = HopRules(
         partitions=spec.ensemble.partitions.count,
         seed=options.seed,
-        replay=_replayed(Path(spec.replay)) if spec.replay else (),
+        replay=visits_to_repeat(Path(spec.replay).read_text(encoding="utf-8")) if spec.replay else (),
         first_number=first_number,
         least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
     )
@@ -275,16 +275,6 @@ def hop_core(
     groups = all(map(find_spec, FRAMEWORKS[spec.ensemble.framework].packages))
     planner = HopPlanner(options.hop_scheduler, search, forms_groups=groups)
     return HopCore(rules, progress, planner, observer)
-
-
-def _replayed(trace: Path) -> tuple[Visit, ...]:
-    """Return the visits of a trace, which was checked at submission, in the order of their starts."""
-    lines = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines() if line.strip()]
-    done = sorted((line for line in lines if not line["lost"]), key=lambda line: (line["start"], line["end"]))
-    return tuple(
-        Visit(number, line["config"], line["epoch"], line["partition"], line["worker"])
-        for number, line in enumerate(done)
-    )
 
 
 def least_to_hop(gpus: int) -> int:
