@@ -5,19 +5,26 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
-from hetctl.runtime.worker.checkpoint import ArrayFile, CheckpointFolder, Report, TrainingState
+from hetctl.runtime.worker.checkpoint import (
+    ArrayFile,
+    BackgroundWriter,
+    CheckpointFolder,
+    Report,
+    TrainingState,
+)
 
 PART = "part"
 """Kind of the parcel that says that a stage has written its part."""
 
 
-class PartSaver:
-    """Thread that writes the part of this rank; on rank 0 it completes the checkpoint when all parts exist.
+class PartSaver(BackgroundWriter):
+    """Writer of the part of this rank; on rank 0 it completes the checkpoint when all parts exist.
+
+    Waiting there raises LostPeerError if the rank of another part has ended.
 
     Parameters
     ----------
@@ -35,16 +42,10 @@ class PartSaver:
         part: int,
         parts: int,
     ) -> None:
+        super().__init__()
         self._folder, self._mail, self._box = folder, mail, box
         self._part, self._parts = part, parts
-        self._pool = ThreadPoolExecutor(1, "part-saver")
-        self._last: Future[None] | None = None
         self._written: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a checkpoint is being written."""
-        return self._last is not None and not self._last.done()
 
     def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: Report) -> None:
         """Write this rank's arrays, which must not change any more, once the previous ones are written.
@@ -60,33 +61,7 @@ class PartSaver:
             If the previous part could not be written.
         """
         self.wait()
-        self._last = self._pool.submit(self._write, dict(arrays), state, report)
-
-    def check(self) -> None:
-        """Raise the error of a part that could not be written; do not wait for one."""
-        if self._last is not None and self._last.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the last part is written, and on rank 0 until the checkpoint is complete and reported.
-
-        Raises
-        ------
-        OSError
-            If it could not be written.
-        LostPeerError
-            If the rank of another part has ended.
-        """
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    def close(self) -> None:
-        """Wait as `wait` does, and end the thread."""
-        try:
-            self.wait()
-        finally:
-            self._pool.shutdown()
+        self._begin(self._write, dict(arrays), state, report)
 
     def _write(self, arrays: Mapping[str, Tensor], state: TrainingState, report: Report) -> None:
         began = time.perf_counter()
