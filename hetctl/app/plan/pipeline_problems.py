@@ -18,17 +18,14 @@ from hetctl.scheduling.planners.base import options_from
 
 
 def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
-    """Return a specification with the pipelines of a plan; the driver lays them out on its job's nodes.
+    """Add the layers, links and memory from which drivers lay out the pipelines of a plan on their nodes.
 
-    Parameters
-    ----------
-    request : PlanRequest
-        Input of the plan, with the measured layers and links.
+    The rate of such a member's profile becomes that of its pipeline, by which the driver schedules it.
 
     Raises
     ------
     BadInputError
-        If members cannot train as pipelines in such jobs.
+        If the launcher, ``train_fn``, the partitions or the sharing of samples leave no room for stages.
     """
     planned = {
         allocation.member: allocation

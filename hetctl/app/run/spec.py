@@ -139,7 +139,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
 
 
 def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
-    """Return a specification with the planner that the plan chose; balanced phases mix types of GPU.
+    """Return a specification by what a plan has chosen: planner, phases and, if some balance, mixed types.
 
     Parameters
     ----------
